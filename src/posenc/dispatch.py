@@ -1,0 +1,161 @@
+"""attend(): check the arguments, do the pre-pass, choose an engine, run it. scores(): the dense logits, for study."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .engines import reference
+from .errors import UnsupportedPlan
+from .mask import make_mask
+from .plan import Plan
+from .where import Where
+
+ENGINES = {"reference": reference}
+"""Every engine by name, fastest first where `auto` chooses."""
+
+
+class Ready(NamedTuple):
+    """What an engine gets."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    plan: Plan
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan | None = None,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    engine: str = "auto",
+) -> Tensor:
+    """Attention with positions: q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] -> [B, H, Lq, Dv].
+
+    plan       from `scheme.plan(where)`; None: no positions
+    causal     a query sees no later slot; the last query is aligned with the last key
+    window     see at most this many slots back and ahead: n, or (left, right) with None for no limit
+    key_mask   bool [B, Lk], True for real keys, False for padding
+    documents  int ids [B, L], or (query ids, key ids): a query sees keys of its own document only (packing)
+    mask       bool (True: may be seen) or float (added to the scores), broadcasting to [B, H, Lq, Lk]
+    dropout    on the weights, before both sums
+    engine     "auto", or a name of `posenc.ENGINES`: it runs or raises UnsupportedPlan with the reason
+
+    A query with nothing to see gives zeros.
+    """
+    _check(q, k, v)
+    if plan is None:
+        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan.check(q, k, v)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
+    if causal:
+        _check_alignment(plan.where)
+    ready = prepass(q, k, v, plan)
+    if engine != "auto":
+        if engine not in ENGINES:
+            raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
+        reason = ENGINES[engine].refuses(*ready, seen, dropout)
+        if reason is not None:
+            raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
+        return ENGINES[engine].run(*ready, seen, dropout)
+    reasons = []
+    for name, candidate in ENGINES.items():
+        reason = candidate.refuses(*ready, seen, dropout)
+        if reason is None:
+            if name == "reference" and q.is_cuda:
+                _warn_slow("; ".join(reasons))
+            return candidate.run(*ready, seen, dropout)
+        reasons.append(f"{name}: {reason}")
+    raise UnsupportedPlan("no engine can run this: " + "; ".join(reasons))
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    plan: Plan | None = None,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
+    _check(q, k, k)
+    if plan is None:
+        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan.check(q, k, None)
+    seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
+    ready = prepass(q, k, k, plan)
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.masked(reference.logits(ready.q, ready.k, ready.plan), seen)
+
+
+def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
+    """q <- rotate(q + shift), k <- rotate(k): done once, before any engine."""
+    if plan.shift is not None:
+        q = q + plan.shift.to(q.dtype)[:, None, :]
+    if plan.rotate is not None:
+        if plan.rotate.values:
+            v = plan.rotate.keys(v)
+        q, k = plan.rotate.queries(q), plan.rotate.keys(k)
+    return Ready(q, k, v, plan)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise ValueError(f"q is {q.dtype} and {name} is {x.dtype}; give one dtype")
+        if x.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} on {x.device}; move them to one device")
+    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
+        raise ValueError(f"q, k and v have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} batch rows; give as many")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q has head size {q.shape[3]} and k {k.shape[3]}; they must be equal")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads; make one a multiple")
+
+
+def _check_alignment(where: Where) -> None:
+    runs = where.runs
+    if runs is None or torch.compiler.is_compiling():
+        return
+    q, k = runs
+    if isinstance(q.start, int) and isinstance(k.start, int) and q.length and k.length:
+        last_q, last_k = q.start + q.length - 1, k.start + k.length - 1
+        if last_q != last_k:
+            warnings.warn(
+                f"causal aligns the last query with the last key, but the plan puts them at positions {last_q} and "
+                f"{last_k}; a query that continues a cache starts there: "
+                f"Where(q=({k.start + k.length - q.length}, {q.length}), k=({k.start}, {k.length}))",
+                stacklevel=3,
+            )
+
+
+_warned: set[str] = set()
+
+
+def _warn_slow(reasons: str) -> None:
+    if reasons not in _warned and not torch.compiler.is_compiling():
+        _warned.add(reasons)
+        warnings.warn(f"posenc runs the dense reference engine on a GPU, because {reasons}", stacklevel=4)

@@ -1,0 +1,95 @@
+"""The formula as written, dense, in float32 or better: the oracle for every other engine. Handles every slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..mask import Mask
+from ..plan import Plan
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
+    return None
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+    with torch.autocast(q.device.type, enabled=False):
+        weights = softmax(masked(logits(q, k, plan), mask))
+        if dropout > 0.0:
+            weights = torch.nn.functional.dropout(weights, dropout)
+        v = repeat(v, q.shape[1]).to(weights.dtype)
+        out = weights @ v
+        for lookup in plan.lookups:
+            if lookup.add_value is not None:
+                table = lookup.add_value.to(weights.dtype)
+                rows = _spread(lookup.index.of(plan.where, q.device), weights)
+                binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, rows, weights)
+                out = out + binned @ table
+        return out.to(q.dtype)
+
+
+def logits(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+    """s [B, H, Lq, Lk], before any mask, in float32 or better."""
+    precision = torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(precision), repeat(k, q.shape[1]).to(precision)
+    where, device = plan.where, q.device
+    s = q @ k.transpose(-1, -2)
+    for lookup in plan.lookups:
+        rows = None
+        if lookup.dot_query is not None:
+            rows = _spread(lookup.index.of(where, device), s)
+            states = q if lookup.states is None else lookup.states.to(precision)
+            s = s + (states @ lookup.dot_query.to(precision).transpose(-1, -2)).expand(
+                *s.shape[:3], lookup.index.n
+            ).gather(3, rows)
+        if lookup.dot_key is not None:
+            rows = _spread(lookup.index.of(where, device), s) if rows is None else rows
+            s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, rows)
+    scale = plan.scale_of(q.shape[-1])
+    s = s * (scale.to(precision) if isinstance(scale, Tensor) else scale)
+    for lookup in plan.lookups:
+        if lookup.bias is not None:
+            bias = lookup.bias.to(precision)[:, lookup.index.of(where, device)]  # [H, Lq, Lk] or [H, B, Lq, Lk]
+            s = s + (bias if bias.dim() == 3 else bias.transpose(0, 1))
+    if plan.slopes is not None:
+        distance = where.distance(device).abs().to(precision)
+        distance = distance if distance.dim() == 2 else distance[:, None]
+        s = s - plan.slopes.to(precision)[:, None, None] * distance
+    if plan.decay is not None:
+        c_q, c_k = plan.decay
+        s = s + (c_q.to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
+    if plan.pair is not None:
+        s = s + plan.pair(where.q_positions(device), where.k_positions(device)).to(precision)
+    return s
+
+
+def masked(s: Tensor, mask: Mask) -> Tensor:
+    """s with the additive mask added and -inf where a key may not be seen."""
+    added = mask.added()
+    if added is not None:
+        s = s + added.to(s.dtype)
+    allowed = mask.allowed(s.shape[2], s.shape[3], s.device)
+    return s if allowed is None else s.masked_fill(~allowed, float("-inf"))
+
+
+def softmax(s: Tensor) -> Tensor:
+    """Over keys; a row with nothing to see gives zeros, and zero gradients."""
+    if s.shape[-1] == 0:
+        return s
+    top = s.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(top == float("-inf"), 0.0)
+    weights = (s - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0.0, 1.0)
+
+
+def repeat(x: Tensor, heads: int) -> Tensor:
+    """Key heads [B, Hkv, L, D] as query heads [B, H, L, D]: head h reads h // (H / Hkv)."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _spread(rows: Tensor, s: Tensor) -> Tensor:
+    """Rows [Lq, Lk] or [B, Lq, Lk] for every head and batch row of s."""
+    rows = rows if rows.dim() == 2 else rows[:, None]
+    return rows.expand(s.shape)

@@ -1,0 +1,151 @@
+"""Plan: what a scheme wants, in terms that any engine can run.
+
+    q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
+    s = scale [ q.k + sum dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
+    o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
+
+Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
+Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 where q is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .index import Grid, Index
+from .rotation import Rotation
+from .where import Where
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Tables that are read through one distance index. Any subset of the four may be given."""
+
+    index: Index | Grid
+    bias: Tensor | None = None  # [H or 1, n], added after scale
+    dot_query: Tensor | None = None  # [H or 1, n, E]: states_i . t[row], inside scale
+    states: Tensor | None = None  # [B, H, Lq, E]; None: the (shifted, rotated) q
+    dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
+    add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
+
+    def __post_init__(self):
+        if self.states is not None and self.dot_query is None:
+            raise ValueError("states are what dot_query is multiplied with; give dot_query too")
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in ("bias", "dot_query", "states", "dot_key", "add_value"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One layer's positional terms; see the module's formula. Engines run it, schemes make it."""
+
+    where: Where
+    # pre-pass
+    shift: Tensor | None = None  # [H, D]
+    rotate: Rotation | None = None
+    # core
+    lookups: tuple[Lookup, ...] = ()
+    scale: float | Tensor | None = None  # None: 1/sqrt(D); a tensor broadcasts to [B, H, Lq]
+    slopes: Tensor | None = None  # [H]
+    decay: tuple[Tensor, Tensor] | None = None  # c_q [B, H, Lq], c_k [B, H, Lk]: + c_q - c_k
+    pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the core, named, in a fixed order."""
+        for number, lookup in enumerate(self.lookups):
+            for name, tensor in lookup.tensors():
+                yield f"lookups[{number}].{name}", tensor
+        if isinstance(self.scale, Tensor):
+            yield "scale", self.scale
+        if self.slopes is not None:
+            yield "slopes", self.slopes
+        if self.decay is not None:
+            yield "decay[0]", self.decay[0]
+            yield "decay[1]", self.decay[1]
+
+    def scale_of(self, head_size: int) -> float | Tensor:
+        """The factor itself; tensors come back as [.., H, Lq, 1] in float32 or better, ready to multiply scores."""
+        if self.scale is None:
+            return head_size**-0.5
+        if isinstance(self.scale, Tensor):
+            return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
+        return float(self.scale)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+        """Raise a ValueError in plain words where the plan and q [B, H, Lq, D], k, v [B, Hkv, Lk, D] disagree."""
+        batch, heads, q_length, size = q.shape
+        k_length = k.shape[2]
+        v_size = size if v is None else v.shape[3]
+        where = self.where
+        if (where.q_length, where.k_length) != (q_length, k_length):
+            raise ValueError(
+                f"the plan was made for {where.q_length} queries and {where.k_length} keys, "
+                f"got {q_length} and {k_length}; make it with Where(q={q_length}, k={k_length}) or the true positions"
+            )
+        for axis in where.axes:
+            for name, side in (("query", axis.q), ("key", axis.k)):
+                rows = side if isinstance(side, Tensor) else side.start
+                if isinstance(rows, Tensor):
+                    if rows.dim() == 2 or not isinstance(side, Tensor):
+                        if rows.shape[0] not in (1, batch):
+                            raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
+        for number, lookup in enumerate(self.lookups):
+            at = f"lookups[{number}]"
+            n = lookup.index.n
+            for part in lookup.index.parts if isinstance(lookup.index, Grid) else (lookup.index,):
+                if part.axis >= len(where.axes):
+                    raise ValueError(
+                        f"{at} reads axis {part.axis}, but the positions have {len(where.axes)} axes; "
+                        "give them to Where (positions [B, L, axes], or more=[(q, k)])"
+                    )
+            _fits(f"{at}.bias", lookup.bias, [(1, heads), n])
+            width = size if lookup.states is None else lookup.states.shape[-1]
+            _fits(f"{at}.dot_query", lookup.dot_query, [(1, heads), n, width])
+            _fits(f"{at}.states", lookup.states, [(1, batch), heads, q_length, width])
+            _fits(f"{at}.dot_key", lookup.dot_key, [(1, heads), n, size])
+            _fits(f"{at}.add_value", lookup.add_value, [(1, heads), n, v_size])
+        _fits("shift", self.shift, [(1, heads), size])
+        _fits("slopes", self.slopes, [heads])
+        if isinstance(self.scale, Tensor):
+            target, shape = [batch, heads, q_length], list(self.scale.shape)
+            if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
+                raise ValueError(f"scale must broadcast to [B, H, Lq] = {target}, got shape {shape}")
+        if self.decay is not None:
+            _fits("decay[0]", self.decay[0], [(1, batch), heads, q_length])
+            _fits("decay[1]", self.decay[1], [(1, batch), heads, k_length])
+        if self.rotate is not None:
+            self.rotate.check(q, k, v)
+        for name, tensor in self.tensors():
+            if tensor.device != q.device:
+                raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the scheme: .to(q.device)")
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+            if _nan(tensor):
+                raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+
+
+def _fits(name: str, tensor: Tensor | None, shape: list) -> None:
+    if tensor is None:
+        return
+    allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
+    if tensor.dim() != len(shape) or any(a not in b for a, b in zip(tensor.shape, allowed, strict=True)):
+        wanted = ", ".join(" or ".join(map(str, sorted(set(size)))) for size in allowed)
+        raise ValueError(f"{name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+def _nan(tensor: Tensor) -> bool:
+    """Looked at on a CPU only: elsewhere the answer would cost a synchronisation (anomaly mode pays it)."""
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    if tensor.device.type != "cpu" and not torch.is_anomaly_enabled():
+        return False
+    tensor = tensor.detach()
+    return bool(torch.isnan(tensor.sum())) and bool(torch.isnan(tensor).any())

@@ -1,0 +1,128 @@
+"""Name -> scheme. One card per scheme; nothing here imports torch until a scheme is made."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import OptionError
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Card:
+    """What people want to know of a scheme before they use it."""
+
+    name: str
+    target: str  # "module:Class" under posenc.schemes
+    family: str
+    enters: str  # where: input, queries and keys, scores, scores and values
+    parameters: str
+    extrapolates: str
+    used_by: str
+    formula: str
+
+    @property
+    def module(self) -> str:
+        return "posenc.schemes." + self.target.split(":")[0]
+
+    @property
+    def class_name(self) -> str:
+        return self.target.split(":")[1]
+
+    def load(self) -> type[Scheme]:
+        return getattr(importlib.import_module(self.module), self.class_name)
+
+
+CARDS: dict[str, Card] = {
+    card.name: card
+    for card in (
+        Card("none", "none:NoPosition", "none", "nowhere", "none",
+             "partly: a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
+             "s = q·k / √d"),
+        Card("sinusoidal", "absolute:Sinusoidal", "absolute", "input", "none",
+             "no: defined at every position, unseen ones mislead the model", "Transformer (2017), Whisper, Marian",
+             "x_p + [sin(p w_c), cos(p w_c)],  w_c = base^(-2c/d)"),
+        Card("learned", "absolute:Learned", "absolute", "input", "max_len × d_model",
+             "no: undefined past max_len", "BERT, GPT-2, OPT, ViT",
+             "x_p + P[p]"),
+        Card("shaw", "shaw:Shaw", "relative, content", "scores and values", "(2k+1) × d_head, per table",
+             "yes: distances past k share a row", "Shaw et al. 2018, wav2vec2-BERT, Seamless",
+             "s = q·(k + a^K[clip(j-i)]) / √d,  o = Σ a (v + a^V[clip(j-i)])"),
+        Card("clipped", "bias:Clipped", "relative, bias", "scores", "heads × (2k+1)",
+             "yes: distances past k share a value", "Swin-like and small models",
+             "s = q·k / √d + b[h, clip(j-i, ±k)]"),
+        Card("t5", "bias:T5", "relative, bias", "scores", "buckets × heads",
+             "to about 2 × the training length", "T5, mT5, UMT5, LongT5, MPNet",
+             "s = q·k + b[bucket(j-i), h]"),
+        Card("transformer_xl", "transformer_xl:TransformerXL", "relative, content", "scores",
+             "d_model × d_model + 2 × heads × d_head", "yes, with memory and clamp_len",
+             "Transformer-XL, Conformer", "s = [(q+u)·k + (q+v)·W_R R(i-j)] / √d"),
+        Card("xlnet", "transformer_xl:XLNet", "relative, content", "scores",
+             "d_model × d_model + 5 × heads × d_head", "yes, with memory and clamp_len", "XLNet",
+             "s = [(q+u)·k + (q+v)·W_R R(i-j) + (q+w)·g[segment]] / √d"),
+        Card("deberta", "deberta:DeBERTa", "relative, content", "scores", "2k × d_model + projections",
+             "yes: distances past the last bucket share a row", "DeBERTa v1, v2, v3",
+             "s = [q·k + q·K_r[δ(i-j)] + k·Q_r[δ(i-j)]] / √(3d)"),
+        Card("rope", "rotary:RoPE", "rotary", "queries and keys", "none",
+             "no; with scaling (linear, NTK, dynamic NTK, ...) yes", "Llama, Mistral, Qwen, Gemma, GPT-NeoX, GPT-J",
+             "s = (R(i) q)·(R(j) k) / √d,  R(p) turns pair c by p base^(-2c/d)"),
+        Card("relative_logits", "relative_logits:RelativeLogits", "relative, content", "scores",
+             "d_model × heads × d_rel + d_rel × extent", "yes: nothing is added past the extent", "Inkling",
+             "s = q·k / √d + r_i·bank[i-j],  0 ≤ i-j < extent"),
+        Card("alibi", "bias:ALiBi", "relative, bias", "scores", "none, or heads slopes",
+             "yes: stays flat far past the training length", "BLOOM, MPT",
+             "s = q·k / √d - m_h |i-j|"),
+    )
+}  # fmt: skip
+
+CLASSES: dict[str, Card] = {card.class_name: card for card in CARDS.values()}
+SIZES = ("d_model", "heads", "head_dim")
+
+
+def names() -> list[str]:
+    """Every scheme's name."""
+    return list(CARDS)
+
+
+def card(name: str) -> Card:
+    """The card of a scheme."""
+    if name not in CARDS:
+        near = difflib.get_close_matches(str(name), CARDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown scheme {name!r}{hint}; the schemes are {', '.join(CARDS)}")
+    return CARDS[name]
+
+
+def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):
+    """A scheme by name. The sizes d_model, heads and head_dim may always be given: each scheme takes those it needs
+    (head_dim defaults to d_model / heads). Any other option must be one of the scheme's own.
+    """
+    cls = card(name).load()
+    if head_dim is None and d_model is not None and heads is not None:
+        if heads < 1 or d_model % heads:
+            raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
+        head_dim = d_model // heads
+    accepted = [p for p in inspect.signature(cls.__init__).parameters if p != "self"]
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        own = [option for option in accepted if option not in SIZES]
+        raise OptionError(
+            f"{name} has no option {', '.join(map(repr, unknown))}; "
+            + (f"its options are {', '.join(own)}" if own else "it takes no options")
+        )
+    sizes = {"d_model": d_model, "heads": heads, "head_dim": head_dim}
+    given = {size: value for size, value in sizes.items() if value is not None and size in accepted}
+    missing = [
+        p.name
+        for p in inspect.signature(cls.__init__).parameters.values()
+        if p.name != "self" and p.default is p.empty and p.name not in given and p.name not in options
+    ]
+    if missing:
+        raise OptionError(f"{name} needs {', '.join(missing)}: create({name!r}, {', '.join(m + '=…' for m in missing)})")
+    return cls(**given, **options)

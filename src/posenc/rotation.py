@@ -1,0 +1,67 @@
+"""Rotation: turn pairs of channels of q and k by a phase. The one place where pairs are turned.
+
+    half:        pairs (c, c + R/2)      [x0 x1 | y0 y1] -> [x cos - y sin | x sin + y cos]
+    interleaved: pairs (2c, 2c + 1)      [x0 y0 x1 y1]   -> the same, pair by pair
+
+Channels past the rotated width R pass through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Layout = Literal["half", "interleaved"]
+Phases = tuple[Tensor, Tensor]  # cos, sin: [B or 1, L, R/2], any magnitude inside, float32 or better
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Phases for queries and for keys (None: left as they are). `values` turns v with the keys' phases too."""
+
+    q: Phases | None
+    k: Phases | None
+    layout: Layout = "half"
+    values: bool = False
+
+    def queries(self, q: Tensor) -> Tensor:
+        return q if self.q is None else rotate(q, *self.q, self.layout)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return k if self.k is None else rotate(k, *self.k, self.layout)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+        if self.layout not in ("half", "interleaved"):
+            raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}")
+        for name, phases, x in (("q", self.q, q), ("k", self.k, k), ("v", self.k if self.values else None, v)):
+            if phases is None or x is None:
+                continue
+            cos, sin = phases
+            if cos.shape != sin.shape or cos.dim() != 3:
+                raise ValueError(f"cos and sin must both be [B or 1, L, R/2], got {list(cos.shape)}, {list(sin.shape)}")
+            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * cos.shape[2] > x.shape[3]:
+                raise ValueError(
+                    f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
+                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {x.shape[3] // 2}]"
+                )
+            if cos.device != x.device:
+                raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype."""
+    width = 2 * cos.shape[-1]
+    precision = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
+    turned, rest = x[..., :width], x[..., width:]
+    if layout == "half":
+        a, b = turned.chunk(2, dim=-1)
+        out = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        out = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    out = out.to(x.dtype)
+    return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)

@@ -1,0 +1,1 @@
+"""One file for each family of encodings. They make plans; none of them names an engine."""

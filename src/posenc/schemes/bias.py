@@ -1,0 +1,100 @@
+"""Relative encodings that add one number per head and distance to the score: clipped, T5, ALiBi."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import formulas, index
+from ..constants import constant
+from ..plan import Lookup, Plan
+from ..scheme import Scheme
+from ..where import Where
+
+
+class Clipped(Scheme):
+    """A learned number for each clipped distance.
+
+        s = q·k / sqrt(d) + b[h, clip(j - i, -k, k) + k]
+
+    The table is [heads, 2k + 1], row 0 for keys k or more before the query; zeros at the start (NoPE)
+    unless `std` is given.
+    """
+
+    def __init__(self, *, heads: int, k: int = 16, std: float = 0.0):
+        super().__init__()
+        self.k, self.std = k, std
+        self.index = index.clip(k, k)
+        self.table = nn.Parameter(torch.empty(heads, 2 * k + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.std) if self.std else nn.init.zeros_(self.table)
+
+    def terms(self, where: Where, *, x=None, host=None) -> Plan:
+        return Plan(where, lookups=(Lookup(self.index, bias=self.table),))
+
+
+class T5(Scheme):
+    """A learned number for each logarithmic bucket of distance (Raffel et al. 2019, arXiv:1910.10683).
+
+        s = scale q·k + b[bucket(j - i), h]
+
+        bidirectional, 32 buckets, max_distance 128:   j - i  -128 .. -91   -1  0   1 ..  91 .. 128
+                                                       bucket         15     1  0  17 ..  31 ..  31
+
+    The table is [buckets, heads], as in the checkpoints. T5 does not divide by sqrt(d): scale=1.0;
+    scale=None divides (MPNet and other hosts). Causal gives all buckets to the past; future keys share
+    bucket 0 and must be masked.
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        buckets: int = 32,
+        max_distance: int = 128,
+        causal: bool = False,
+        scale: float | None = 1.0,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        self.buckets, self.max_distance, self.causal, self.scale, self.std = buckets, max_distance, causal, scale, std
+        self.index = index.log_buckets(buckets, max_distance, causal=causal)
+        self.table = nn.Parameter(torch.empty(buckets, heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.std)
+
+    def terms(self, where: Where, *, x=None, host=None) -> Plan:
+        return Plan(where, lookups=(Lookup(self.index, bias=self.table.t()),), scale=self.scale)
+
+
+class ALiBi(Scheme):
+    """Penalise distance linearly (Press et al. 2021, arXiv:2108.12409).
+
+        s = q·k / sqrt(d) - m_h |i - j|
+
+    m_h = 2^(-8h/H) where H is a power of two; otherwise the authors' slopes of the power below, then every
+    other slope of the power above. The form is symmetric, so it serves bidirectional attention too.
+    `learn` makes the slopes parameters, from the same values.
+    """
+
+    def __init__(self, *, heads: int, learn: bool = False):
+        super().__init__()
+        self.start = formulas.alibi_slopes(heads)
+        self.learn = learn
+        if learn:
+            self.slopes = nn.Parameter(torch.empty(heads))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.learn:
+            with torch.no_grad():
+                self.slopes.copy_(torch.tensor(self.start))
+
+    def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
+        if self.learn:
+            return Plan(where, slopes=self.slopes)
+        return Plan(where, slopes=constant(self.start, self.device_of(where, x)))

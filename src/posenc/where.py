@@ -1,0 +1,228 @@
+"""Where: the positions of the queries and of the keys. Masks are not here; they belong to `attend`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Run:
+    """`length` consecutive positions from `start`: an int, or one start per row, an int tensor [B]."""
+
+    start: int | Tensor
+    length: int
+
+    def positions(self, device: torch.device | str | None = None) -> Tensor:
+        """[L], or [B, L] with a start per row."""
+        steps = torch.arange(self.length, device=device)
+        if isinstance(self.start, Tensor):
+            return self.start.to(device=device, dtype=torch.int64)[:, None] + steps
+        return steps + self.start
+
+
+Side = Run | Tensor  # a Tensor is [L] or [B, L], one axis
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Query and key positions along one axis: time, image row, segment."""
+
+    q: Side
+    k: Side
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """(lo, hi) of p_k - p_q. Free for runs; explicit tensors are read once (a synchronisation on a GPU)."""
+        q, k = self.q, self.k
+        if isinstance(q, Run) and isinstance(k, Run):
+            offset = _offset(q.start, k.start)
+            if offset is not None:
+                return offset[0] - q.length + 1, offset[1] + k.length - 1
+        q_lo, q_hi = _bounds(q)
+        k_lo, k_hi = _bounds(k)
+        if q_lo is None or k_lo is None:
+            return 0, 0
+        return k_lo - q_hi, k_hi - q_lo
+
+
+def _offset(q: int | Tensor, k: int | Tensor) -> tuple[int, int] | None:
+    """Bounds of k - q over the rows, without a synchronisation where possible."""
+    if q is k:
+        return 0, 0
+    if isinstance(q, Tensor) or isinstance(k, Tensor):
+        return None
+    return k - q, k - q
+
+
+def _bounds(side: Side) -> tuple[int | None, int | None]:
+    if isinstance(side, Run):
+        if isinstance(side.start, Tensor):
+            lo, hi = _bounds(side.start)
+            return lo, None if hi is None else hi + side.length - 1
+        return side.start, side.start + side.length - 1
+    if side.numel() == 0:
+        return None, None
+    lo, hi = torch.stack(torch.aminmax(side.to(torch.int64))).tolist()
+    return lo, hi
+
+
+class Where:
+    """Positions of queries and keys; the sign is decided once: r = p_k - p_q.
+
+        Where(q=128, k=128)                  runs from 0
+        Where(q=(127, 1), k=128)             (start, length): one new query, 128 keys
+        Where(q=(start, 64), k=(start, 64))  start an int tensor [B]: one start per row (left padding)
+        Where(q=p, k=p)                      int tensors [L], [B, L] or [B, L, axes] (packing, images, video)
+        Where(q=L, k=L, more=[(s, s)])       further axes one by one, here segments [B, L]
+
+    An int is a length and starts at 0, so a query that continues a cache must say its start.
+    `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
+    unless given. `total`, the last key position + 1 (one per row for tensors), may be given too.
+    """
+
+    def __init__(self, q, k=None, *, more=(), reach: tuple[int, int] | None = None, total: int | Tensor | None = None):
+        q_axes = _axes(q, "q")
+        k_axes = q_axes if k is None else _axes(k, "k")
+        if len(q_axes) != len(k_axes):
+            raise ValueError(f"q has {len(q_axes)} axes and k has {len(k_axes)}; give both the same number")
+        axes = [Axis(a, b) for a, b in zip(q_axes, k_axes, strict=True)]
+        for pair in more:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError("more takes (q, k) pairs of positions, one pair for each further axis")
+            (q_side,), (k_side,) = _axes(pair[0], "q"), _axes(pair[1], "k")
+            axes.append(Axis(q_side, k_side))
+        for number, axis in enumerate(axes[1:], 1):
+            if (_length(axis.q), _length(axis.k)) != (_length(axes[0].q), _length(axes[0].k)):
+                raise ValueError(
+                    f"axis {number} has {_length(axis.q)} queries and {_length(axis.k)} keys, "
+                    f"axis 0 has {_length(axes[0].q)} and {_length(axes[0].k)}; every axis needs the same"
+                )
+        if reach is not None and reach[0] > reach[1]:
+            raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
+        self.axes: tuple[Axis, ...] = tuple(axes)
+        self._reach = reach
+        self._total = total
+
+    # ---- one axis -------------------------------------------------------------------------------------------
+    @property
+    def q(self) -> Side:
+        return self.axes[0].q
+
+    @property
+    def k(self) -> Side:
+        return self.axes[0].k
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        return self._reach if self._reach is not None else self.axes[0].reach
+
+    def axis(self, number: int) -> Where:
+        """This axis alone, as a Where."""
+        if not 0 <= number < len(self.axes):
+            raise ValueError(f"axis {number} was asked for; these positions have axes 0 to {len(self.axes) - 1}")
+        if number == 0 and len(self.axes) == 1:
+            return self
+        axis = self.axes[number]
+        return Where(axis.q, axis.k, reach=self._reach if number == 0 else None)
+
+    # ---- sizes ----------------------------------------------------------------------------------------------
+    @property
+    def q_length(self) -> int:
+        return _length(self.q)
+
+    @property
+    def k_length(self) -> int:
+        return _length(self.k)
+
+    @property
+    def total(self) -> int | Tensor:
+        """Last key position + 1: an int for plain runs, [B] (or a 0-d tensor for [L]) otherwise."""
+        if self._total is not None:
+            return self._total
+        if isinstance(self.k, Run):
+            return self.k.start + self.k.length
+        if self.k.shape[-1] == 0:
+            return torch.zeros(self.k.shape[:-1], dtype=torch.int64, device=self.k.device)
+        return self.k.amax(-1).to(torch.int64) + 1
+
+    @property
+    def runs(self) -> tuple[Run, Run] | None:
+        """Both sides of axis 0 as runs, or None where one is an explicit tensor."""
+        return (self.q, self.k) if isinstance(self.q, Run) and isinstance(self.k, Run) else None
+
+    # ---- tensors --------------------------------------------------------------------------------------------
+    def q_positions(self, device=None, axis: int = 0) -> Tensor:
+        """[Lq] or [B, Lq], int64."""
+        return _positions(self.axes[axis].q, device)
+
+    def k_positions(self, device=None, axis: int = 0) -> Tensor:
+        """[Lk] or [B, Lk], int64."""
+        return _positions(self.axes[axis].k, device)
+
+    def distance(self, device=None, axis: int = 0, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """r = p_k - p_q, [Lq, Lk] or [B, Lq, Lk]; `rows` and `columns` select a block."""
+        q = self.q_positions(device, axis)[..., rows]
+        k = self.k_positions(device, axis)[..., columns]
+        return k[..., None, :] - q[..., :, None]
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"q={_name(axis.q)}, k={_name(axis.k)}" for axis in self.axes)
+        return f"Where({axes})"
+
+
+def _length(side: Side) -> int:
+    return side.length if isinstance(side, Run) else side.shape[-1]
+
+
+def _positions(side: Side, device) -> Tensor:
+    return side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
+
+
+def _name(side: Side) -> str:
+    if isinstance(side, Run):
+        start = "one start per row" if isinstance(side.start, Tensor) else f"start {side.start}"
+        return f"{side.length} from {start}"
+    return f"positions {list(side.shape)}"
+
+
+def _axes(spec, name: str) -> tuple[Side, ...]:
+    """A specification as a tuple of one-axis sides."""
+    if isinstance(spec, Run):
+        return (_checked(spec, name),)
+    if isinstance(spec, Tensor):
+        if spec.dtype not in INTEGERS:
+            raise ValueError(f"{name} positions must be integers, got {spec.dtype}; round them, then .long()")
+        if spec.dim() in (1, 2):
+            return (spec,)
+        if spec.dim() == 3 and spec.shape[-1] > 0:
+            return tuple(spec.unbind(-1))
+        raise ValueError(f"{name} positions must be [L], [B, L] or [B, L, axes], got shape {list(spec.shape)}")
+    if isinstance(spec, bool):
+        raise ValueError(f"{name}={spec} is neither a length nor positions")
+    if isinstance(spec, (int, torch.SymInt)):
+        return (_checked(Run(0, spec), name),)
+    if isinstance(spec, (tuple, list)) and len(spec) == 2:
+        return (_checked(Run(spec[0], spec[1]), name),)
+    raise ValueError(
+        f"{name}={spec!r} is not a place; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
+    )
+
+
+def _checked(run: Run, name: str) -> Run:
+    if isinstance(run.start, Tensor):
+        if run.start.dim() != 1 or run.start.dtype not in INTEGERS:
+            raise ValueError(
+                f"a start per row must be an int tensor [B], got {run.start.dtype} of shape {list(run.start.shape)}"
+            )
+    elif isinstance(run.start, bool) or not isinstance(run.start, (int, torch.SymInt)):
+        raise ValueError(f"{name} starts at {run.start!r}; positions must be integers")
+    if isinstance(run.length, bool) or not isinstance(run.length, (int, torch.SymInt)):
+        raise ValueError(f"{name} has length {run.length!r}; a length must be an integer")
+    if run.length < 0:
+        raise ValueError(f"{name} has length {run.length}; a length must be 0 or more")
+    return run
