@@ -71,7 +71,7 @@ def attend(
         if reason is not None:
             raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
         return ENGINES[engine].run(*ready, seen, dropout)
-    reasons = []
+    reasons: list[str] = []
     for name, candidate in ENGINES.items():
         reason = candidate.refuses(*ready, seen, dropout)
         if reason is None:

@@ -1,7 +1,7 @@
 """Distance -> table row, with a span: outside [lo, hi] every index is constant.
 
-    r = p_k - p_q          -3 -2 -1  0  1  2  3
-    clip(2, 1) row          0  0  1  2  3  3  3        lo = -2, hi = 1
+r = p_k - p_q          -3 -2 -1  0  1  2  3
+clip(2, 1) row          0  0  1  2  3  3  3        lo = -2, hi = 1
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Mask: which key slots a query slot may see. Slots, not positions: positions may repeat or jump.
 
-    causal, Lq = 2, Lk = 5 (the last query is aligned with the last key):
+causal, Lq = 2, Lk = 5 (the last query is aligned with the last key):
 
-        key      0 1 2 3 4
-        query 0  x x x x .
-        query 1  x x x x x
+    key      0 1 2 3 4
+    query 0  x x x x .
+    query 1  x x x x x
 """
 
 from __future__ import annotations

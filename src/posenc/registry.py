@@ -124,5 +124,7 @@ def create(name: str, *, d_model: int | None = None, heads: int | None = None, h
         if p.name != "self" and p.default is p.empty and p.name not in given and p.name not in options
     ]
     if missing:
-        raise OptionError(f"{name} needs {', '.join(missing)}: create({name!r}, {', '.join(m + '=…' for m in missing)})")
+        raise OptionError(
+            f"{name} needs {', '.join(missing)}: create({name!r}, {', '.join(m + '=…' for m in missing)})"
+        )
     return cls(**given, **options)

@@ -26,6 +26,7 @@ class Scheme(nn.Module):
     """Whether the numbers depend on absolute positions, so that a padded row needs its true ones."""
     length_dependent = False
     """Whether the rotation depends on the total length, so that keys must be cached unrotated."""
+    _here: Tensor
 
     def __init__(self):
         super().__init__()

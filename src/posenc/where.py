@@ -205,7 +205,7 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
     if isinstance(spec, bool):
         raise ValueError(f"{name}={spec} is neither a length nor positions")
     if isinstance(spec, (int, torch.SymInt)):
-        return (_checked(Run(0, spec), name),)
+        return (_checked(Run(0, spec), name),)  # type: ignore[arg-type]  # torch.compile traces lengths as SymInt
     if isinstance(spec, (tuple, list)) and len(spec) == 2:
         return (_checked(Run(spec[0], spec[1]), name),)
     raise ValueError(

@@ -1,0 +1,68 @@
+# Two commands on a fresh machine with Python >= 3.11 and make:   make demo   make test
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# One thread a process: the tests run $(JOBS) processes, and torch's threads would fight for the cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help demo test test-gpu check lint format types bench bench-table figures clean
+
+help:
+	@echo "make demo         compare the schemes; a table and a picture in out/demo"
+	@echo "make test         install what the tests need and run them all"
+	@echo "make check        lint, types and tests: what CI runs"
+	@echo "make test-gpu     the tests that need a CUDA device"
+	@echo "make lint, format, types, bench, bench-table, figures, clean"
+
+demo: $(VENV)/.demo
+	$(PY) -m posenc.demo --out out/demo
+
+test: $(VENV)/.dev
+	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+test-gpu: $(VENV)/.dev
+	$(PY) -m pytest -q -m gpu $(ARGS)
+
+check: lint types test
+
+lint: $(VENV)/.dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(VENV)/.dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(VENV)/.dev
+	$(PY) -m mypy
+
+bench: $(VENV)/.dev
+	$(PY) -m posenc bench $(ARGS)
+
+bench-table: $(VENV)/.dev
+	$(PY) -m bench.table
+
+figures: $(VENV)/.dev
+	$(PY) -m posenc figures
+
+clean:
+	rm -rf $(VENV) out build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# The stamps make an install that is already done cost nothing; a changed dependency does it again.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "posenc needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[lab]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[dev]'
+	@[ "$$(uname)" != Linux ] || $(PY) -c 'import triton' 2>/dev/null || { echo "$(PIP) triton==3.9.0"; $(PIP) triton==3.9.0; }
+	@touch $@
