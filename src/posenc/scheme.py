@@ -51,6 +51,9 @@ class Scheme(nn.Module):
         plan = self.terms(where, x=x, host=host)
         return plan if rotation is None else replace(plan, rotate=rotation)
 
+    def reset_host(self, host: nn.Module) -> None:
+        """Initialise the layer's projections as the original model did, where the scheme needs that."""
+
     def device_of(self, where: Where, x: Tensor | None = None) -> torch.device:
         """Where to make tensors: on the input's device, a position tensor's, or the module's."""
         for candidate in (x, where.q, where.k):

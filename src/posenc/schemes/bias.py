@@ -45,20 +45,24 @@ class T5(Scheme):
 
     The table is [buckets, heads], as in the checkpoints. T5 does not divide by sqrt(d): scale=1.0;
     scale=None divides (MPNet and other hosts). Causal gives all buckets to the past; future keys share
-    bucket 0 and must be masked.
+    bucket 0 and must be masked. The table starts at N(0, std), std = d_model^-0.5 where d_model is given; an
+    unscaled layer's projections start as T5's do, with the missing 1/sqrt(d) in the queries.
     """
 
     def __init__(
         self,
         *,
         heads: int,
+        d_model: int | None = None,
         buckets: int = 32,
         max_distance: int = 128,
         causal: bool = False,
         scale: float | None = 1.0,
-        std: float = 0.02,
+        std: float | None = None,
     ):
         super().__init__()
+        if std is None:
+            std = 0.02 if d_model is None else d_model**-0.5
         self.buckets, self.max_distance, self.causal, self.scale, self.std = buckets, max_distance, causal, scale, std
         self.index = index.log_buckets(buckets, max_distance, causal=causal)
         self.table = nn.Parameter(torch.empty(buckets, heads))
@@ -69,6 +73,14 @@ class T5(Scheme):
 
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
         return Plan(where, lookups=(Lookup(self.index, bias=self.table.t()),), scale=self.scale)
+
+    def reset_host(self, host: nn.Module) -> None:
+        if self.scale == 1.0:
+            width = host.d_model**-0.5
+            nn.init.normal_(host.q_proj.weight, std=width * host.head_dim**-0.5)
+            nn.init.normal_(host.k_proj.weight, std=width)
+            nn.init.normal_(host.v_proj.weight, std=width)
+            nn.init.normal_(host.o_proj.weight, std=(host.heads * host.head_dim) ** -0.5)
 
 
 class ALiBi(Scheme):

@@ -1,0 +1,249 @@
+"""Attention: projections around `attend`, with any scheme, for training, packing, padding and decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .cache import KVCache
+from .dispatch import attend
+from .plan import Plan
+from .registry import create
+from .scheme import Scheme
+from .where import Run, Where
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a positional encoding.
+
+        attn = Attention(512, 8, kv_heads=2, position="rope", causal=True)
+        y = attn(x)                                     x, y [B, L, d_model]
+
+    position   a Scheme, a scheme's name, or None. One scheme instance may serve many layers (a shared table).
+               Absolute schemes are added to this layer's input; in a stack add them once, with `scheme.embed`.
+    kv_heads   fewer key heads than query heads (grouped queries)
+    causal     no query sees a later key
+    window     keys at most this many slots away: n, or (left, right)
+    engine     "auto", or one engine by name
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        position: Scheme | str | None = None,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        out_bias: bool | None = None,
+        engine: str = "auto",
+    ):
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
+        if head_dim is None:
+            if d_model % heads:
+                raise ValueError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
+            head_dim = d_model // heads
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+        if isinstance(position, str):
+            position = create(position, d_model=d_model, heads=heads, head_dim=head_dim)
+        elif not (position is None or isinstance(position, Scheme)):
+            raise TypeError(f"position must be a Scheme, a scheme's name or None, got {type(position).__name__}")
+        self.d_model, self.heads, self.kv_heads, self.head_dim = d_model, heads, kv_heads, head_dim
+        self.causal, self.window, self.dropout, self.engine = causal, window, dropout, engine
+        self.position = Scheme() if position is None else position
+        self.q_proj = nn.Linear(d_model, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, d_model, bias=bias if out_bias is None else out_bias)
+        self.position.reset_host(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """x [B, L, d_model] -> [B, L, d_model].
+
+        context            attend to these states instead of x (cross-attention), with context_positions
+        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory
+        segments           int [B, L], a second axis of positions (XLNet)
+        mask               bool (True: may be seen) or float (added), broadcasting to [B, H, L, keys]
+        key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
+        documents          int [B, L]: tokens see their own document only (packing)
+        memory             earlier states [B, M, d_model], seen before x, not queried (Transformer-XL)
+        cache              a KVCache: its keys are seen before x's, and x's are added to it
+        """
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if context is not None:
+            return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
+        if context_positions is not None:
+            raise ValueError("context_positions goes with context")
+        if memory is not None and cache is not None:
+            raise ValueError("give memory (states) or cache (keys and values), not both")
+        if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
+            raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
+        told = self._facts(x, positions, segments, key_mask, documents, memory, cache)
+        states = x if memory is None else torch.cat((memory.to(x.dtype), x), dim=1)
+        states = self.position.embed(states, Where(told.new.k))
+        x = states if memory is None else states[:, memory.shape[1] :]
+        q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+        if cache is None:
+            plan = self.position.plan(told.all, x=x, host=self)
+        elif self.position.length_dependent:
+            k, v = cache.extend(k, v)
+            plan = self.position.plan(told.all, x=x, host=self)
+        else:
+            k, v, plan = self._rotated_into(cache, k, v, told, x)
+        return self._attend(q, k, v, plan, self.causal, told.key_mask, told.documents, mask)
+
+    def _rotated_into(self, cache: KVCache, k: Tensor, v: Tensor, told: Facts, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
+        """Fixed rotations are applied to new keys once, before they are cached."""
+        rotation = self.position.rotation(told.new)
+        plan = self.position.terms(told.all, x=x, host=self)
+        if rotation is not None:
+            if rotation.values:
+                v = rotation.keys(v)
+            k = rotation.keys(k)
+            plan = replace(plan, rotate=replace(rotation, k=None, values=False))
+        k, v = cache.extend(k, v)
+        return k, v, plan
+
+    def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
+        if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
+            raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
+        where = Where(
+            x.shape[1] if positions is None else positions,
+            context.shape[1] if context_positions is None else context_positions,
+        )
+        x = self.position.embed(x, Where(where.q))
+        q = self._heads(self.q_proj(x))
+        if cache is not None and cache.k is not None and cache.v is not None:
+            if cache.length != context.shape[1]:
+                raise ValueError(f"the cache holds {cache.length} context keys, the context has {context.shape[1]}")
+            k, v = cache.k, cache.v
+        else:
+            context = self.position.embed(context, Where(where.k))
+            k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+            if cache is not None:
+                k, v = cache.extend(k, v)
+        plan = self.position.plan(where, x=x, host=self)
+        return self._attend(q, k, v, plan, False, key_mask, None, mask)
+
+    def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
+        out = attend(
+            q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
+            dropout=self.dropout if self.training else 0.0, engine=self.engine,
+        )  # fmt: skip
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[B, L, heads * D] -> [B, heads, L, D]."""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _facts(self, x, positions, segments, key_mask, documents, memory, cache) -> Facts:
+        """Positions, padding and documents of the queries and of every key, past ones included."""
+        batch, length = x.shape[:2]
+        past = cache.length if cache is not None else 0
+        before = 0 if memory is None else memory.shape[1]
+        known = cache.marks if cache is not None else {}
+
+        def join(name: str, new: Tensor | None, past_value, new_value) -> Tensor | None:
+            """The fact over all keys: what the cache knows, then the memory, then `new`."""
+            if new is None and name not in known:
+                return None
+            new = new_value() if new is None else new
+            if before:
+                new = torch.cat((past_value(before).expand(batch, before, *new.shape[2:]), new), dim=1)
+            if cache is None:
+                return new
+            return cache.mark(name, past_value(past).expand(batch, past, *new.shape[2:]), new)
+
+        if key_mask is not None and key_mask.shape[-1] == past + before + length != length:
+            if cache is not None:
+                cache.marks["key_mask"] = key_mask.bool()
+            seen = key_mask.bool()
+        else:
+            if key_mask is not None and tuple(key_mask.shape) != (batch, length):
+                raise ValueError(
+                    f"key_mask must be [B, L] = [{batch}, {length}], or [{batch}, {past + before + length}] over all "
+                    f"keys, got {list(key_mask.shape)}"
+                )
+            real = x.new_ones(1, 1, dtype=torch.bool)
+            seen = join(
+                "key_mask", None if key_mask is None else key_mask.bool(), lambda n: real.expand(1, n),
+                lambda: real.expand(batch, length),
+            )  # fmt: skip
+        docs = join("documents", documents, lambda n: _need("documents"), lambda: known["documents"][:, -1:].expand(batch, length))
+        if positions is None and seen is not None and (self.position.absolute or self.position.length_dependent):
+            # padding must not move a token: count the real ones
+            keys: Run | Tensor = (seen.long().cumsum(-1) - 1).clamp(min=0)
+            queries: Run | Tensor = keys[:, -length:]
+            if cache is not None:
+                cache.marks["positions"] = keys
+        elif positions is None and "positions" not in known:
+            keys, queries = Run(0, past + before + length), Run(past + before, length)
+        else:
+            if positions is not None:
+                if positions.dim() == 1:
+                    positions = positions[None]
+                positions = positions.expand(batch, *positions.shape[1:])
+            keys = join("positions", positions, lambda n: _consecutive(n, positions, x), lambda: _continued(known["positions"], length))
+            queries = keys[:, -length:] if length else keys[:, :0]
+        more = []
+        if segments is not None or "segments" in known:
+            every = join("segments", segments, lambda n: torch.zeros(1, n, dtype=torch.int64, device=x.device), lambda: _need("segments"))
+            more = [(every[:, -length:], every)]
+        new_keys = queries if not before else keys
+        if isinstance(keys, Run):
+            return Facts(Where(queries, keys, more=more), Where(queries, Run(past, before + length)), seen, _pair(docs, length))
+        return Facts(Where(queries, keys, more=more), Where(queries, new_keys), seen, _pair(docs, length))
+
+
+class Facts(NamedTuple):
+    """What forward knows of its tokens."""
+
+    all: Where  # queries and every key
+    new: Where  # queries and the keys made from this input
+    key_mask: Tensor | None
+    documents: tuple[Tensor, Tensor] | None
+
+
+def _pair(documents: Tensor | None, length: int) -> tuple[Tensor, Tensor] | None:
+    return None if documents is None else (documents[:, documents.shape[1] - length :], documents)
+
+
+def _need(name: str):
+    raise ValueError(f"{name} must be given for every token: with each call that has a cache, and not with memory")
+
+
+def _consecutive(count: int, like: Tensor | None, x: Tensor) -> Tensor:
+    """Positions 0 .. count-1 for tokens that were cached without any, on every axis."""
+    steps = torch.arange(count, device=x.device)[None]
+    return steps if like is None or like.dim() == 2 else steps[..., None].expand(1, count, like.shape[2])
+
+
+def _continued(known: Tensor, length: int) -> Tensor:
+    """The positions that follow the last known ones."""
+    steps = torch.arange(1, length + 1, device=known.device)
+    return known[:, -1:] + (steps if known.dim() == 2 else steps[:, None])

@@ -1,0 +1,73 @@
+"""Content-conditioned relative logits, the positions of 2026's rotary-free models."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import index
+from ..errors import OptionError
+from ..plan import Lookup, Plan
+from ..scheme import Scheme
+from ..where import Where
+
+
+class RelativeLogits(Scheme):
+    """Each token mixes a bank of bias-against-distance profiles.
+
+        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < extent, else nothing is added
+        τ_i = 1 + alpha log(max((i + 1) / floor, 1))      where `temper` = (alpha, floor); otherwise 1
+
+    bank [d_rel, extent] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).
+    `plan` needs x, the layer's input, or `states` [B, heads, Lq, d_rel] made elsewhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int,
+        d_rel: int = 16,
+        extent: int = 1024,
+        scale: float | None = None,
+        temper: tuple[float, float] | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        if d_rel < 1 or extent < 1:
+            raise OptionError(f"d_rel={d_rel} and extent={extent} must be at least 1")
+        if temper is not None and (len(temper) != 2 or temper[1] <= 0):
+            raise OptionError(f"temper={temper} must be (alpha, floor) with floor > 0")
+        self.heads, self.d_rel, self.extent, self.std = heads, d_rel, extent, std
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.temper = temper
+        self.absolute = temper is not None
+        # one row of zeros on each side of the bank: nothing past the extent, nothing ahead
+        self.index = index.clip(extent, 1)
+        self.r_proj = nn.Linear(d_model, heads * d_rel, bias=False)
+        self.bank = nn.Parameter(torch.empty(d_rel, extent))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.bank, std=self.std)
+        nn.init.normal_(self.r_proj.weight, std=self.std)
+
+    def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
+        if x is None:
+            raise ValueError("relative_logits conditions on the input; give plan(where, x=input)")
+        states = self.r_proj(x).unflatten(-1, (self.heads, self.d_rel)).transpose(1, 2)
+        return self.plan_states(where, states)
+
+    def plan_states(self, where: Where, states: Tensor) -> Plan:
+        """The plan for states [B, heads, Lq, d_rel] that were made elsewhere."""
+        table = nn.functional.pad(self.bank.flip(1).t(), (0, 0, 1, 1))[None]  # rows run from the far past to 0
+        # the original adds r·bank unscaled, while a plan's dots stand inside the scale
+        lookup = Lookup(self.index, dot_query=table, states=states / self.scale)
+        return Plan(where, lookups=(lookup,), scale=self.scale if self.temper is None else self._tempered(where, states))
+
+    def _tempered(self, where: Where, states: Tensor) -> Tensor:
+        alpha, floor = self.temper
+        seen = where.q_positions(states.device).float() + 1.0
+        temperature = 1.0 + alpha * (seen / floor).clamp(min=1.0).log()
+        return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])

@@ -1,0 +1,71 @@
+"""Relation-aware attention (Shaw et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from .. import index
+from ..errors import OptionError
+from ..plan import Lookup, Plan
+from ..scheme import Scheme
+from ..where import Where
+
+
+class Shaw(Scheme):
+    """Learned vectors for clipped distances, on keys, values or both (Shaw et al. 2018, arXiv:1803.02155).
+
+        s = q·(k + a^K[c]) / sqrt(d),   o = Σ_j a_ij (v_j + a^V[c]),   c = clip(j - i, -left, right) + left
+
+    k clips both sides; `left` and `right` override it. Tables are [heads or 1, left + 1 + right, head_dim], shared
+    by the heads unless per_head. outside="clip" gives distances past the window the row of its edge;
+    "zero" gives them nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        heads: int | None = None,
+        k: int = 16,
+        left: int | None = None,
+        right: int | None = None,
+        keys: bool = True,
+        values: bool = False,
+        per_head: bool = False,
+        outside: Literal["clip", "zero"] = "clip",
+        std: float = 0.02,
+    ):
+        super().__init__()
+        left, right = k if left is None else left, k if right is None else right
+        if left < 0 or right < 0:
+            raise OptionError(f"clip distances must be 0 or more, got left={left}, right={right}")
+        if not (keys or values):
+            raise OptionError("shaw needs keys=True, values=True or both")
+        if per_head and heads is None:
+            raise OptionError("per_head=True needs heads")
+        if outside not in ("clip", "zero"):
+            raise OptionError(f"outside={outside!r} is unknown; use 'clip' or 'zero'")
+        self.left, self.right, self.outside, self.std = left, right, outside, std
+        edge = int(outside == "zero")
+        self.index = index.clip(left + edge, right + edge)
+        shape = (heads if per_head else 1, left + 1 + right, head_dim)
+        self.keys = nn.Parameter(torch.empty(shape)) if keys else None
+        self.values = nn.Parameter(torch.empty(shape)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in (self.keys, self.values):
+            if table is not None:
+                nn.init.normal_(table, std=self.std)
+
+    def terms(self, where: Where, *, x=None, host=None) -> Plan:
+        return Plan(where, lookups=(Lookup(self.index, dot_query=self._rows(self.keys), add_value=self._rows(self.values)),))
+
+    def _rows(self, table):
+        """With nothing outside the window, a row of zeros at each end is what everything past it reads."""
+        if table is None or self.outside == "clip":
+            return table
+        return nn.functional.pad(table, (0, 0, 1, 1))

@@ -1,0 +1,171 @@
+"""Relative encodings that project a sinusoid of the distance: Transformer-XL (and Conformer), XLNet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import index
+from ..errors import OptionError
+from ..index import Index
+from ..plan import Lookup, Plan
+from ..scheme import Scheme
+from ..where import Where
+from .absolute import sinusoid
+
+
+class TransformerXL(Scheme):
+    """Content and position scores with two learned biases (Dai et al. 2019, arXiv:1901.02860).
+
+        s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
+
+    R is the sinusoid of the distance i - j, d_model wide, [sin, cos] halves (layout="interleaved": Conformer's).
+    u, v [heads, head_dim] may be passed in to be shared by the layers; W_R is the layer's own. `clamp_len` gives
+    distances past it the row of clamp_len. causal=True leaves out the rows of future keys, which must be masked.
+    Memory of past states: Attention(..., memory=...), or longer keys than queries in `Where`.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int | None = None,
+        causal: bool = False,
+        clamp_len: int | None = None,
+        base: float = 10000.0,
+        layout: Literal["concatenated", "interleaved"] = "concatenated",
+        dropout: float = 0.0,
+        u: nn.Parameter | None = None,
+        v: nn.Parameter | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        if layout not in ("concatenated", "interleaved"):
+            raise OptionError(f"layout={layout!r} is unknown; use 'concatenated' or 'interleaved'")
+        if clamp_len is not None and clamp_len < 1:
+            raise OptionError(f"clamp_len={clamp_len} must be at least 1 (None: no clamp)")
+        head_dim = _head_dim(d_model, heads, head_dim)
+        self.d_model, self.heads, self.head_dim = d_model, heads, head_dim
+        self.causal, self.clamp_len, self.base, self.layout, self.dropout, self.std = (
+            causal, clamp_len, base, layout, dropout, std,
+        )  # fmt: skip
+        shape = (heads, head_dim)
+        self._own = [name for name, given in (("u", u), ("v", v)) if given is None]
+        self.u = _shared("u", u, shape)
+        self.v = _shared("v", v, shape)
+        self.w_r = nn.Linear(d_model, heads * head_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name in self._own:
+            nn.init.normal_(getattr(self, name), std=self.std)
+        nn.init.normal_(self.w_r.weight, std=self.std)
+
+    def index(self, where: Where) -> Index:
+        return index.exact(where, most=self.clamp_len, future=not self.causal)
+
+    def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
+        return Plan(where, shift=self.u, lookups=(self._positions(where, self.index(where)),))
+
+    def _positions(self, where: Where, rows: Index) -> Lookup:
+        device = self.w_r.weight.device
+        distances = -torch.arange(rows.lo, rows.hi + 1, device=device)
+        waves = sinusoid(distances, self.d_model, base=self.base, layout=self.layout).to(self.w_r.weight.dtype)
+        if self.dropout and self.training:
+            waves = nn.functional.dropout(waves, self.dropout)
+        table = self.w_r(waves).view(rows.span, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, bias=self._against(self.v, table), dot_query=table)
+
+    def _against(self, other: Tensor, table: Tensor) -> Tensor:
+        """(other - u)·table / sqrt(d): queries carry u already, so each further bias vector enters as a difference."""
+        with torch.autocast(table.device.type, enabled=False):
+            precision = torch.promote_types(table.dtype, torch.float32)
+            difference = other.to(precision) - self.u.to(precision)
+            return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * self.head_dim**-0.5
+
+
+class XLNet(TransformerXL):
+    """Transformer-XL with signed distances and a segment term (Yang et al. 2019, arXiv:1906.08237).
+
+        s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
+
+    Segments are axis 1 of the positions (Where(..., more=[(s_q, s_k)]) or Attention(..., segments=s)); without them
+    the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
+    with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int | None = None,
+        attn_type: Literal["bi", "uni"] = "bi",
+        bi_data: bool = False,
+        clamp_len: int | None = None,
+        base: float = 10000.0,
+        dropout: float = 0.0,
+        u: nn.Parameter | None = None,
+        v: nn.Parameter | None = None,
+        w: nn.Parameter | None = None,
+        std: float = 0.02,
+    ):
+        if attn_type not in ("bi", "uni"):
+            raise OptionError(f"attn_type={attn_type!r} is unknown; use 'bi' or 'uni'")
+        # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
+        super().__init__(
+            d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
+            clamp_len=clamp_len, base=base, dropout=dropout, u=u, v=v, std=std,
+        )  # fmt: skip
+        self.attn_type, self.bi_data = attn_type, bi_data
+        if w is None:
+            self._own.append("w")
+        self.w = _shared("w", w, (heads, self.head_dim))
+        self.g = nn.Parameter(torch.empty(2, heads, self.head_dim))
+        self._own.append("g")
+        self.reset_parameters()
+
+    def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
+        if self.bi_data:
+            where = self._both_ways(where, x)
+        lookups = [self._positions(where, self.index(where))]
+        if len(where.axes) > 1:
+            table = self.g.transpose(0, 1)
+            same_or_not = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
+            lookups.append(Lookup(same_or_not, bias=self._against(self.w, table), dot_query=table))
+        return Plan(where, shift=self.u, lookups=tuple(lookups))
+
+    def _both_ways(self, where: Where, x: Tensor | None) -> Where:
+        if x is None:
+            raise ValueError("bi_data=True turns the second half of the batch around; give plan(where, x=input)")
+        batch = x.shape[0]
+        if batch % 2:
+            raise ValueError(f"bi_data=True needs an even batch (forward half, backward half), got {batch} rows")
+        sign = torch.ones(batch, 1, dtype=torch.int64, device=x.device)
+        sign[batch // 2 :] = -1
+        lo, hi = where.reach
+        return Where(
+            where.q_positions(x.device) * sign,
+            where.k_positions(x.device) * sign,
+            more=[(axis.q, axis.k) for axis in where.axes[1:]],
+            reach=(min(lo, -hi), max(hi, -lo)),
+        )
+
+
+def _head_dim(d_model: int, heads: int, head_dim: int | None) -> int:
+    if head_dim is None:
+        if heads < 1 or d_model % heads:
+            raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
+        return d_model // heads
+    return head_dim
+
+
+def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:
+    if given is None:
+        return nn.Parameter(torch.empty(shape))
+    if tuple(given.shape) != shape:
+        raise OptionError(f"{name} must have shape [heads, head_dim] = {list(shape)}, got {list(given.shape)}")
+    return given
