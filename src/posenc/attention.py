@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,8 @@ from .dispatch import attend
 from .plan import Plan
 from .registry import create
 from .scheme import Scheme
-from .where import Run, Where
+from .tokens import Tokens, describe
+from .where import Where
 
 
 class Attention(nn.Module):
@@ -103,7 +103,10 @@ class Attention(nn.Module):
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
-        told = self._facts(x, positions, segments, key_mask, documents, memory, cache)
+        told = describe(
+            x, memory=0 if memory is None else memory.shape[1], cache=cache, positions=positions, segments=segments,
+            key_mask=key_mask, documents=documents, count_real=self.position.absolute or self.position.length_dependent,
+        )  # fmt: skip
         states = x if memory is None else torch.cat((memory.to(x.dtype), x), dim=1)
         states = self.position.embed(states, Where(told.new.k))
         x = states if memory is None else states[:, memory.shape[1] :]
@@ -117,7 +120,9 @@ class Attention(nn.Module):
             k, v, plan = self._rotated_into(cache, k, v, told, x)
         return self._attend(q, k, v, plan, self.causal, told.key_mask, told.documents, mask)
 
-    def _rotated_into(self, cache: KVCache, k: Tensor, v: Tensor, told: Facts, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
+    def _rotated_into(
+        self, cache: KVCache, k: Tensor, v: Tensor, told: Tokens, x: Tensor
+    ) -> tuple[Tensor, Tensor, Plan]:
         """Fixed rotations are applied to new keys once, before they are cached."""
         rotation = self.position.rotation(told.new)
         plan = self.position.terms(told.all, x=x, host=self)
@@ -160,90 +165,3 @@ class Attention(nn.Module):
     def _heads(self, projected: Tensor) -> Tensor:
         """[B, L, heads * D] -> [B, heads, L, D]."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def _facts(self, x, positions, segments, key_mask, documents, memory, cache) -> Facts:
-        """Positions, padding and documents of the queries and of every key, past ones included."""
-        batch, length = x.shape[:2]
-        past = cache.length if cache is not None else 0
-        before = 0 if memory is None else memory.shape[1]
-        known = cache.marks if cache is not None else {}
-
-        def join(name: str, new: Tensor | None, past_value, new_value) -> Tensor | None:
-            """The fact over all keys: what the cache knows, then the memory, then `new`."""
-            if new is None and name not in known:
-                return None
-            new = new_value() if new is None else new
-            if before:
-                new = torch.cat((past_value(before).expand(batch, before, *new.shape[2:]), new), dim=1)
-            if cache is None:
-                return new
-            return cache.mark(name, past_value(past).expand(batch, past, *new.shape[2:]), new)
-
-        if key_mask is not None and key_mask.shape[-1] == past + before + length != length:
-            if cache is not None:
-                cache.marks["key_mask"] = key_mask.bool()
-            seen = key_mask.bool()
-        else:
-            if key_mask is not None and tuple(key_mask.shape) != (batch, length):
-                raise ValueError(
-                    f"key_mask must be [B, L] = [{batch}, {length}], or [{batch}, {past + before + length}] over all "
-                    f"keys, got {list(key_mask.shape)}"
-                )
-            real = x.new_ones(1, 1, dtype=torch.bool)
-            seen = join(
-                "key_mask", None if key_mask is None else key_mask.bool(), lambda n: real.expand(1, n),
-                lambda: real.expand(batch, length),
-            )  # fmt: skip
-        docs = join("documents", documents, lambda n: _need("documents"), lambda: known["documents"][:, -1:].expand(batch, length))
-        if positions is None and seen is not None and (self.position.absolute or self.position.length_dependent):
-            # padding must not move a token: count the real ones
-            keys: Run | Tensor = (seen.long().cumsum(-1) - 1).clamp(min=0)
-            queries: Run | Tensor = keys[:, -length:]
-            if cache is not None:
-                cache.marks["positions"] = keys
-        elif positions is None and "positions" not in known:
-            keys, queries = Run(0, past + before + length), Run(past + before, length)
-        else:
-            if positions is not None:
-                if positions.dim() == 1:
-                    positions = positions[None]
-                positions = positions.expand(batch, *positions.shape[1:])
-            keys = join("positions", positions, lambda n: _consecutive(n, positions, x), lambda: _continued(known["positions"], length))
-            queries = keys[:, -length:] if length else keys[:, :0]
-        more = []
-        if segments is not None or "segments" in known:
-            every = join("segments", segments, lambda n: torch.zeros(1, n, dtype=torch.int64, device=x.device), lambda: _need("segments"))
-            more = [(every[:, -length:], every)]
-        new_keys = queries if not before else keys
-        if isinstance(keys, Run):
-            return Facts(Where(queries, keys, more=more), Where(queries, Run(past, before + length)), seen, _pair(docs, length))
-        return Facts(Where(queries, keys, more=more), Where(queries, new_keys), seen, _pair(docs, length))
-
-
-class Facts(NamedTuple):
-    """What forward knows of its tokens."""
-
-    all: Where  # queries and every key
-    new: Where  # queries and the keys made from this input
-    key_mask: Tensor | None
-    documents: tuple[Tensor, Tensor] | None
-
-
-def _pair(documents: Tensor | None, length: int) -> tuple[Tensor, Tensor] | None:
-    return None if documents is None else (documents[:, documents.shape[1] - length :], documents)
-
-
-def _need(name: str):
-    raise ValueError(f"{name} must be given for every token: with each call that has a cache, and not with memory")
-
-
-def _consecutive(count: int, like: Tensor | None, x: Tensor) -> Tensor:
-    """Positions 0 .. count-1 for tokens that were cached without any, on every axis."""
-    steps = torch.arange(count, device=x.device)[None]
-    return steps if like is None or like.dim() == 2 else steps[..., None].expand(1, count, like.shape[2])
-
-
-def _continued(known: Tensor, length: int) -> Tensor:
-    """The positions that follow the last known ones."""
-    steps = torch.arange(1, length + 1, device=known.device)
-    return known[:, -1:] + (steps if known.dim() == 2 else steps[:, None])

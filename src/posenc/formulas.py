@@ -130,7 +130,6 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@lru_cache(maxsize=256)
 def inverse_frequencies(size: int, base: float, *, spacing: str = "paper") -> tuple[float, ...]:
     """base^(-2c/size) for c = 0 .. ceil(size/2)-1 ("paper"), or base^(-c/(n-1)), n = size // 2 ("tensor2tensor")."""
     if base <= 0:

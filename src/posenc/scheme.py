@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,18 @@ from torch import Tensor, nn
 from .plan import Plan
 from .rotation import Rotation
 from .where import Where
+
+
+class Host(Protocol):
+    """What a scheme may use of the attention layer that it serves."""
+
+    d_model: int
+    heads: int
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
 
 
 class Scheme(nn.Module):
@@ -41,17 +54,17 @@ class Scheme(nn.Module):
         """The rotation of queries and keys."""
         return None
 
-    def terms(self, where: Where, *, x: Tensor | None = None, host: nn.Module | None = None) -> Plan:
+    def terms(self, where: Where, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
         return Plan(where)
 
-    def plan(self, where: Where, *, x: Tensor | None = None, host: nn.Module | None = None) -> Plan:
+    def plan(self, where: Where, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """Everything this scheme does inside attention, for these positions."""
         rotation = self.rotation(where)
         plan = self.terms(where, x=x, host=host)
         return plan if rotation is None else replace(plan, rotate=rotation)
 
-    def reset_host(self, host: nn.Module) -> None:
+    def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the scheme needs that."""
 
     def device_of(self, where: Where, x: Tensor | None = None) -> torch.device:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .. import formulas, index
 from ..constants import constant
 from ..plan import Lookup, Plan
-from ..scheme import Scheme
+from ..scheme import Host, Scheme
 from ..where import Where
 
 
@@ -74,7 +74,7 @@ class T5(Scheme):
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
         return Plan(where, lookups=(Lookup(self.index, bias=self.table.t()),), scale=self.scale)
 
-    def reset_host(self, host: nn.Module) -> None:
+    def reset_host(self, host: Host) -> None:
         if self.scale == 1.0:
             width = host.d_model**-0.5
             nn.init.normal_(host.q_proj.weight, std=width * host.head_dim**-0.5)

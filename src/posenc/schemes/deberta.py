@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import index
 from ..errors import OptionError
 from ..plan import Lookup, Plan
-from ..scheme import Scheme
+from ..scheme import Host, Scheme
 from ..where import Where
 
 
@@ -72,7 +72,9 @@ class DeBERTa(Scheme):
         self._own_table = table is None
         self.table = nn.Parameter(torch.empty(2 * size, d_model)) if table is None else table
         if tuple(self.table.shape) != (2 * size, d_model):
-            raise OptionError(f"table must be [2 × {size}, d_model] = {[2 * size, d_model]}, got {list(self.table.shape)}")
+            raise OptionError(
+                f"table must be [2 × {size}, d_model] = {[2 * size, d_model]}, got {list(self.table.shape)}"
+            )
         self.norm = (nn.LayerNorm(d_model, eps=norm_eps) if norm is None else norm) if normalise else None
         width = heads * head_dim
         own = projections == "own"
@@ -89,7 +91,7 @@ class DeBERTa(Scheme):
                 if projection.bias is not None:
                     nn.init.zeros_(projection.bias)
 
-    def terms(self, where: Where, *, x: Tensor | None = None, host: nn.Module | None = None) -> Plan:
+    def terms(self, where: Where, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         key, query = self._projections(host)
         table = self.table if self.norm is None else self.norm(self.table)
         if self.dropout and self.training:
@@ -106,7 +108,7 @@ class DeBERTa(Scheme):
             )
         return Plan(where, lookups=lookups, scale=(self.head_dim * (1 + len(self.active))) ** -0.5)
 
-    def _projections(self, host: nn.Module | None):
+    def _projections(self, host: Host | None):
         if self.projections == "own":
             return self.pos_key, self.pos_query
         if host is None:

@@ -64,10 +64,12 @@ class RelativeLogits(Scheme):
         table = nn.functional.pad(self.bank.flip(1).t(), (0, 0, 1, 1))[None]  # rows run from the far past to 0
         # the original adds r·bank unscaled, while a plan's dots stand inside the scale
         lookup = Lookup(self.index, dot_query=table, states=states / self.scale)
-        return Plan(where, lookups=(lookup,), scale=self.scale if self.temper is None else self._tempered(where, states))
+        return Plan(where, lookups=(lookup,), scale=self._scale(where, states.device))
 
-    def _tempered(self, where: Where, states: Tensor) -> Tensor:
+    def _scale(self, where: Where, device: torch.device) -> float | Tensor:
+        if self.temper is None:
+            return self.scale
         alpha, floor = self.temper
-        seen = where.q_positions(states.device).float() + 1.0
+        seen = where.q_positions(device).float() + 1.0
         temperature = 1.0 + alpha * (seen / floor).clamp(min=1.0).log()
         return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])

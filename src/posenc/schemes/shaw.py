@@ -44,14 +44,15 @@ class Shaw(Scheme):
             raise OptionError(f"clip distances must be 0 or more, got left={left}, right={right}")
         if not (keys or values):
             raise OptionError("shaw needs keys=True, values=True or both")
-        if per_head and heads is None:
+        tables = heads if per_head else 1
+        if tables is None:
             raise OptionError("per_head=True needs heads")
         if outside not in ("clip", "zero"):
             raise OptionError(f"outside={outside!r} is unknown; use 'clip' or 'zero'")
         self.left, self.right, self.outside, self.std = left, right, outside, std
         edge = int(outside == "zero")
         self.index = index.clip(left + edge, right + edge)
-        shape = (heads if per_head else 1, left + 1 + right, head_dim)
+        shape = (tables, left + 1 + right, head_dim)
         self.keys = nn.Parameter(torch.empty(shape)) if keys else None
         self.values = nn.Parameter(torch.empty(shape)) if values else None
         self.reset_parameters()
@@ -62,7 +63,9 @@ class Shaw(Scheme):
                 nn.init.normal_(table, std=self.std)
 
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
-        return Plan(where, lookups=(Lookup(self.index, dot_query=self._rows(self.keys), add_value=self._rows(self.values)),))
+        return Plan(
+            where, lookups=(Lookup(self.index, dot_query=self._rows(self.keys), add_value=self._rows(self.values)),)
+        )
 
     def _rows(self, table):
         """With nothing outside the window, a row of zeros at each end is what everything past it reads."""
