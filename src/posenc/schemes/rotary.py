@@ -1,0 +1,158 @@
+"""RoPE: turn pairs of channels of queries and keys by position × frequency."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..constants import constant
+from ..formulas import inverse_frequencies
+from ..phases import LIMIT, digits, digits_of, phases
+from ..plan import Plan
+from ..rotation import Layout, Phases, Rotation, rotate
+from ..scaling import Scaling
+from ..scheme import Scheme
+from ..where import Run, Side, Where
+
+
+class RoPE(Scheme):
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864).
+
+        pair c of q at position p turns by p · w_c,  w_c = base^(-2c/R);  so do keys; scores see p_k - p_q only
+
+        layout="half"          pairs (c, c + R/2)    GPT-NeoX, Llama and most models of Hugging Face
+        layout="interleaved"   pairs (2c, 2c + 1)    RoFormer, GPT-J, Meta's Llama, Cohere, GLM
+
+    R = rotary_dim, by default all of head_dim; channels past R pass through. `scaling` is an object of
+    `posenc.scaling` that extends the context. `values` turns the values too. Phases are computed from integer
+    positions, exactly, in float32 (float64 after `.double()`); nothing is stored.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: Layout = "half",
+        scaling: Scaling | None = None,
+        values: bool = False,
+    ):
+        super().__init__()
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        if rotary_dim < 0 or rotary_dim % 2:
+            raise ValueError(f"RoPE turns pairs of channels: rotary_dim={rotary_dim} must be even")
+        if rotary_dim > head_dim:
+            raise ValueError(f"rotary_dim={rotary_dim} exceeds head_dim={head_dim}")
+        if layout not in ("half", "interleaved"):
+            raise ValueError(f"layout={layout!r} is unknown; use 'half' or 'interleaved'")
+        if scaling is not None and not isinstance(scaling, Scaling):
+            raise ValueError(
+                f"scaling={scaling!r} is not a scaling; use an object of posenc.scaling, such as Linear(factor=2), "
+                "or posenc.scaling.from_config for a configuration"
+            )
+        self.head_dim, self.rotary_dim, self.base = head_dim, rotary_dim, float(base)
+        self.layout: Layout = layout
+        self.scaling, self.values = scaling, values
+        self.length_dependent = scaling is not None and scaling.length_dependent
+        # Python numbers, made here: compiled code must not trace a memoised function
+        self._plain = inverse_frequencies(rotary_dim, self.base)
+        self._digits = digits(self.frequencies())
+
+    def frequencies(self, total: int | None = None) -> tuple[float, ...]:
+        """The inverse frequencies of a sequence of `total` tokens (None: no longer than the original length)."""
+        if self.scaling is None:
+            return self._plain
+        return self.scaling.frequencies(self._plain, self.rotary_dim, self.base, total)
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+    def rotation(self, where: Where) -> Rotation:
+        device = self.device_of(where)
+        turns = self._turns(where, device)
+        return rotation_of(where, self.layout, self.values, lambda side: self._phases(side, turns, device))
+
+    def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
+        """x [B, heads, L, D] turned to its positions, alone: a start as (start, L), or an int tensor [L] or [B, L].
+        `total` is the sequence's length where it is more than the last position + 1.
+        """
+        where = Where(positions, total=total)
+        turns = self._turns(where, x.device)
+        return rotate(x, *self._phases(where.q, turns, x.device), self.layout)
+
+    def terms(self, where: Where, *, x=None, host=None) -> Plan:
+        factor = 1.0 if self.scaling is None else self.scaling.score_factor
+        return Plan(where, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
+
+    def _turns(self, where: Where, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.length_dependent:
+            return digits_on(self._digits, device)
+        assert self.scaling is not None
+        total, on = where.total, torch.device("cpu" if device.type == "mps" else device)  # MPS has no float64
+        if isinstance(total, Tensor):
+            total = total.to(on, torch.float64).reshape(-1, 1)
+        elif torch.compiler.is_compiling():
+            total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
+        else:
+            return digits_on(digits(self.frequencies(total)), device)
+        first, second, third = digits_of(self.scaling.frequencies_of(self._plain, self.rotary_dim, self.base, total))
+        return first.to(device), second.to(device), third.to(device)
+
+    def _phases(self, side: Side, turns: tuple[Tensor, Tensor, Tensor], device: torch.device) -> Phases:
+        cos, sin = phases(positions_of(side, device), turns, torch.promote_types(self._here.dtype, torch.float32))
+        factor = self.attention_factor
+        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+    def extra_repr(self) -> str:
+        parts = [f"head_dim={self.head_dim}", f"base={self.base:g}", f"layout={self.layout!r}"]
+        if self.rotary_dim != self.head_dim:
+            parts.insert(1, f"rotary_dim={self.rotary_dim}")
+        if self.scaling is not None:
+            parts.append(f"scaling={self.scaling}")
+        return ", ".join(parts)
+
+
+def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Digits that are Python integers, as tensors."""
+    first, second, third = (constant(digit, device, torch.int64) for digit in turns)
+    return first, second, third
+
+
+def positions_of(side: Side, device: torch.device) -> Tensor:
+    """[B or 1, L] int64, checked against the range in which phases are exact."""
+    start = side.start if isinstance(side, Run) else side
+    length = side.length if isinstance(side, Run) else 1
+    if not torch.compiler.is_compiling():
+        bounds = None
+        if not isinstance(start, Tensor):
+            bounds = (start, start + length - 1)
+        elif start.device.type == "cpu" and start.dtype == torch.int64 and start.numel():
+            low, high = torch.aminmax(start)  # on other devices this would wait for the queue
+            bounds = (int(low), int(high) + length - 1)
+        if bounds is not None and not -LIMIT < bounds[0] <= bounds[1] + 1 <= LIMIT:
+            raise ValueError(
+                f"positions {bounds[0]} to {bounds[1]} leave the range of rotary phases, "
+                f"-{LIMIT} < position < {LIMIT}; subtract a common start: only differences matter"
+            )
+    positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
+    return positions if positions.dim() == 2 else positions.unsqueeze(0)
+
+
+def rotation_of(where: Where, layout: Layout, values: bool, phases_of) -> Rotation:
+    """Phases of both sides, computed once where queries and keys share them (or queries are some of the keys)."""
+    q, k = where.q, where.k
+    if q is k:
+        both = phases_of(k)
+        return Rotation(both, both, layout, values)
+    if isinstance(q, Run) and isinstance(k, Run) and isinstance(q.start, int) and isinstance(k.start, int):
+        skip = q.start - k.start
+        if 0 <= skip and skip + q.length <= k.length:
+            cos, sin = phases_of(k)
+            if skip == 0 and q.length == k.length:
+                return Rotation((cos, sin), (cos, sin), layout, values)
+            rows = slice(skip, skip + q.length)
+            return Rotation((cos[:, rows], sin[:, rows]), (cos, sin), layout, values)
+    return Rotation(phases_of(q), phases_of(k), layout, values)
