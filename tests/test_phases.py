@@ -49,7 +49,7 @@ def test_float64_keeps_sixteen_digits(truth):
         )
 
 
-def test_devices_without_float64_stay_within_two_ulp(truth, monkeypatch):
+def test_devices_without_float64_stay_within_two_ulp(truth):
     first, second, third = (torch.tensor(digit) for digit in digits(W))
     p = torch.tensor(POSITIONS)[:, None]
     fraction = ((p * first & 2**32 - 1) << 28) + (p * second >> 4) + (p * third >> 36)

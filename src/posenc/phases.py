@@ -79,7 +79,7 @@ def without_float64(t: Tensor) -> tuple[Tensor, Tensor]:
     angle = high * c1  # 12 bits times 12 bits: exact, as are the next two
     small = high * c2 + middle * c1
     total = angle + small
-    error = small - (total - angle) + ((high * c3 + middle * c2) + low * c1)
+    error = small - (total - angle) + ((high * c3 + middle * c2) + low * (math.tau / 2**60))
     cos, sin = total.cos(), total.sin()
     cos, sin = cos - error * sin, sin + error * cos
     odd = quarter & 1 == 1

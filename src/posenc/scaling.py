@@ -221,7 +221,7 @@ class LongRoPE(Scaling):
 class Llama3(Scaling):
     """Wavelengths below original / high are kept, above original / low divided by factor, blended in between.
 
-        t = original · w / 2π;   g = clip((t - low) / (high - low), 0, 1);   w' = g w + (1 - g) w / factor
+    t = original · w / 2π;   g = clip((t - low) / (high - low), 0, 1);   w' = g w + (1 - g) w / factor
     """
 
     factor: float = 8.0
