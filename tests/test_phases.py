@@ -10,7 +10,7 @@ from posenc.formulas import inverse_frequencies
 from posenc.phases import digits, digits_of, phases, without_float64
 
 W = inverse_frequencies(32, 500000.0)
-POSITIONS = [0, 1, 7, 511, 2**20, 2**20 + 12345, 10**9 + 7, 2**31 - 1, -1, -(2**20) - 3, 1 - 2**31]
+POSITIONS = [0, 1, 7, 511, 2**20, 2**20 + 12345, 10**9 + 7, 2**31 - 1, -1, -9, -(2**20) - 3, 1 - 2**31]
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,8 @@ def without_float64(t: Tensor) -> tuple[Tensor, Tensor]:
     """
     quarter = (t + 2**57) >> 58
     left = t - (quarter << 58)  # [-2^57, 2^57): up to an eighth of a turn
+    sign = 1 - 2 * (left < 0).to(torch.float32)
+    left = left.abs()  # else the digits of a small negative angle would cancel
     high = left >> 46 << 46
     middle = (left - high) >> 34 << 34
     low = (left - high - middle).to(torch.float32)
@@ -81,7 +83,7 @@ def without_float64(t: Tensor) -> tuple[Tensor, Tensor]:
     total = angle + small
     error = small - (total - angle) + ((high * c3 + middle * c2) + low * (math.tau / 2**60))
     cos, sin = total.cos(), total.sin()
-    cos, sin = cos - error * sin, sin + error * cos
+    cos, sin = cos - error * sin, (sin + error * cos) * sign
     odd = quarter & 1 == 1
     cos, sin = torch.where(odd, sin, cos), torch.where(odd, cos, sin)
     cos = torch.where((quarter + 1) & 2 == 2, -cos, cos)

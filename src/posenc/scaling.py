@@ -141,7 +141,7 @@ class YaRN(Scaling):
             raise ValueError("scale_scores multiplies scores by mscale_all_dim's factor; give mscale_all_dim")
         if self.attention_factor is None:
             object.__setattr__(self, "attention_factor", self._attention_factor())
-        if self.scale_scores:
+        if self.scale_scores and self.mscale_all_dim:
             object.__setattr__(self, "score_factor", yarn_factor(self.factor, self.mscale_all_dim) ** 2)
 
     def _attention_factor(self) -> float:

@@ -149,7 +149,7 @@ def rotation_of(where: Where, layout: Layout, values: bool, phases_of) -> Rotati
         return Rotation(both, both, layout, values)
     if isinstance(q, Run) and isinstance(k, Run) and isinstance(q.start, int) and isinstance(k.start, int):
         skip = q.start - k.start
-        if 0 <= skip and skip + q.length <= k.length:
+        if skip >= 0 and skip + q.length <= k.length:
             cos, sin = phases_of(k)
             if skip == 0 and q.length == k.length:
                 return Rotation((cos, sin), (cos, sin), layout, values)
