@@ -1,10 +1,101 @@
-"""The command line."""
+"""The command line: a table of commands, each loaded when it is called.
+
+A command is one line of COMMANDS: its name, "module:function", one line of help, and the extra that it needs.
+The function takes the remaining arguments (a list of strings) and returns an exit status (None is 0).
+Nothing here imports torch, so `posenc`, `posenc list` and `posenc show` answer at once.
+Only the standard library is used: the core depends on torch alone, and rich would double the time to the first line.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import os
+import sys
+from typing import NamedTuple
+
+from . import __version__, terminal
+from .errors import OptionError, UnsupportedPlan
+
+
+class Command(NamedTuple):
+    target: str  # "module:function" under posenc
+    help: str
+    extra: str | None = None
+
+
+COMMANDS: dict[str, Command] = {
+    "list": Command("show:list_schemes", "every scheme: where it enters, its parameters, whether it extrapolates"),
+    "show": Command("show:show_scheme", "one scheme: formula, options and a picture, e.g. posenc show t5"),
+}
+
 
 def main(argv: list[str] | None = None) -> int:
-    from . import __version__
+    """Run `posenc ARGV`; the exit status: 0 done, 1 failed, 2 asked for something that cannot be."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    terminal.prepare()
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has gone (posenc list | head): nobody is left to tell, and closing must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
 
-    print(f"posenc {__version__}")
-    return 0
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-V", "--version"):
+        print(f"posenc {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return fail(f"no command {name!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    try:
+        return call(command.target, rest) or 0
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing == "torch":
+            return fail(f"posenc {name} needs PyTorch, which is not installed: pip install torch")
+        if missing in ("", "posenc") or command.extra is None:
+            raise
+        return fail(f"posenc {name} needs {missing}, which is not installed: pip install 'posenc[{command.extra}]'")
+    except (OptionError, UnsupportedPlan) as error:
+        return fail(str(error))
+
+
+def call(target: str, arguments: list[str]) -> int | None:
+    module, function = target.split(":")
+    return getattr(importlib.import_module(f"posenc.{module}"), function)(arguments)
+
+
+def fail(sentence: str) -> int:
+    """Say what is wrong on the error stream; the exit status for it."""
+    print(f"posenc: {sentence}", file=sys.stderr)
+    return 2
+
+
+def usage() -> str:
+    bold, dim = terminal.bold, terminal.dim
+    wide = max(map(len, COMMANDS))
+    lines = [
+        "posenc: every positional encoding for attention, behind one interface",
+        "",
+        bold("usage") + "  posenc COMMAND [arguments]     posenc COMMAND --help     posenc --version",
+        "",
+    ]
+    for name, command in COMMANDS.items():
+        extra = dim(f"  [{command.extra}]") if command.extra else ""
+        lines += terminal.hanging(f"  {bold(name)}{' ' * (wide - len(name))}  ", command.help, after=extra)
+    if any(command.extra for command in COMMANDS.values()):
+        lines += ["", dim("[name] is the extra that a command needs: pip install 'posenc[name]'")]
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""The import rules of DESIGN.md, each in a fresh process, and by reading the source where no process can tell."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "posenc"
+HEAVY = {"triton", "transformers", "matplotlib", "gradio", "plotly", "rich", "ray", "safetensors", "typer", "pandas"}
+
+
+def fresh(code):
+    """What a fresh interpreter prints after running the code, read as JSON."""
+    env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def modules_after(code):
+    return set(fresh(f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))"))
+
+
+def test_import_posenc_is_light_and_touching_a_name_brings_torch_and_nothing_heavier():
+    torch = {name.split(".")[0] for name in modules_after("import torch")}
+    light = modules_after("import posenc")
+    assert "torch" not in light
+    used = {
+        name.split(".")[0]
+        for name in modules_after("import posenc; posenc.Where; posenc.attend; posenc.create('t5', heads=2)")
+    }
+    assert "torch" in used
+    assert not (used & HEAVY) - torch
+
+
+def test_schemes_import_no_engine():
+    schemes = sorted(path.stem for path in (SOURCE / "schemes").glob("*.py") if path.stem != "__init__")
+    assert "bias" in schemes
+    loaded = modules_after("; ".join(f"import posenc.schemes.{name}" for name in schemes))
+    forbidden = {"posenc.dispatch", "posenc.attention", "posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli"}
+    assert not {m for m in loaded if m.startswith("posenc.engines") or m in forbidden}
+
+
+def engine_modules():
+    found = (path.relative_to(SOURCE.parent).with_suffix("") for path in (SOURCE / "engines").rglob("*.py"))
+    return sorted(".".join(path.parts).removesuffix(".__init__") for path in found)
+
+
+@pytest.mark.parametrize("module", engine_modules())
+def test_engines_import_no_scheme(module):
+    """Read, not run: an engine may need a library that this machine has not."""
+    path = SOURCE.parent / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for name in imported(path, module, path.name == "__init__.py"):
+        assert not name.startswith(("posenc.schemes", "posenc.scheme", "posenc.registry", "posenc.attention")), name
+        assert not name.startswith(("posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli")), name
+
+
+def test_no_engine_names_a_scheme():
+    """N schemes + M engines: an engine that knows a scheme's name has begun to be N × M."""
+    from posenc.registry import CLASSES
+
+    for path in (SOURCE / "engines").rglob("*.py"):
+        names = {
+            node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
+        }
+        assert not names & set(CLASSES), path
+
+
+def test_what_both_sides_share_imports_neither():
+    shared = ("plan", "where", "index", "rotation", "mask", "constants", "formulas", "errors", "scheme", "registry")
+    loaded = modules_after("; ".join(f"import posenc.{name}" for name in shared))
+    assert not {m for m in loaded if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
+
+
+@pytest.mark.slow
+def test_import_time_is_torch_s():
+    """import posenc and touching its attention: under 1.5 × the time of import torch, best of three, same conditions."""
+    clock = "import json, time; start = time.perf_counter(); {}; print(json.dumps(time.perf_counter() - start))"
+    plain, ours = [], []
+    for _ in range(3):
+        plain.append(fresh(clock.format("import torch")))
+        ours.append(fresh(clock.format("import posenc; posenc.Where; posenc.attend")))
+    assert min(ours) < 1.5 * min(plain), f"{min(ours):.2f} s against torch's {min(plain):.2f} s"
+
+
+def imported(path, module, package):
+    """Absolute names of everything that a file imports, at any depth."""
+    parts = module.split(".") if package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, node.module] if node.module else base)
+            yield prefix
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)

@@ -1,0 +1,58 @@
+"""What `posenc show` reads from the source is what Python sees when the class is imported."""
+
+import importlib
+import inspect
+
+import pytest
+
+import posenc
+from posenc import show
+from posenc.registry import CARDS
+
+
+def built(card):
+    try:
+        importlib.import_module(card.module)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+BUILT = [name for name, card in CARDS.items() if built(card)]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_options_and_docstring_are_those_of_the_class(name):
+    source = show.read_source(CARDS[name])
+    cls = CARDS[name].load()
+    parameters = list(inspect.signature(cls).parameters.values())
+    assert [o.name for o in source.options] == [p.name for p in parameters]
+    for option, parameter in zip(source.options, parameters):
+        assert (option.default is None) == (parameter.default is parameter.empty)
+        if option.name in source.defaults:
+            assert source.defaults[option.name] == parameter.default
+    assert source.doc == inspect.getdoc(cls)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_page_has_the_formula_and_every_option(name):
+    text = "\n".join(show.page(CARDS[name], {}))
+    assert CARDS[name].formula in text
+    for option in show.read_source(CARDS[name]).options:
+        assert option.name in text
+
+
+def test_options_change_the_picture():
+    plain, wide = (show.page(CARDS["t5"], given) for given in ({}, {"buckets": 64, "max_distance": 512}))
+    assert plain != wide
+    assert any("max_distance=512" in line for line in wide)
+
+
+def test_an_option_that_the_scheme_has_not_is_refused():
+    with pytest.raises(posenc.OptionError, match="t5 has no option bucket; its options are heads, buckets"):
+        show.page(CARDS["t5"], {"bucket": 3})
+
+
+def test_an_impossible_option_is_explained():
+    with pytest.raises(posenc.OptionError, match="max_distance=4 must exceed"):
+        show.page(CARDS["t5"], {"max_distance": 4})
