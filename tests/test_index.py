@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc import Grid, Index, Where, index
+
+
+def test_clip_draws_its_docstring():
+    r = torch.arange(-3, 4)
+    assert index.clip(2, 1).look(r).tolist() == [0, 0, 1, 2, 3, 3, 3]
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_expanding_a_table_makes_any_index_a_clip(left, right):
+    rows = tuple((i * 7) % 5 for i in range(left + right + 1))
+    bucketed = Index(-left, right, rows, 5)
+    table = torch.randn(3, 5)
+    r = torch.arange(-20, 21)
+    assert torch.equal(table[:, bucketed.look(r)], bucketed.expand(table, 1)[:, index.clip(left, right).look(r)])
+
+
+def test_exact_has_a_row_for_each_distance():
+    where = Where(q=(5, 2), k=7)
+    exact = index.exact(where)
+    assert (exact.lo, exact.hi, exact.n) == (-6, 1, 8)
+    assert (index.exact(where, most=3).lo, index.exact(where, most=3).hi) == (-3, 1)
+    assert (index.exact(where, future=False).lo, index.exact(where, future=False).hi) == (-6, 0)
+    apart = Where(q=(100, 2), k=3)  # every key far behind: the clamp must still be a span
+    assert (index.exact(apart, most=4).lo, index.exact(apart, most=4).hi) == (-4, -4)
+
+
+def test_grid_is_row_major():
+    rows, columns = torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
+    where = Where(torch.stack((rows.flatten(), columns.flatten()), -1)[None])
+    grid = Grid((index.clip(1, 1, axis=0), index.clip(2, 2, axis=1)))
+    assert grid.n == 15
+    expected = (where.distance(axis=0) + 1) * 5 + where.distance(axis=1) + 2
+    assert torch.equal(grid.of(where, "cpu"), expected)
+
+
+def test_an_index_is_a_value():
+    a, b = index.log_buckets(32, 128, causal=True), index.log_buckets(32, 128, causal=True)
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.n == 32
+    assert (a.lo, a.hi) == (-113, 0)
+    assert (index.log_buckets(32, 128, causal=False).lo, index.log_buckets(32, 128, causal=False).hi) == (-91, 91)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Index(1, 0), "lo <= hi"),
+        (lambda: Index(0, 3, rows=(0, 1)), "needs 4 rows"),
+        (lambda: index.clip(-1, 0), "0 or more"),
+        (lambda: index.log_buckets(31, 128, causal=False), "even"),
+        (lambda: index.log_buckets(32, 8, causal=False), "max_distance"),
+        (lambda: index.exact(Where(3), most=-1), "0 or more"),
+    ],
+)
+def test_bad_indices_get_a_sentence(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from posenc import Run, Where
+
+
+def test_an_int_is_a_length_from_zero():
+    where = Where(q=3, k=5)
+    assert where.q == Run(0, 3)
+    assert where.k == Run(0, 5)
+    assert where.total == 5
+    assert where.reach == (-2, 4)
+    assert where.distance().tolist() == [[0, 1, 2, 3, 4], [-1, 0, 1, 2, 3], [-2, -1, 0, 1, 2]]
+
+
+def test_start_and_length():
+    where = Where(q=(4, 1), k=5)
+    assert where.distance().tolist() == [[-4, -3, -2, -1, 0]]
+    assert where.reach == (-4, 0)
+
+
+def test_keys_default_to_queries():
+    assert Where(7).reach == (-6, 6)
+
+
+def test_a_start_per_row():
+    start = torch.tensor([-2, 0])
+    where = Where(q=(start, 3), k=(start, 3))
+    assert where.q_positions().tolist() == [[-2, -1, 0], [0, 1, 2]]
+    assert where.reach == (-2, 2)
+    assert where.total.tolist() == [1, 3]
+    assert Where(q=(start + 3, 1), k=(start.clone(), 4)).reach == (-5, 2)
+
+
+def test_tensors_of_every_shape():
+    flat = torch.tensor([3, 1, 9])
+    assert Where(flat).reach == (-8, 8)
+    assert Where(flat).total.item() == 10
+    rows = torch.stack((flat, flat + 1))
+    assert Where(rows).distance().shape == (2, 3, 3)
+    assert Where(rows).total.tolist() == [10, 11]
+    axes = torch.stack((rows, -rows), dim=-1)
+    where = Where(axes)
+    assert len(where.axes) == 2
+    assert torch.equal(where.distance(axis=1), -where.distance(axis=0))
+    assert where.axis(1).reach == (-8 - 1, 8 + 1)
+
+
+def test_more_axes_keep_the_runs():
+    segments = torch.tensor([[0, 0, 1]])
+    where = Where(3, more=[(segments, segments)])
+    assert where.runs is not None
+    assert where.distance(axis=1).tolist() == [[[0, 0, 1], [0, 0, 1], [-1, -1, 0]]]
+
+
+def test_blocks_of_distances():
+    where = Where(q=(10, 6), k=16)
+    full = where.distance()
+    assert torch.equal(where.distance(rows=slice(2, 5), columns=slice(3, 9)), full[2:5, 3:9])
+
+
+def test_given_reach_and_total_are_kept():
+    where = Where(torch.arange(4), reach=(-9, 9), total=100)
+    assert (where.reach, where.total) == ((-9, 9), 100)
+
+
+def test_empty_positions():
+    assert Where(q=0, k=3).distance().shape == (0, 3)
+    assert Where(torch.empty(2, 0, dtype=torch.int64)).reach == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(q=2.5), "not a place"),
+        (dict(q=True), "neither a length"),
+        (dict(q=-1), "0 or more"),
+        (dict(q=(0.5, 2)), "must be integers"),
+        (dict(q=(0, 2.0)), "must be an integer"),
+        (dict(q=torch.tensor([0.0, 1.0])), "must be integers"),
+        (dict(q=torch.zeros(1, 2, 3, 4, dtype=torch.int64)), r"\[B, L, axes\]"),
+        (dict(q=(torch.zeros(2, 2, dtype=torch.int64), 3)), r"int tensor \[B\]"),
+        (dict(q=torch.zeros(1, 2, 2, dtype=torch.int64), k=2), "2 axes and k has 1"),
+        (dict(q=3, more=[(torch.zeros(1, 2, dtype=torch.int64), 3)]), "axis 1 has 2 queries"),
+        (dict(q=3, more=[3]), "pairs"),
+        (dict(q=3, reach=(4, 1)), "lowest, highest"),
+    ],
+)
+def test_bad_places_get_a_sentence(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Where(**arguments)
+
+
+def test_an_axis_that_is_not_there():
+    with pytest.raises(ValueError, match="axes 0 to 0"):
+        Where(3).axis(1)
