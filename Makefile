@@ -17,7 +17,7 @@ help:
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
 demo: $(VENV)/.demo
-	$(PY) -m posenc.demo --out out/demo
+	$(PY) examples/demo.py --out out/demo
 
 test: $(VENV)/.dev
 	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
@@ -59,7 +59,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[lab]'
+	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

@@ -42,7 +42,7 @@ def on_a_terminal(*arguments, **environment):
     return text.decode()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["list"], ["show", "t5"], ["show", "alibi"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], [], ["list"], ["show", "t5"], ["show", "rope"], ["--version"]])
 def test_these_answer_without_torch(arguments):
     code = (
         "import sys; from posenc.cli import main; status = main(sys.argv[1:]); "

@@ -66,7 +66,7 @@ def shaw(options: Options) -> list[str]:
 
 def clipped(options: Options) -> list[str]:
     k = options["k"]
-    return _clip(k, k, f"Row of the table: each distance in [-{k}, {k}] has its own, all beyond share the last one")
+    return _clip(k, k, f"Row of the table: each distance in [-{k}, {k}] has its own, those beyond share the edge's")
 
 
 def t5(options: Options) -> list[str]:

@@ -120,9 +120,8 @@ def read_source(which: Card) -> Source:
         raise OptionError(f"posenc.{which.class_name} is not in {which.module}")
     options, defaults = [], {}
     for name, annotation, default in _arguments(tree, found):
-        options.append(
-            Option(name, ast.unparse(annotation) if annotation else "", ast.unparse(default) if default else None)
-        )
+        kind = ast.unparse(_spelled_out(tree, which.module, annotation)) if annotation else ""
+        options.append(Option(name, kind, ast.unparse(default) if default else None))
         if default is not None:
             try:
                 defaults[name] = ast.literal_eval(default)
@@ -141,6 +140,19 @@ def _module(name: str) -> ast.Module:
 
 def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
+    """A name for a Literal becomes the Literal, so that people see the choices: Layout is Literal['half', ...]."""
+    if not isinstance(annotation, ast.Name):
+        return annotation
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == annotation.id:
+            return node.value
+        if isinstance(node, ast.ImportFrom) and node.level and annotation.id in {alias.name for alias in node.names}:
+            source = ".".join([*module.split(".")[: -node.level], node.module or ""]).rstrip(".")
+            return _spelled_out(_module(source), source, annotation)
+    return annotation
 
 
 def _arguments(tree: ast.Module, node: ast.ClassDef) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
