@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .engines import reference
+from .engines import reference, sdpa
 from .errors import UnsupportedPlan
 from .mask import make_mask
 from .plan import Plan
 from .where import Where
 
-ENGINES = {"reference": reference}
+ENGINES = {"sdpa": sdpa, "reference": reference}
 """Every engine by name, fastest first where `auto` chooses."""
 
 

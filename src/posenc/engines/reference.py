@@ -13,9 +13,13 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
     return None
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+ALL = slice(None)
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL) -> Tensor:
+    """`rows` are the query slots that q holds: the plan and the mask are for all of them."""
     with torch.autocast(q.device.type, enabled=False):
-        weights = softmax(masked(logits(q, k, plan), mask))
+        weights = softmax(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
         if dropout > 0.0:
             weights = torch.nn.functional.dropout(weights, dropout)
         v = repeat(v, q.shape[1]).to(weights.dtype)
@@ -23,53 +27,56 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
         for lookup in plan.lookups:
             if lookup.add_value is not None:
                 table = lookup.add_value.to(weights.dtype)
-                rows = _spread(lookup.index.of(plan.where, q.device), weights)
-                binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, rows, weights)
+                at = _spread(lookup.index.of(plan.where, q.device, rows), weights)
+                binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
                 out = out + binned @ table
         return out.to(q.dtype)
 
 
-def logits(q: Tensor, k: Tensor, plan: Plan) -> Tensor:
+def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     """s [B, H, Lq, Lk], before any mask, in float32 or better."""
     precision = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(precision), repeat(k, q.shape[1]).to(precision)
     where, device = plan.where, q.device
     s = q @ k.transpose(-1, -2)
     for lookup in plan.lookups:
-        rows = None
+        at = None
         if lookup.dot_query is not None:
-            rows = _spread(lookup.index.of(where, device), s)
-            states = q if lookup.states is None else lookup.states.to(precision)
+            at = _spread(lookup.index.of(where, device, rows), s)
+            states = q if lookup.states is None else lookup.states[:, :, rows].to(precision)
             s = s + (states @ lookup.dot_query.to(precision).transpose(-1, -2)).expand(
                 *s.shape[:3], lookup.index.n
-            ).gather(3, rows)
+            ).gather(3, at)
         if lookup.dot_key is not None:
-            rows = _spread(lookup.index.of(where, device), s) if rows is None else rows
-            s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, rows)
+            at = _spread(lookup.index.of(where, device, rows), s) if at is None else at
+            s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, at)
     scale = plan.scale_of(q.shape[-1])
-    s = s * (scale.to(precision) if isinstance(scale, Tensor) else scale)
+    if isinstance(scale, Tensor):
+        scale = scale.to(precision)
+        scale = scale[..., rows, :] if scale.dim() > 1 and scale.shape[-2] > 1 else scale
+    s = s * scale
     for lookup in plan.lookups:
         if lookup.bias is not None:
-            bias = lookup.bias.to(precision)[:, lookup.index.of(where, device)]  # [H, Lq, Lk] or [H, B, Lq, Lk]
+            bias = lookup.bias.to(precision)[:, lookup.index.of(where, device, rows)]  # [H, (B,) Lq, Lk]
             s = s + (bias if bias.dim() == 3 else bias.transpose(0, 1))
     if plan.slopes is not None:
-        distance = where.distance(device).abs().to(precision)
+        distance = where.distance(device, rows=rows).abs().to(precision)
         distance = distance if distance.dim() == 2 else distance[:, None]
         s = s - plan.slopes.to(precision)[:, None, None] * distance
     if plan.decay is not None:
         c_q, c_k = plan.decay
-        s = s + (c_q.to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
+        s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
     if plan.pair is not None:
-        s = s + plan.pair(where.q_positions(device), where.k_positions(device)).to(precision)
+        s = s + plan.pair(where.q_positions(device)[..., rows], where.k_positions(device)).to(precision)
     return s
 
 
-def masked(s: Tensor, mask: Mask) -> Tensor:
-    """s with the additive mask added and -inf where a key may not be seen."""
-    added = mask.added()
+def masked(s: Tensor, mask: Mask, rows: slice = ALL, q_length: int | None = None) -> Tensor:
+    """s with the additive mask added and -inf where a key may not be seen. s holds `rows` of q_length queries."""
+    added = mask.added(rows)
     if added is not None:
         s = s + added.to(s.dtype)
-    allowed = mask.allowed(s.shape[2], s.shape[3], s.device)
+    allowed = mask.allowed(s.shape[2] if q_length is None else q_length, s.shape[3], s.device, rows)
     return s if allowed is None else s.masked_fill(~allowed, float("-inf"))
 
 

@@ -1,0 +1,49 @@
+"""Any plan, a block of queries at a time: the reference formula in O(block · Lk) memory, forward and backward.
+
+Each block is checkpointed: nothing of size [block, Lk] outlives it, and autograd recomputes it for the gradients,
+those of what `pair` closes over included. This is the way for plans without a structure that could be used:
+explicit position tensors, documents, additive masks, dropout, tensor scales, grids, `pair`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ...mask import Mask
+from ...plan import Plan
+from .. import reference
+
+SCORES = 1 << 22
+"""Scores of one block: 16 MiB of float32."""
+FEWEST = 64
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+    batch, heads, q_length, _ = q.shape
+    block = max(FEWEST, SCORES // max(1, batch * heads * k.shape[2]))
+    if q_length <= block:
+        return reference.run(q, k, v, plan, mask, dropout)
+    precision = torch.promote_types(q.dtype, torch.float32)
+    # in float32 here, so that the blocks' gradients are summed in float32
+    k, v = k.to(precision), v.to(precision)
+    plan = _precise(plan, precision)
+    outs = []
+    for start in range(0, q_length, block):
+        rows = slice(start, min(start + block, q_length))
+        arguments = (q[:, :, rows], k, v, plan, mask, dropout, rows)
+        if torch.is_grad_enabled():
+            outs.append(checkpoint(reference.run, *arguments, use_reentrant=False))
+        else:
+            outs.append(reference.run(*arguments))
+    return torch.cat(outs, 2)
+
+
+def _precise(plan: Plan, precision: torch.dtype) -> Plan:
+    lookups = []
+    for lookup in plan.lookups:
+        lookups.append(replace(lookup, **{name: tensor.to(precision) for name, tensor in lookup.tensors()}))
+    return replace(plan, lookups=tuple(lookups))

@@ -1,0 +1,240 @@
+"""The sdpa engine against the float64 reference: every slot, awkward lengths, gradients of every tensor."""
+
+import pytest
+import torch
+
+from posenc.dispatch import attend
+from posenc.engines.sdpa import rows
+from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
+from posenc.plan import Lookup, Plan
+from posenc.where import Where
+
+B, H, D = 2, 4, 8
+
+
+def leaf(*shape, dtype=torch.float64, scale=1.0):
+    return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype).requires_grad_()
+
+
+def tensors(q_length, k_length, *, kv_heads=H, v_size=D, dtype=torch.float64):
+    return (
+        leaf(B, H, q_length, D, dtype=dtype),
+        leaf(B, kv_heads, k_length, D, dtype=dtype),
+        leaf(B, kv_heads, k_length, v_size, dtype=dtype),
+    )
+
+
+def plans(where, dtype=torch.float64, v_size=D):
+    """One plan for each shape of problem; every tensor is a leaf."""
+    span = exact(where)
+    length = where.q_length
+    return {
+        "none": Plan(where),
+        "bias": Plan(where, lookups=(Lookup(log_buckets(8, 20, causal=False), bias=leaf(H, 8, dtype=dtype)),)),
+        "shared bias": Plan(where, lookups=(Lookup(clip(3, 2), bias=leaf(1, 6, dtype=dtype)),), scale=1.0),
+        "slopes": Plan(where, slopes=leaf(H, dtype=dtype)),
+        "keys": Plan(where, lookups=(Lookup(clip(5, 3), dot_query=leaf(1, 9, D, dtype=dtype)),)),
+        "keys and values": Plan(
+            where,
+            lookups=(
+                Lookup(clip(4, 6), dot_query=leaf(1, 11, D, dtype=dtype), add_value=leaf(H, 11, v_size, dtype=dtype)),
+            ),
+        ),
+        "values": Plan(where, lookups=(Lookup(clip(3, 3), add_value=leaf(1, 7, v_size, dtype=dtype)),)),
+        "disentangled": Plan(
+            where,
+            lookups=(
+                Lookup(
+                    deberta_buckets(8, 16),
+                    dot_query=leaf(H, 16, D, dtype=dtype),
+                    dot_key=leaf(H, 16, D, dtype=dtype),
+                ),
+            ),
+            scale=0.2,
+        ),
+        "two indices": Plan(
+            where,
+            lookups=(
+                Lookup(clip(2, 7), dot_query=leaf(1, 10, D, dtype=dtype), bias=leaf(H, 10, dtype=dtype)),
+                Lookup(clip(6, 1), dot_key=leaf(1, 8, D, dtype=dtype), add_value=leaf(1, 8, v_size, dtype=dtype)),
+            ),
+            slopes=leaf(H, dtype=dtype),
+        ),
+        "exact": Plan(
+            where,
+            lookups=(Lookup(span, dot_query=leaf(H, span.n, D, dtype=dtype), bias=leaf(H, span.n, dtype=dtype)),),
+        ),
+        "states": Plan(
+            where,
+            lookups=(
+                Lookup(clip(9, 1), dot_query=leaf(1, 11, 3, dtype=dtype), states=leaf(B, H, length, 3, dtype=dtype)),
+            ),
+            scale=0.7,
+        ),
+        "decay": Plan(where, decay=(leaf(B, H, length, dtype=dtype), leaf(B, H, where.k_length, dtype=dtype))),
+        "scale": Plan(where, scale=leaf(H, 1, dtype=dtype), slopes=leaf(H, dtype=dtype)),
+    }
+
+
+NAMES = list(plans(Where(4)))
+LENGTHS = [(1, 1), (7, 7), (63, 63), (129, 129), (1, 40), (5, 40), (40, 7)]
+
+
+def places(q_length, k_length):
+    return Where(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
+
+
+def compare(q, k, v, plan, *, extra=(), tolerance=1e-9, **options):
+    """Output and gradients of every leaf, against the reference."""
+    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors()), *extra]
+    results = []
+    for engine in ("reference", "sdpa"):
+        out = attend(q, k, v, plan, engine=engine, **options)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+        grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
+        zero = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
+        results.append([out, *zero])
+    for ours, theirs in zip(results[1], results[0]):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("q_length, k_length", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_the_reference(name, q_length, k_length, causal):
+    plan = plans(places(q_length, k_length))[name]
+    with pytest.warns(UserWarning) if causal and q_length > k_length else _nothing():
+        compare(*tensors(q_length, k_length), plan, causal=causal)
+
+
+class _nothing:
+    def __enter__(self): ...
+
+    def __exit__(self, *_): ...
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("window", [3, (10, None), (None, 4), (0, 0)])
+def test_window(name, window):
+    plan = plans(places(40, 50))[name]
+    compare(*tensors(40, 50), plan, window=window)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_queries(name, kv_heads):
+    plan = plans(places(33, 40))[name]
+    compare(*tensors(33, 40, kv_heads=kv_heads), plan, causal=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("v_size", [5, 12])
+def test_values_of_another_size(name, v_size):
+    plan = plans(places(33, 40), v_size=v_size)[name]
+    compare(*tensors(33, 40, v_size=v_size), plan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("padding", ["right", "left", "holes", "nothing left"])
+def test_key_padding(name, padding):
+    seen = torch.ones(B, 40, dtype=torch.bool)
+    if padding == "right":
+        seen[0, 25:] = False
+    elif padding == "left":
+        seen[1, :13] = False
+    elif padding == "holes":
+        seen[0, ::3] = False
+        seen[1, 20:30] = False
+    else:
+        seen[1] = False
+    plan = plans(places(40, 40))[name]
+    compare(*tensors(40, 40), plan, key_mask=seen)
+    compare(*tensors(40, 40), plan, key_mask=seen, causal=True)
+
+
+def test_a_query_with_nothing_to_see_gives_zeros():
+    q, k, v = tensors(6, 6)
+    plan = plans(Where(6))["keys and values"]
+    seen = torch.zeros(B, 6, dtype=torch.bool)
+    seen[0, 4:] = True
+    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="sdpa")
+    assert (out[0, :, :4] == 0).all() and (out[1] == 0).all() and (out[0, :, 4:] != 0).any()
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0)])
+def test_empty(lengths):
+    q, k, v = tensors(*lengths)
+    plan = Plan(places(*lengths), lookups=(Lookup(clip(3, 3), bias=leaf(H, 7)),))
+    out = attend(q, k, v, plan, engine="sdpa")
+    assert out.shape == (B, H, lengths[0], D) and (out == 0).all()
+
+
+# ---- plans without structure: blocks of the formula -------------------------------------------------------------
+def test_explicit_positions(monkeypatch):
+    monkeypatch.setattr(rows, "SCORES", 1)
+    monkeypatch.setattr(rows, "FEWEST", 16)
+    shuffled = torch.stack([torch.randperm(50), torch.randperm(50) * 3])
+    for name, plan in plans(Where(shuffled[:, :37], shuffled)).items():
+        del name
+        compare(*tensors(37, 50), plan)
+
+
+def test_starts_of_rows():
+    start = torch.tensor([3, 11])
+    for plan in plans(Where((start, 20), (start, 20))).values():
+        compare(*tensors(20, 20), plan, causal=True)
+    for plan in plans(Where((start, 20), 20)).values():
+        compare(*tensors(20, 20), plan)
+
+
+def test_documents_and_masks(monkeypatch):
+    monkeypatch.setattr(rows, "SCORES", 1)
+    monkeypatch.setattr(rows, "FEWEST", 16)
+    ids = torch.arange(45).div(10, rounding_mode="floor").repeat(B, 1)
+    ids[1] += ids[1] % 2
+    added = leaf(H, 45, 45)
+    for plan in plans(Where(45)).values():
+        compare(*tensors(45, 45), plan, documents=ids, causal=True)
+        compare(*tensors(45, 45), plan, mask=added, extra=[added])
+        compare(*tensors(45, 45), plan, mask=torch.rand(B, 1, 45, 45) > 0.3)
+
+
+def test_pair_and_what_it_closes_over(monkeypatch):
+    monkeypatch.setattr(rows, "SCORES", 1)
+    monkeypatch.setattr(rows, "FEWEST", 16)
+    weight = leaf(H, 1, 1)
+
+    def pair(p_q, p_k):
+        return (weight * torch.log1p((p_k[..., None, :] - p_q[..., :, None]).abs().double()))[None]
+
+    compare(*tensors(45, 45), Plan(Where(45), pair=pair), extra=[weight])
+
+
+def test_grid_and_second_axis(monkeypatch):
+    monkeypatch.setattr(rows, "SCORES", 1)
+    monkeypatch.setattr(rows, "FEWEST", 16)
+    row, column = torch.arange(42) // 6, torch.arange(42) % 6
+    grid = Grid((clip(6, 6), clip(5, 5, axis=1)))
+    where = Where(torch.stack([row, column], -1)[None])
+    compare(*tensors(42, 42), Plan(where, lookups=(Lookup(grid, bias=leaf(H, grid.n)),)))
+    segments = (torch.arange(42) > 20).long()
+    where = Where(42, 42, more=[(segments, segments)])
+    lookups = (
+        Lookup(clip(5, 5), dot_query=leaf(H, 11, D)),
+        Lookup(clip(1, 1, axis=1), dot_query=leaf(H, 3, D), bias=leaf(H, 3)),
+    )
+    compare(*tensors(42, 42), Plan(where, lookups=lookups))
+
+
+def test_dropout(monkeypatch):
+    """Exact where the weights are known: with one visible key and v = 1, each output is 0 or 1 / (1 - p)."""
+    monkeypatch.setattr(rows, "SCORES", 1)
+    q, k, v = tensors(200, 200)
+    v = torch.ones_like(v).requires_grad_()
+    out = attend(q, k, v, plans(Where(200))["bias"], window=0, dropout=0.25, engine="sdpa")
+    kept = out[..., 0] != 0
+    torch.testing.assert_close(out, kept[..., None] * torch.full_like(out, 4 / 3))
+    assert 0.7 < kept.double().mean() < 0.8
+    (gradient,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close(gradient, out.detach())  # the same weights are dropped in the backward pass
