@@ -21,11 +21,11 @@ _NAMES = {
     "Plan": "plan", "Lookup": "plan",
     "Rotation": "rotation",
     "Scheme": "scheme",
-    "ENGINES": "dispatch", "attend": "dispatch", "scores": "dispatch",
+    "ENGINES": "dispatch", "attend": "dispatch", "engine_for": "dispatch", "scores": "dispatch",
     "Attention": "attention",
     "KVCache": "cache",
 }  # fmt: skip
-_MODULES = ("formulas", "index", "engines", "schemes", "scaling")
+_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf")
 
 __all__ = ["OptionError", "UnsupportedPlan", "card", "create", "names", *_NAMES, *_CLASSES]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .engines import reference, sdpa
 from .errors import UnsupportedPlan
-from .mask import make_mask
+from .mask import Mask, make_mask
 from .plan import Plan
 from .where import Where
 
@@ -54,6 +54,39 @@ def attend(
 
     A query with nothing to see gives zeros.
     """
+    ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
+    if engine != "auto":
+        if engine not in ENGINES:
+            raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
+        reason = ENGINES[engine].refuses(*ready, seen, dropout)
+        if reason is not None:
+            raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
+        return ENGINES[engine].run(*ready, seen, dropout)
+    name, reasons = _choose(ready, seen, dropout)
+    if name == "reference" and q.is_cuda:
+        _warn_slow(reasons)
+    return ENGINES[name].run(*ready, seen, dropout)
+
+
+def engine_for(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan | None = None,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+) -> str:
+    """The engine that `attend(..., engine="auto")` would run on these arguments."""
+    return _choose(*_ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout), dropout)[0]
+
+
+def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) -> tuple[Ready, Mask]:
+    """Check `attend`'s arguments and do the pre-pass."""
     _check(q, k, v)
     if plan is None:
         plan = Plan(Where(q.shape[2], k.shape[2]))
@@ -63,21 +96,16 @@ def attend(
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     if causal:
         _check_alignment(plan.where)
-    ready = prepass(q, k, v, plan)
-    if engine != "auto":
-        if engine not in ENGINES:
-            raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
-        reason = ENGINES[engine].refuses(*ready, seen, dropout)
-        if reason is not None:
-            raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
-        return ENGINES[engine].run(*ready, seen, dropout)
+    return prepass(q, k, v, plan), seen
+
+
+def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, str]:
+    """The first engine that does not refuse, and why those before it did."""
     reasons: list[str] = []
     for name, candidate in ENGINES.items():
         reason = candidate.refuses(*ready, seen, dropout)
         if reason is None:
-            if name == "reference" and q.is_cuda:
-                _warn_slow("; ".join(reasons))
-            return candidate.run(*ready, seen, dropout)
+            return name, "; ".join(reasons)
         reasons.append(f"{name}: {reason}")
     raise UnsupportedPlan("no engine can run this: " + "; ".join(reasons))
 
@@ -148,7 +176,7 @@ def _check_alignment(where: Where) -> None:
                 f"causal aligns the last query with the last key, but the plan puts them at positions {last_q} and "
                 f"{last_k}; a query that continues a cache starts there: "
                 f"Where(q=({k.start + k.length - q.length}, {q.length}), k=({k.start}, {k.length}))",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
