@@ -1,14 +1,22 @@
-"""The project's own files agree with one another."""
+"""The project's own files agree with one another and with the code."""
 
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import posenc
+from posenc.registry import CARDS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
+ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def test_the_core_needs_torch_alone():
@@ -28,3 +36,66 @@ def test_every_dependency_of_an_extra_is_pinned_for_the_tests():
             name = NAME.match(dependency)[0].lower().replace("_", "-")
             assert name == "posenc" or name in pins, f"{name} of the extra {extra} is missing from constraints.txt"
     assert "torch==2.13.0" in lines
+
+
+def test_a_file_is_one_idea():
+    long = {path: n for path in ROOT.glob("src/**/*.py") if (n := len(path.read_bytes().splitlines())) > 600}
+    assert not long
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+def test_the_first_screen_is_what_it_is_and_two_commands(text):
+    first = blocks(text, "")[0].splitlines()
+    assert [line.split("#")[0].strip() for line in first] == ["make demo", "make test"]
+    assert text.index("make test") < 1200
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+def test_the_examples_run(text):
+    """One after the other in one namespace, as a reader would paste them; blocks of other sections start afresh."""
+    use = text.split("\n## ")[1]
+    names: dict = {}
+    assert blocks(use, "python")
+    for block in blocks(use, "python"):
+        exec(compile(block, "README", "exec"), names)
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+def test_every_scheme_has_a_row(text):
+    for name, card in CARDS.items():
+        assert f"| `{name}` | `{card.class_name}` |" in text
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+def test_every_engine_and_extra_has_a_row(text):
+    for name in [*posenc.ENGINES, *PROJECT["project"]["optional-dependencies"]]:
+        assert f"\n| `{name}` |" in text
+
+
+def test_the_two_readmes_are_in_step():
+    def code(text):
+        return [re.sub(r"#.*", "", block) for block in blocks(text, "python")]
+
+    assert code(ENGLISH) == code(CHINESE)
+    for mark in (r"^#+ ", r"^\| ", r"^```", r"<!--.*?-->", r"\[[^\]]*\]\([^)]*\)"):
+        english, chinese = (len(re.findall(mark, text, re.MULTILINE)) for text in (ENGLISH, CHINESE))
+        assert english == chinese, f"{mark}: {english} in English, {chinese} in Chinese"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "DESIGN.md"])
+def test_links_and_paths_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"`((?:src|tests|bench|examples|docs)/[\w./-]+)`", text)
+    for target in links + paths:
+        assert (ROOT / target).exists(), f"{name} names {target}"
+
+
+def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
+    from posenc import pictures, show, terminal
+
+    monkeypatch.setattr(terminal, "width", lambda: 100)
+    drawn = pictures.draw("t5", show.read_source(CARDS["t5"]).defaults)
+    block = next(block for block in blocks(ENGLISH, "") if "posenc show t5" in block)
+    shown = [line.rstrip() for line in block.splitlines()[2:]]
+    assert shown == drawn[: len(shown)]
