@@ -25,7 +25,7 @@ _NAMES = {
     "Attention": "attention",
     "KVCache": "cache",
 }  # fmt: skip
-_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf")
+_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot")
 
 __all__ = ["OptionError", "UnsupportedPlan", "card", "create", "names", *_NAMES, *_CLASSES]
 

@@ -1,0 +1,281 @@
+"""The numbers behind every picture, taken from the schemes' own plans. Nothing here draws.
+
+Sign everywhere: r = key position - query position; negative is the past.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..attention import Attention
+from ..dispatch import scores
+from ..index import Grid
+from ..plan import Plan
+from ..registry import CLASSES, create
+from ..scheme import Scheme
+from ..where import Where
+
+if TYPE_CHECKING:
+    from ..scaling import Scaling
+
+SIZES = {"d_model": 512, "heads": 8}
+# A table that starts at zero has nothing to show; these options stand in for training where none are given.
+DRAWN: dict[str, dict[str, Any]] = {"clipped": {"std": 1.0}, "learned": {"max_len": 512}}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scheme with the sizes of the layer that it is drawn in."""
+
+    scheme: Scheme
+    name: str
+    d_model: int
+    heads: int
+    head_dim: int
+
+    def plan(self, where: Where) -> Plan:
+        """Its plan over `where`, for content that is 1 everywhere."""
+        x = torch.ones(1, where.q_length, self.d_model)
+        try:
+            return self.scheme.plan(where, x=x)
+        except ValueError:
+            host = Attention(self.d_model, self.heads, head_dim=self.head_dim, position=self.scheme)
+            return self.scheme.plan(where, x=x, host=host)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether the position is added to the input."""
+        return type(self.scheme).embed is not Scheme.embed
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.scheme.parameters())
+
+
+@torch.no_grad()
+def subject(
+    scheme: Scheme | str | Subject, *, seed: int = 0, d_model: int | None = None, heads: int | None = None,
+    head_dim: int | None = None, **options: Any,
+) -> Subject:  # fmt: skip
+    """A scheme, or a scheme's name with its options, ready to be drawn. Learned tables are drawn with `seed`."""
+    if isinstance(scheme, Subject):
+        return scheme
+    if isinstance(scheme, str):
+        sizes = {"d_model": d_model or SIZES["d_model"], "heads": heads or SIZES["heads"]}
+        options = {**DRAWN.get(scheme, {}), **options}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = create(scheme, **sizes, head_dim=head_dim, **options)
+        return Subject(made, scheme, **sizes, head_dim=head_dim or sizes["d_model"] // sizes["heads"])
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"give a scheme or a scheme's name, got {type(scheme).__name__}")
+    if options:
+        raise TypeError(f"{', '.join(options)}: options go with a scheme's name; this scheme is made already")
+    known = CLASSES.get(type(scheme).__name__)
+    heads = heads or _size(scheme, "heads") or _heads_of(scheme)
+    head_dim = head_dim or _size(scheme, "head_dim") or _head_dim_of(scheme)
+    d_model = d_model or _size(scheme, "d_model") or heads * head_dim
+    return Subject(scheme, known.name if known else type(scheme).__name__, d_model, heads, head_dim)
+
+
+def _size(scheme: Scheme, name: str) -> int | None:
+    value = getattr(scheme, name, None)
+    return value if isinstance(value, int) else None
+
+
+def _probe(scheme: Scheme) -> Plan | None:
+    try:
+        return scheme.plan(Where(2))
+    except ValueError:
+        return None
+
+
+def _heads_of(scheme: Scheme) -> int:
+    plan = _probe(scheme)
+    if plan is None:
+        return 1
+    sizes = [t.shape[0] for name, t in plan.tensors() if name == "slopes" or ("lookups" in name and t.dim() < 4)]
+    return max(sizes, default=1)
+
+
+def _head_dim_of(scheme: Scheme) -> int:
+    plan = _probe(scheme)
+    if plan is not None:
+        for lookup in plan.lookups:
+            for table in (lookup.dot_query, lookup.dot_key, lookup.add_value):
+                if table is not None and lookup.states is None:
+                    return table.shape[-1]
+        if plan.rotate is not None and plan.rotate.k is not None:
+            return 2 * plan.rotate.k[0].shape[-1]
+    return 64
+
+
+def positions(length: int, most: int | None = None, start: int = 0) -> Tensor:
+    """0 .. length-1, or about `most` of them, evenly spread: what is left out is never computed."""
+    if length < 1:
+        raise ValueError(f"length={length} must be at least 1")
+    stride = 1 if most is None else max(1, math.ceil(length / most))
+    return torch.arange(start, start + length, stride)
+
+
+@torch.no_grad()
+def kernel(subject: Subject, q: Tensor, k: Tensor) -> Tensor:
+    """What position does to the score of queries at q [Lq] and keys at k [Lk]: [heads, Lq, Lk], float64.
+
+    The content is 1 in every channel, so that only positions differ.
+        rotary     the whole score
+        absolute   the score of the position vectors alone, cut into heads
+        others     the score less that of the content
+    """
+    if subject.absolute:
+        sides = (_vectors(subject, place) for place in (q, k))
+        first, second = (side.unflatten(-1, (subject.heads, -1)).transpose(0, 1)[None] for side in sides)
+        return scores(first, second)[0]
+    where = Where(q, k)
+    plan = subject.plan(where)
+    first, second = (torch.ones(1, subject.heads, n, subject.head_dim, dtype=torch.float64) for n in (len(q), len(k)))
+    s = scores(first, second, plan)
+    return (s if plan.rotate is not None else s - scores(first, second, Plan(where, scale=plan.scale)))[0]
+
+
+def _vectors(subject: Subject, place: Tensor) -> Tensor:
+    """The position vectors that an absolute scheme adds to its input: [L, d_model], float64."""
+    zeros = torch.zeros(1, len(place), subject.d_model, dtype=torch.float64)
+    return subject.scheme.embed(zeros, Where(place))[0].to(torch.float64)
+
+
+@torch.no_grad()
+def over_distance(subject: Subject, r: Tensor, *, at: int | None = None) -> Tensor:
+    """The kernel of one query against keys r [n] away from it: [heads, n]. `at` is the query's position."""
+    place = max(0, -int(r.min())) if at is None else at
+    return kernel(subject, torch.tensor([place]), place + r)[:, 0]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Vectors of positions (or of distances): rows [n, channels]."""
+
+    rows: Tensor
+    places: Tensor  # positions, or distances r
+    relative: bool
+    channel: str  # dimension, pair, head
+
+
+@torch.no_grad()
+def encoding(subject: Subject, length: int, head: int = 0) -> Encoding | None:
+    """The vectors that a scheme gives to positions 0 .. length-1, or to distances; None where it has none.
+
+    absolute     the vector added at each position
+    rotary       cos and sin of each pair's angle at each position, all cosines first
+    content      the table row of each distance, of one head
+    bias         the number that each head adds at each distance
+    """
+    if subject.absolute:
+        place = positions(length)
+        return Encoding(_vectors(subject, place), place, False, "dimension")
+    where = Where(length)
+    plan = subject.plan(where)
+    if plan.rotate is not None and plan.rotate.k is not None:
+        cos, sin = plan.rotate.k
+        return Encoding(torch.cat((cos[0], sin[0]), dim=-1).double(), positions(length), False, "cos, sin of pair")
+    r = torch.arange(-(length - 1), length)
+    for lookup in plan.lookups:
+        table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)
+        if table is not None and not isinstance(lookup.index, Grid):
+            table = table[min(head, table.shape[0] - 1)]
+            return Encoding(table[lookup.index.look(r)].double(), r, True, "dimension")
+    if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
+        return Encoding(over_distance(subject, r).t(), r, True, "head")
+    return None
+
+
+@torch.no_grad()
+def similarity(subject: Subject, length: int, head: int = 0) -> tuple[Tensor, Tensor, bool]:
+    """Cosine of every two vectors of `encoding`, their places, and whether those are distances."""
+    vectors = encoding(subject, length, head)
+    if vectors is None:
+        raise ValueError(f"{subject.name} gives positions no vectors, so there is no similarity to draw")
+    rows = torch.nn.functional.normalize(vectors.rows, dim=-1)
+    return rows @ rows.t(), vectors.places, vectors.relative
+
+
+@torch.no_grad()
+def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
+    """(r, row): the table row that each distance from -reach to reach reads, of the first lookup."""
+    r = torch.arange(-reach, reach + 1)
+    plan = subject.plan(Where(torch.tensor([reach]), reach + r))
+    for lookup in plan.lookups:
+        if not isinstance(lookup.index, Grid):
+            return r, lookup.index.look(r)
+    raise ValueError(f"{subject.name} reads no table by distance, so it has no buckets; try t5, shaw or deberta")
+
+
+def span(subject: Subject, length: int) -> tuple[int, int] | None:
+    """(lo, hi): outside these distances every table read is constant; None where there is no table."""
+    found = [
+        (lookup.index.lo, lookup.index.hi)
+        for lookup in subject.plan(Where(length)).lookups
+        if not isinstance(lookup.index, Grid)
+    ]
+    return (min(lo for lo, _ in found), max(hi for _, hi in found)) if found else None
+
+
+def wavelengths(head_dim: int, base: float, scaling: Scaling | None = None, total: int | None = None) -> Tensor:
+    """Tokens for one full turn of each rotary pair, [head_dim / 2]; infinite where a pair stands still."""
+    from ..schemes.rotary import RoPE
+
+    frequencies = RoPE(head_dim=head_dim, base=base, scaling=scaling).frequencies(total)
+    return math.tau / torch.tensor(frequencies, dtype=torch.float64)
+
+
+TERMS = ("content·content", "content·position", "position·content", "position·position", "rotation")
+
+
+@torch.no_grad()
+def decomposition(attention: Attention, x: Tensor, where: Where) -> dict[str, Tensor]:
+    """A layer's scores over x [1, L, d_model] as a sum of terms, each [heads, L, L]; the last one for rotary schemes:
+    what turning q and k adds to their plain product. Found by asking `scores` with parts of q and k left out.
+    """
+    scheme, position = attention.position, attention.position.embed(torch.zeros_like(x), where)
+    plan = scheme.plan(where, x=x + position, host=attention)
+    q, k, q_place, k_place = (
+        projection(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2).double()
+        for states in (x, position)
+        for projection in (attention.q_proj, attention.k_proj)
+    )
+    zero_q, zero_k = torch.zeros_like(q), torch.zeros_like(k)
+    still = replace(plan, rotate=None)
+    gated = replace(
+        still,
+        decay=None,
+        lookups=tuple(
+            lookup if lookup.states is None else replace(lookup, states=torch.zeros_like(lookup.states))
+            for lookup in plan.lookups
+        ),
+    )
+
+    def ask(a: Tensor, b: Tensor, plan: Plan) -> Tensor:
+        return scores(a, b, plan)[0]
+
+    nothing = ask(zero_q, zero_k, gated)
+
+    def product(a: Tensor, b: Tensor, plan: Plan) -> Tensor:
+        """The part that is bilinear in a and b."""
+        return ask(a, b, plan) - ask(a, zero_k, plan) - ask(zero_q, b, plan) + ask(zero_q, zero_k, plan)
+
+    terms = {
+        "content·content": product(q, k, gated),
+        "content·position": product(q, k_place, gated)
+        + (ask(q, zero_k, gated) - nothing)
+        + (ask(zero_q, zero_k, still) - nothing),
+        "position·content": product(q_place, k, gated) + (ask(zero_q, k, gated) - nothing),
+        "position·position": ask(q_place, k_place, gated),
+    }
+    if plan.rotate is not None:
+        terms["rotation"] = ask(q + q_place, k + k_place, plan) - ask(q + q_place, k + k_place, still)
+    return terms
