@@ -25,7 +25,7 @@ _NAMES = {
     "Attention": "attention",
     "KVCache": "cache",
 }  # fmt: skip
-_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot")
+_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot", "rotary")
 
 __all__ = ["OptionError", "UnsupportedPlan", "card", "create", "names", *_NAMES, *_CLASSES]
 

@@ -3,15 +3,15 @@
     posenc.RoPE(head_dim=128, scaling=posenc.scaling.YaRN(factor=16, original=4096))
 
 `original` is the context length the model was trained with, `factor` how many times longer it is to become.
-`attention_factor` multiplies cos and sin, so scores are multiplied by its square. Nothing here needs torch:
+Nothing here needs torch:
 the numbers are Python floats, the same on every device and in every dtype.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
 
 from . import formulas
 
@@ -25,8 +25,15 @@ Frequencies = tuple[float, ...]
 class Scaling:
     """What every context extension is. `size` below is the number of rotated channels."""
 
-    attention_factor: ClassVar[Any] = 1.0
-    score_factor: ClassVar[Any] = 1.0
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied by, so that scores are multiplied by its square."""
+        return 1.0
+
+    @property
+    def score_factor(self) -> float:
+        """What scores are multiplied by in addition."""
+        return 1.0
 
     @property
     def length_dependent(self) -> bool:
@@ -127,9 +134,8 @@ class YaRN(Scaling):
     truncate: bool = True
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    attention_factor: float | None = None  # type: ignore[misc]
+    attention_factor: float | None = None
     scale_scores: bool = False
-    score_factor: float = field(init=False, default=1.0)  # type: ignore[misc]
 
     def __post_init__(self):
         _positive(self, "factor", "original", "beta_fast", "beta_slow", "attention_factor")
@@ -139,15 +145,18 @@ class YaRN(Scaling):
             raise ValueError(f"ramp={self.ramp!r} is unknown; use 'code' (every checkpoint) or 'paper'")
         if self.scale_scores and not self.mscale_all_dim:
             raise ValueError("scale_scores multiplies scores by mscale_all_dim's factor; give mscale_all_dim")
-        if self.attention_factor is None:
-            object.__setattr__(self, "attention_factor", self._attention_factor())
-        if self.scale_scores and self.mscale_all_dim:
-            object.__setattr__(self, "score_factor", yarn_factor(self.factor, self.mscale_all_dim) ** 2)
 
-    def _attention_factor(self) -> float:
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
         if self.mscale and self.mscale_all_dim:
             return yarn_factor(self.factor, self.mscale) / yarn_factor(self.factor, self.mscale_all_dim)
         return yarn_factor(self.factor)
+
+    @property
+    def score_factor(self) -> float:
+        return yarn_factor(self.factor, self.mscale_all_dim or 0.0) ** 2 if self.scale_scores else 1.0
 
     def frequencies(self, w, size, base, total=None):
         kept = self._kept(w, size, base)
@@ -187,7 +196,7 @@ class LongRoPE(Scaling):
     long: tuple[float, ...]
     original: int
     factor: float = 1.0
-    attention_factor: float | None = None  # type: ignore[misc]
+    attention_factor: float | None = None
     freeze_at: int | None = None
 
     def __post_init__(self):
@@ -198,9 +207,12 @@ class LongRoPE(Scaling):
         if len(self.short) != len(self.long):
             raise ValueError(f"short has {len(self.short)} factors and long {len(self.long)}; give one for each pair")
         _positive(self, "factor", "original", "attention_factor", "freeze_at")
-        if self.attention_factor is None:
-            stretch = math.log(self.factor) / math.log(self.original) if self.factor > 1.0 else 0.0
-            object.__setattr__(self, "attention_factor", math.sqrt(1.0 + stretch))
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original)) if self.factor > 1.0 else 1.0
 
     @property
     def length_dependent(self) -> bool:
@@ -286,6 +298,31 @@ def frequencies(size: int, base: float, scaling: Scaling | None = None, total: i
     """The inverse frequencies of `size` rotated channels, scaled."""
     w = formulas.inverse_frequencies(size, float(base))
     return w if scaling is None else scaling.frequencies(w, size, float(base), total)
+
+
+def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None):
+    """The scaling that a model's configuration asks for, or None for plain RoPE.
+
+    config      config.json as a dict, its `rope_parameters` or `rope_scaling` alone, or a transformers config;
+                for "llama.cpp" the GGUF metadata, with the factor tensors (`rope_freqs.weight`, ...) as lists
+    dialect     who reads it: "hf", "vllm", "llama.cpp" or "deepseek"; they give some keys other meanings
+    layer_type  which of several rotations, for models that have one for each kind of layer
+    length      the length that is served, for the readers that fix the frequencies once ("vllm", "llama.cpp")
+
+    Unknown, missing and contradictory keys raise. `posenc.rotary.from_config` gives the whole RoPE.
+    """
+    from .dialects import read
+
+    return read(config, dialect, layer_type=layer_type, length=length).scaling
+
+
+def to_config(scaling, dialect: str = "hf") -> dict:
+    """The configuration that makes `dialect` use this scaling (a Scaling, None, or a RoPE with its base and sizes):
+    keys to merge into config.json. What the dialect cannot say raises.
+    """
+    from .dialects import write
+
+    return write(scaling, dialect)
 
 
 def _clip(x: float) -> float:

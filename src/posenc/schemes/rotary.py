@@ -68,7 +68,7 @@ class RoPE(Scheme):
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
-        return 1.0 if self.scaling is None else self.scaling.attention_factor
+        return 1.0 if self.scaling is None else self.scaling.magnitude
 
     def rotation(self, where: Where) -> Rotation:
         device = self.device_of(where)

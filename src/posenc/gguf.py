@@ -1,0 +1,145 @@
+"""The dialect of llama.cpp: GGUF metadata, with or without the architecture's prefix, and its factor tensors.
+
+llama.rope.freq_base            base
+llama.rope.dimension_count      rotated channels
+llama.rope.scaling.type         none, linear, yarn, longrope
+llama.rope.scaling.factor       1 / freq_scale
+rope_freqs.weight               one divisor for each pair (how Llama 3's smoothing is stored)
+rope_factors_long.weight, rope_factors_short.weight       LongRoPE's lists; chosen once, by the served length
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from .dialects import Setup, _cannot
+from .scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
+
+SCALING = {
+    "none": set(),
+    "linear": {"factor"},
+    "yarn": {
+        "factor", "original_context_length", "attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_beta_fast",
+        "yarn_beta_slow",
+    },
+    "longrope": {"factor", "original_context_length", "attn_factor"},
+}  # fmt: skip
+INFORMATION = {"finetuned", "type"}  # says nothing of the numbers
+TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
+    """The rotation of a GGUF file."""
+    keys = {_short(key): value for key, value in metadata.items()}
+    rope = {key.removeprefix("rope."): value for key, value in keys.items() if key.startswith("rope.")}
+    scaling = {k.removeprefix("scaling."): rope.pop(k) for k in list(rope) if k.startswith("scaling.")}
+    unknown = sorted(set(rope) - {"freq_base", "dimension_count"})
+    kind = scaling.get("type", "none")
+    if kind not in SCALING:
+        raise ValueError(f"llama.cpp has no rope.scaling.type {kind!r}; its types are {', '.join(SCALING)}")
+    unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
+    if "scaling.yarn_log_multiplier" in unknown:
+        raise ValueError(
+            "rope.scaling.yarn_log_multiplier has changed its meaning between versions of llama.cpp; "
+            "read the model's config.json with dialect='deepseek' (or 'hf') instead"
+        )
+    if unknown:
+        allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
+        near = difflib.get_close_matches(unknown[0], allowed, n=1)
+        hint = f" (did you mean 'rope.{near[0]}'?)" if near else ""
+        raise ValueError(f"llama.cpp reads no 'rope.{unknown[0]}' for {kind!r}{hint}; it reads {', '.join(allowed)}")
+    heads, width = keys.get("attention.head_count"), keys.get("embedding_length")
+    head_dim = keys.get("attention.key_length", width // heads if heads and width else None)
+    rotary_dim = rope.get("dimension_count", head_dim)
+    # the file does not say which channels form a pair: llama.cpp knows it by architecture
+    return Setup(_scaling(kind, scaling, keys, length), rope.get("freq_base"), head_dim or rotary_dim, rotary_dim, None)
+
+
+def _short(key: str) -> str:
+    """Without the architecture: llama.rope.freq_base -> rope.freq_base."""
+    if key in TENSORS or key.startswith(("rope.", "attention.")) or "." not in key:
+        return key
+    return key.split(".", 1)[1]
+
+
+def _scaling(kind: str, scaling: dict[str, Any], keys: dict[str, Any], length: int | None) -> Scaling | None:
+    divisors = keys.get("rope_freqs.weight")
+    if divisors is not None:
+        if kind != "none":
+            raise ValueError(f"rope_freqs.weight and rope.scaling.type={kind!r} both scale the frequencies; keep one")
+        return LongRoPE(short=divisors, long=divisors, original=1, attention_factor=1.0)
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return Linear(factor=_need(scaling, "factor", kind))
+    original = _need(scaling, "original_context_length", kind)
+    if kind == "longrope":
+        served = length or keys.get("context_length")
+        if served is None:
+            raise ValueError("llama.cpp chooses LongRoPE's list by the served length; give length=")
+        short, long = (_need(keys, f"rope_factors_{name}.weight", kind) for name in ("short", "long"))
+        magnitude = scaling.get("attn_factor", 1.0)
+        return LongRoPE(short=short, long=long, original=original, attention_factor=magnitude, freeze_at=served)
+    factor = _need(scaling, "factor", kind)
+    if scaling.get("yarn_ext_factor", 1.0) not in (1.0, -1.0):
+        raise ValueError(f"rope.scaling.yarn_ext_factor={scaling['yarn_ext_factor']} mixes the ramp; only 1 is YaRN")
+    magnitude = scaling.get("attn_factor", 1.0) * scaling.get("yarn_attn_factor", 1.0)
+    betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
+    return YaRN(
+        factor=factor,
+        original=original,
+        attention_factor=None if magnitude == 1.0 else magnitude * yarn_factor(factor),
+        **betas,
+    )
+
+
+def _need(keys: dict[str, Any], name: str, kind: str):
+    if name not in keys:
+        raise ValueError(f"{kind!r} needs {name}, which the metadata does not have")
+    return keys[name]
+
+
+def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
+    """Metadata (without a prefix) and factor lists that give these frequencies."""
+    result: dict[str, Any] = {}
+    if rope is not None:
+        result = {"rope.freq_base": rope.base, "rope.dimension_count": rope.rotary_dim}
+        result |= {"attention.key_length": rope.head_dim}
+    match scaling:
+        case None:
+            return result
+        case Linear():
+            return result | {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+        case YaRN() if scaling.ramp == "code" and scaling.truncate and not scaling.scale_scores:
+            result |= {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": scaling.factor,
+                "rope.scaling.original_context_length": scaling.original,
+                "rope.scaling.yarn_beta_fast": scaling.beta_fast,
+                "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+            }
+            if scaling.magnitude != yarn_factor(scaling.factor):
+                result["rope.scaling.attn_factor"] = scaling.magnitude / yarn_factor(scaling.factor)
+            return result
+        case LongRoPE() if scaling.freeze_at is not None:
+            return result | {
+                "context_length": scaling.freeze_at,
+                "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": scaling.original,
+                "rope.scaling.attn_factor": scaling.magnitude,
+                "rope_factors_short.weight": list(scaling.short),
+                "rope_factors_long.weight": list(scaling.long),
+            }
+        case YaRN() | LongRoPE():
+            raise _cannot(scaling, "llama.cpp", "it knows YaRN's ramp of the code and LongRoPE with freeze_at only")
+        case DynamicNTK() if scaling.freeze_at is None:
+            raise _cannot(scaling, "llama.cpp", "its frequencies cannot follow the length; give freeze_at")
+        case Proportional() if scaling.fraction < 1.0:
+            raise _cannot(scaling, "llama.cpp", "pairs that do not turn have no finite divisor")
+    # Llama3 and NTK: any fixed frequencies are one divisor for each pair
+    if rope is None:
+        raise _cannot(scaling, "llama.cpp", "its divisors depend on the base and the sizes; give the RoPE")
+    plain, scaled = frequencies(rope.rotary_dim, rope.base), rope.frequencies()
+    assert isinstance(scaling, Llama3) or not scaling.length_dependent
+    return result | {"rope_freqs.weight": [a / b for a, b in zip(plain, scaled, strict=True)]}
