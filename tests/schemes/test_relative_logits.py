@@ -1,0 +1,74 @@
+"""Content-conditioned logits against Inkling's."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import Where
+from tests.oracle import copy
+
+
+@pytest.mark.parametrize("extent, length, past", [(4, 9, 0), (16, 9, 0), (5, 3, 8)])
+def test_the_bias_is_inklings(extent, length, past):
+    from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+    oracle = InklingRelativeLogits(6, extent).double()
+    torch.nn.init.normal_(oracle.proj)
+    scheme = posenc.RelativeLogits(d_model=8, heads=2, head_dim=4, d_rel=6, extent=extent).double()
+    copy(scheme.bank, oracle.proj)
+    states = torch.randn(2, length, 2, 6, dtype=torch.float64)
+    where = Where((past, length), past + length)
+    expected = oracle(states, where.q_positions(), where.k_positions())
+    zero = lambda n: torch.zeros(2, 2, n, 4, dtype=torch.float64)  # noqa: E731
+    plan = scheme.plan_states(where, states.transpose(1, 2))
+    torch.testing.assert_close(posenc.scores(zero(length), zero(past + length), plan), expected)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize("floor", [None, 4])
+def test_the_layer_is_inklings(floor, dtype, tolerance):
+    """Its q and k go through norms and short convolutions first, so they are taken from a hook on its attention."""
+    from transformers.models.inkling import modeling_inkling as m
+    from transformers.models.inkling.configuration_inkling import InklingTextConfig
+
+    config = InklingTextConfig(
+        hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=8, d_rel=6, rel_extent=5,
+        num_hidden_layers=1, layer_types=["hybrid"], log_scaling_n_floor=floor, log_scaling_alpha=0.3,
+    )  # fmt: skip
+    seen = {}
+
+    def eager(module, query, key, value, attention_mask, **options):
+        seen.update(key=key, value=value)
+        seen["out"] = m.eager_attention_forward(module, query, key, value, attention_mask, **options)
+        return seen["out"]
+
+    m.ALL_ATTENTION_FUNCTIONS.register("posenc_test", eager)
+    config._attn_implementation = "posenc_test"
+    oracle = m.InklingAttention(config, 0).to(dtype).eval()
+    for parameter in oracle.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 11, 16, dtype=dtype)
+    future = torch.ones(11, 11, dtype=torch.bool).triu(1)
+    oracle(x, torch.zeros(1, 1, 11, 11, dtype=dtype).masked_fill(future, torch.finfo(dtype).min))
+    query = oracle.q_norm(oracle.q_proj(x).view(2, 11, 4, 8)).transpose(1, 2)
+    scheme = posenc.RelativeLogits(
+        d_model=16, heads=4, head_dim=8, d_rel=6, extent=5, scale=oracle.scaling,
+        temper=None if floor is None else (0.3, floor),
+    ).to(dtype)  # fmt: skip
+    copy(scheme.bank, oracle.rel_logits_proj.proj)
+    scheme.r_proj.load_state_dict(oracle.r_proj.state_dict())
+    out = posenc.attend(query, seen["key"], seen["value"], scheme.plan(Where(11), x=x), causal=True)
+    # tempering is in float32 there
+    torch.testing.assert_close(out.transpose(1, 2), seen["out"][0], rtol=0, atol=tolerance)
+    assert scheme.absolute == (floor is not None)
+
+
+@pytest.mark.parametrize("options", [dict(d_rel=0), dict(extent=0), dict(temper=(0.1, 0)), dict(temper=(0.1,))])
+def test_bad_options(options):
+    with pytest.raises(posenc.OptionError):
+        posenc.RelativeLogits(d_model=8, heads=2, head_dim=4, **options)
+
+
+def test_it_needs_the_input():
+    with pytest.raises(ValueError, match="x=input"):
+        posenc.RelativeLogits(d_model=8, heads=2, head_dim=4).plan(Where(3))

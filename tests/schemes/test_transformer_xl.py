@@ -1,0 +1,167 @@
+"""Transformer-XL and XLNet against the original models."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import Where
+from tests.oracle import cases, copy, tensor
+
+
+@pytest.mark.parametrize("case", cases("transfo_xl"), ids=lambda c: f"clamp{c['clamp_len']}")
+def test_transformer_xl_is_the_original(case):
+    """Time-major there, with memory; [sin, cos] halves."""
+    weights = {name: tensor(value, torch.float32) for name, value in case["weights"].items()}
+    clamp = case["clamp_len"]
+    scheme = posenc.TransformerXL(d_model=8, heads=2, clamp_len=clamp if clamp > 0 else None, causal=True)
+    copy(scheme.u, weights["r_w_bias"])
+    copy(scheme.v, weights["r_r_bias"])
+    copy(scheme.w_r.weight, weights["r_net.weight"])
+    layer = posenc.Attention(8, 2, position=scheme, causal=True)
+    for name, part in zip(("q_proj", "k_proj", "v_proj"), weights["qkv_net.weight"].chunk(3), strict=True):
+        copy(getattr(layer, name).weight, part)
+    copy(layer.o_proj.weight, weights["o_net.weight"])
+    x, memory, expected = (tensor(case[n], torch.float32).transpose(0, 1) for n in ("x", "memory", "out"))
+    torch.testing.assert_close(layer(x, memory=memory), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_bidirectional_is_conformers(dtype, tolerance):
+    from transformers import Wav2Vec2ConformerConfig
+    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as m
+
+    config = Wav2Vec2ConformerConfig(
+        hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
+    )
+    config._attn_implementation = "eager"
+    oracle = m.Wav2Vec2ConformerSelfAttention(config).to(dtype).eval()
+    for parameter in oracle.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    scheme = posenc.TransformerXL(d_model=16, heads=2, layout="interleaved")
+    copy(scheme.u, oracle.pos_bias_u)
+    copy(scheme.v, oracle.pos_bias_v)
+    copy(scheme.w_r.weight, oracle.linear_pos.weight)
+    layer = posenc.Attention(16, 2, position=scheme, bias=True).to(dtype)
+    names = {"q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_out"}
+    for ours, theirs in names.items():
+        getattr(layer, ours).load_state_dict(getattr(oracle, theirs).state_dict())
+    x = torch.randn(2, 11, 16, dtype=dtype)
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[1, 8:] = False
+    mask = torch.zeros(2, 1, 11, 11, dtype=dtype).masked_fill(~real[:, None, None], torch.finfo(dtype).min)
+    waves = m.Wav2Vec2ConformerRelPositionalEmbedding(config)(x)  # its sinusoid is made in float32
+    expected = oracle(x, attention_mask=mask, relative_position_embeddings=waves)[0]
+    torch.testing.assert_close(layer(x, key_mask=real), expected, rtol=0, atol=tolerance)
+
+
+def xlnet(**options):
+    from transformers import XLNetConfig, XLNetModel
+
+    config = XLNetConfig(
+        vocab_size=20, d_model=16, n_layer=1, n_head=2, d_inner=32, dropout=0.0, untie_r=True, **options
+    )
+    model = XLNetModel(config).eval()
+    oracle = model.layer[0].rel_attn
+    for parameter in oracle.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model, oracle
+
+
+def xlnet_scheme(oracle, **options):
+    scheme = posenc.XLNet(d_model=16, heads=2, **options)
+    for ours, theirs in {"u": "r_w_bias", "v": "r_r_bias", "w": "r_s_bias", "g": "seg_embed"}.items():
+        copy(getattr(scheme, ours), getattr(oracle, theirs))
+    copy(scheme.w_r.weight, oracle.r.flatten(1).t())
+    return scheme
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(
+    "attn_type, clamp, bi_data", [("bi", -1, False), ("uni", -1, False), ("bi", 3, False), ("bi", -1, True), ("uni", 4, True)]
+)
+@pytest.mark.parametrize("past", [0, 4])
+def test_xlnet_is_transformers(attn_type, clamp, bi_data, past, dtype, tolerance):
+    model, oracle = xlnet(attn_type=attn_type, clamp_len=clamp, bi_data=bi_data)
+    oracle = oracle.to(dtype)
+    length, batch = 6, 2
+    scheme = xlnet_scheme(oracle, attn_type=attn_type, clamp_len=clamp if clamp > 0 else None, bi_data=bi_data)
+    layer = posenc.Attention(16, 2, position=scheme, causal=attn_type == "uni").to(dtype)
+    for ours, theirs in {"q_proj": "q", "k_proj": "k", "v_proj": "v"}.items():
+        copy(getattr(layer, ours).weight, getattr(oracle, theirs).flatten(1).t())
+    copy(layer.o_proj.weight, oracle.o.flatten(1))
+    x, memory = torch.randn(batch, length, 16, dtype=dtype), torch.randn(batch, past, 16, dtype=dtype)
+    segments = torch.randint(0, 3, (batch, length))
+    every = torch.cat((torch.zeros(batch, past, dtype=torch.int64), segments), 1)
+    different = (segments[:, :, None] != every[:, None, :]).long()
+    seg_mat = torch.nn.functional.one_hot(different, 2).permute(1, 2, 0, 3).to(dtype)
+    waves = model.relative_positional_encoding(length, length + past, bsz=batch).to(dtype)
+    real = torch.ones(batch, length + past, dtype=torch.bool)
+    real[1, -1] = False
+    masked = (~real)[:, None, :].expand(batch, length, length + past)
+    if attn_type == "uni":
+        masked = masked | torch.ones(length, length + past, dtype=torch.bool).triu(1 + past)
+    attn_mask = masked.permute(1, 2, 0)[..., None].to(dtype)
+    oracle.layer_norm = torch.nn.Identity()
+    h = x.transpose(0, 1)
+    out = oracle(h, None, attn_mask, None, waves, seg_mat, mems=memory.transpose(0, 1) if past else None)[0]
+    expected = (out - h).transpose(0, 1)
+    ours = layer(x, memory=memory if past else None, segments=every, key_mask=real)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance)
+
+
+def test_xlnet_uni_without_segments_is_transformer_xl():
+    xl = posenc.TransformerXL(d_model=16, heads=2, causal=True).double()
+    net = posenc.XLNet(d_model=16, heads=2, attn_type="uni").double()
+    net.load_state_dict(xl.state_dict(), strict=False)
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for n in (4, 9, 9))
+    where = Where((5, 4), 9)
+    a, b = (posenc.attend(q, k, v, s.plan(where), causal=True) for s in (xl, net))
+    assert torch.equal(a, b)
+
+
+def test_the_formula_by_loops():
+    scheme = posenc.TransformerXL(d_model=6, heads=2, std=0.7).double()
+    q, k = (torch.randn(1, 2, 5, 3, dtype=torch.float64) for _ in range(2))
+    s = posenc.scores(q, k, scheme.plan(Where(5)))
+    for i in range(5):
+        for j in range(5):
+            wave = posenc.schemes.absolute.sinusoid(torch.tensor([i - j]), 6, layout="concatenated")[0]
+            r = scheme.w_r(wave).view(2, 3)
+            for h in range(2):
+                value = (q[0, h, i] + scheme.u[h]) @ k[0, h, j] + (q[0, h, i] + scheme.v[h]) @ r[h]
+                torch.testing.assert_close(s[0, h, i, j], value / 3**0.5)
+
+
+def test_u_and_v_can_be_shared_by_layers():
+    first = posenc.TransformerXL(d_model=8, heads=2)
+    second = posenc.TransformerXL(d_model=8, heads=2, u=first.u, v=first.v)
+    assert second.u is first.u
+    before = first.u.clone()
+    second.reset_parameters()
+    assert torch.equal(first.u, before)
+    with pytest.raises(posenc.OptionError, match=r"\[heads, head_dim\] = \[4, 2\]"):
+        posenc.TransformerXL(d_model=8, heads=4, u=first.u)
+
+
+def test_dropout_acts_on_the_sinusoid_in_training_only():
+    scheme = posenc.TransformerXL(d_model=8, heads=2, dropout=0.5)
+    table = lambda: scheme.plan(Where(5)).lookups[0].dot_query  # noqa: E731
+    assert not torch.equal(table(), table())
+    scheme.eval()
+    assert torch.equal(table(), table())
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: posenc.TransformerXL(d_model=9, heads=2), "multiple of heads"),
+        (lambda: posenc.TransformerXL(d_model=8, heads=2, layout="x"), "'concatenated' or 'interleaved'"),
+        (lambda: posenc.TransformerXL(d_model=8, heads=2, clamp_len=0), "at least 1"),
+        (lambda: posenc.XLNet(d_model=8, heads=2, attn_type="both"), "'bi' or 'uni'"),
+        (lambda: posenc.XLNet(d_model=8, heads=2, bi_data=True).plan(Where(3)), "give plan"),
+        (lambda: posenc.XLNet(d_model=8, heads=2, bi_data=True).plan(Where(3), x=torch.zeros(3, 3, 8)), "even batch"),
+    ],
+)
+def test_bad_options(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
