@@ -19,6 +19,7 @@ class KVCache:
         self.marks: dict[str, Tensor] = {}
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+        self._own = False  # the first keys are the caller's: never written to
 
     @property
     def k(self) -> Tensor | None:
@@ -38,10 +39,22 @@ class KVCache:
                     f"the cache holds keys of shape {list(self._k.shape[:2])} + [L, {self._k.shape[3]}], "
                     f"got {list(k.shape)}; a cache serves one layer and one batch"
                 )
-            self._k = _append(self._k, self.length, k)
-            self._v = _append(self._v, self.length, v)
+            self._k, self._v = self._append(self._k, k), self._append(self._v, v)
+            self._own = True
         self.length += k.shape[2]
         return self._k[:, :, : self.length], self._v[:, :, : self.length]
+
+    def _append(self, stored: Tensor, new: Tensor) -> Tensor:
+        """`new` behind the tokens so far, in place where there is room and no gradient to keep."""
+        if torch.is_grad_enabled() and (stored.requires_grad or new.requires_grad):
+            return torch.cat((stored[:, :, : self.length], new), dim=2)
+        end = self.length + new.shape[2]
+        if end > stored.shape[2] or stored.requires_grad or not self._own:
+            grown = stored.new_empty(*stored.shape[:2], max(end, 2 * self.length), stored.shape[3])
+            grown[:, :, : self.length] = stored[:, :, : self.length].detach()
+            stored = grown
+        stored[:, :, self.length : end] = new
+        return stored
 
     def mark(self, name: str, past: Tensor, new: Tensor) -> Tensor:
         """Append a fact [B, n, ...] about the new tokens; `past` [B, L, ...] stands for tokens it was not given for."""
@@ -68,16 +81,3 @@ class KVCache:
 
     def __repr__(self) -> str:
         return f"KVCache({self.length} tokens)"
-
-
-def _append(stored: Tensor, length: int, new: Tensor) -> Tensor:
-    """Write `new` behind the first `length` tokens, in place where there is room and no gradient to keep."""
-    if torch.is_grad_enabled() and (stored.requires_grad or new.requires_grad):
-        return torch.cat((stored[:, :, :length], new), dim=2)
-    end = length + new.shape[2]
-    if end > stored.shape[2] or stored.requires_grad:
-        grown = stored.new_empty(*stored.shape[:2], max(end, 2 * length), stored.shape[3])
-        grown[:, :, :length] = stored[:, :, :length].detach()
-        stored = grown
-    stored[:, :, length:end] = new
-    return stored

@@ -12,6 +12,7 @@ from .engines import reference, sdpa
 from .errors import UnsupportedPlan
 from .mask import Mask, make_mask
 from .plan import Plan
+from .precision import no_autocast
 from .where import Where
 
 ENGINES = {"sdpa": sdpa, "reference": reference}
@@ -61,11 +62,13 @@ def attend(
         reason = ENGINES[engine].refuses(*ready, seen, dropout)
         if reason is not None:
             raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
-        return ENGINES[engine].run(*ready, seen, dropout)
-    name, reasons = _choose(ready, seen, dropout)
-    if name == "reference" and q.is_cuda:
-        _warn_slow(reasons)
-    return ENGINES[name].run(*ready, seen, dropout)
+        name = engine
+    else:
+        name, reasons = _choose(ready, seen, dropout)
+        if name == "reference" and q.is_cuda:
+            _warn_slow(reasons)
+    with no_autocast(q.device):
+        return ENGINES[name].run(*ready, seen, dropout)
 
 
 def engine_for(
@@ -95,7 +98,7 @@ def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) ->
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     if causal:
-        _check_alignment(plan.where)
+        _check_alignment(plan)
     return prepass(q, k, v, plan), seen
 
 
@@ -128,7 +131,7 @@ def scores(
     plan.check(q, k, None)
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     ready = prepass(q, k, k, plan)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q.device):
         return reference.masked(reference.logits(ready.q, ready.k, ready.plan), seen)
 
 
@@ -164,9 +167,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads; make one a multiple")
 
 
-def _check_alignment(where: Where) -> None:
-    runs = where.runs
-    if runs is None or torch.compiler.is_compiling():
+def _check_alignment(plan: Plan) -> None:
+    """The commonest porting error: a causal query that continues a cache, planned as if it stood at position 0."""
+    runs = plan.where.runs
+    positional = plan.lookups or plan.rotate or plan.pair or plan.slopes is not None
+    if runs is None or not positional or torch.compiler.is_compiling():
         return
     q, k = runs
     if isinstance(q.start, int) and isinstance(k.start, int) and q.length and k.length:

@@ -99,6 +99,11 @@ def card(name: str) -> Card:
     return CARDS[name]
 
 
+def options_of(name: str) -> list[str]:
+    """What `create` takes for this scheme, the sizes included."""
+    return [parameter for parameter in inspect.signature(card(name).load().__init__).parameters if parameter != "self"]
+
+
 def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):
     """A scheme by name. The sizes d_model, heads and head_dim may always be given: each scheme takes those it needs
     (head_dim defaults to d_model / heads). Any other option must be one of the scheme's own.
@@ -108,7 +113,7 @@ def create(name: str, *, d_model: int | None = None, heads: int | None = None, h
         if heads < 1 or d_model % heads:
             raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
         head_dim = d_model // heads
-    accepted = [p for p in inspect.signature(cls.__init__).parameters if p != "self"]
+    accepted = options_of(name)
     unknown = [option for option in options if option not in accepted]
     if unknown:
         own = [option for option in accepted if option not in SIZES]

@@ -39,14 +39,13 @@ class Axis:
     def reach(self) -> tuple[int, int]:
         """(lo, hi) of p_k - p_q. Free for runs; explicit tensors are read once (a synchronisation on a GPU)."""
         q, k = self.q, self.k
+        if _length(q) == 0 or _length(k) == 0:
+            return 0, 0
         if isinstance(q, Run) and isinstance(k, Run):
             offset = _offset(q.start, k.start)
             if offset is not None:
                 return offset[0] - q.length + 1, offset[1] + k.length - 1
-        q_lo, q_hi = _bounds(q)
-        k_lo, k_hi = _bounds(k)
-        if q_lo is None or k_lo is None:
-            return 0, 0
+        (q_lo, q_hi), (k_lo, k_hi) = _bounds(q), _bounds(k)
         return k_lo - q_hi, k_hi - q_lo
 
 
@@ -59,14 +58,14 @@ def _offset(q: int | Tensor, k: int | Tensor) -> tuple[int, int] | None:
     return k - q, k - q
 
 
-def _bounds(side: Side) -> tuple[int | None, int | None]:
+def _bounds(side: Side) -> tuple[int, int]:
     if isinstance(side, Run):
         if isinstance(side.start, Tensor):
             lo, hi = _bounds(side.start)
-            return lo, None if hi is None else hi + side.length - 1
+            return lo, hi + side.length - 1
         return side.start, side.start + side.length - 1
     if side.numel() == 0:
-        return None, None
+        return 0, 0
     lo, hi = torch.stack(torch.aminmax(side.to(torch.int64))).tolist()
     return lo, hi
 

@@ -11,6 +11,7 @@ from .. import index
 from ..errors import OptionError
 from ..index import Index
 from ..plan import Lookup, Plan
+from ..precision import no_autocast
 from ..scheme import Scheme
 from ..where import Where
 from .absolute import sinusoid
@@ -81,7 +82,7 @@ class TransformerXL(Scheme):
 
     def _against(self, other: Tensor, table: Tensor) -> Tensor:
         """(other - u)·table / sqrt(d): queries carry u already, so each further bias vector enters as a difference."""
-        with torch.autocast(table.device.type, enabled=False):
+        with no_autocast(table.device):
             precision = torch.promote_types(table.dtype, torch.float32)
             difference = other.to(precision) - self.u.to(precision)
             return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * self.head_dim**-0.5

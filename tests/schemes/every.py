@@ -1,0 +1,21 @@
+"""Every scheme by name with small sizes, for tests that hold for all."""
+
+import posenc
+from posenc.registry import options_of
+
+OPTIONS = {"learned": {"max_len": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4}}
+NAMES = posenc.names()
+
+
+def make(name, d_model=16, heads=4, **options):
+    """A scheme whose tables are not zero, so that a wrong look-up shows."""
+    if "std" in options_of(name):
+        options.setdefault("std", 0.5)
+    return posenc.create(name, d_model=d_model, heads=heads, **{**OPTIONS.get(name, {}), **options})
+
+
+def layer(name, d_model=16, heads=4, causal=True, **options):
+    """An attention layer with that scheme; grouped queries where the scheme allows them."""
+    kv_heads = heads if name == "deberta" else heads // 2
+    scheme = make(name, d_model, heads)
+    return posenc.Attention(d_model, heads, kv_heads=kv_heads, position=scheme, causal=causal, **options)

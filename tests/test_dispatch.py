@@ -1,0 +1,165 @@
+"""attend and scores: the checks at the public edge."""
+
+import warnings
+
+import pytest
+import torch
+
+import posenc
+from posenc import Lookup, Plan, Rotation, UnsupportedPlan, Where, index
+from tests.plans import plan_of, tensors
+
+
+def test_without_a_plan_it_is_plain_attention():
+    q, k, v = tensors(kv_heads=4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(posenc.attend(q, k, v), expected)
+    square = torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], is_causal=True)
+    torch.testing.assert_close(posenc.attend(q, k[:, :, :5], v[:, :, :5], causal=True), square)
+
+
+def test_grouped_queries_are_sdpas():
+    q, k, v = tensors(heads=6, kv_heads=2)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(posenc.attend(q, k, v), expected)
+
+
+def test_scores_are_what_attend_softmaxes():
+    q, k, v = tensors()
+    plan = plan_of(("bias", "dot_key", "slopes"), q, k, v)
+    s = posenc.scores(q, k, plan, causal=True, key_mask=torch.rand(2, 7) > 0.2)
+    assert s.shape == (2, 4, 5, 7)
+    assert torch.isneginf(s).any()
+    s = posenc.scores(q, k, plan)
+    out = s.softmax(-1) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(posenc.attend(q, k, v, plan), out)
+
+
+def test_shift_and_rotation_come_first():
+    q, k, v = tensors(kv_heads=4)
+    angle = torch.rand(1, 7, 3, dtype=torch.float64)
+    phases = (angle.cos(), angle.sin())
+    rotation = Rotation(q=tuple(p[:, 2:] for p in phases), k=phases)
+    shift = torch.randn(4, 8, dtype=torch.float64)
+    where = Where((2, 5), 7)
+    ours = posenc.scores(q, k, Plan(where, shift=shift, rotate=rotation))
+    turned = rotation.queries(q + shift[:, None]) @ rotation.keys(k).transpose(-1, -2)
+    torch.testing.assert_close(ours, turned * 8**-0.5)
+    both = posenc.attend(q, k, v, Plan(where, rotate=Rotation(rotation.q, phases, values=True)))
+    torch.testing.assert_close(both, posenc.attend(q, k, rotation.keys(v), Plan(where, rotate=rotation)))
+
+
+def test_engines_run_or_raise():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="'gpu' is unknown; use 'auto' or one of .*'reference'"):
+        posenc.attend(q, k, v, engine="gpu")
+    assert issubclass(UnsupportedPlan, NotImplementedError)
+    assert list(posenc.ENGINES)[-1] == "reference"
+
+
+def test_a_refusing_engine_says_why(monkeypatch):
+    class Refuses:
+        @staticmethod
+        def refuses(*_):
+            return "it is Sunday"
+
+    q, k, v = tensors()
+    for name in posenc.ENGINES:
+        monkeypatch.setitem(posenc.ENGINES, name, Refuses)
+    with pytest.raises(UnsupportedPlan, match="engine 'reference' cannot run this: it is Sunday"):
+        posenc.attend(q, k, v, engine="reference")
+    with pytest.raises(UnsupportedPlan, match="reference: it is Sunday"):
+        posenc.attend(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda q, k, v: (q[0], k, v), r"q must be a tensor \[B, heads, L, D\], got \[4, 5, 8\]"),
+        (lambda q, k, v: (q, [1], v), "k must be a tensor"),
+        (lambda q, k, v: (q.long(), k, v), "floating point"),
+        (lambda q, k, v: (q, k.float(), v), "q is torch.float64 and k is torch.float32"),
+        (lambda q, k, v: (q, k, v.to("meta")), "q is on cpu and v on meta"),
+        (lambda q, k, v: (q[:1], k, v), "1, 2 and 2 batch rows"),
+        (lambda q, k, v: (q[..., :4], k, v), "head size 4 and k 8"),
+        (lambda q, k, v: (q, k, v[:, :, 1:]), "same heads and length"),
+        (lambda q, k, v: (q[:, :3], k, v), "3 query heads cannot share 2 key heads"),
+    ],
+)
+def test_wrong_tensors_get_a_sentence(change, words):
+    with pytest.raises(ValueError, match=words):
+        posenc.attend(*change(*tensors()))
+
+
+def lookup(**tables):
+    return (Lookup(index.clip(1, 1), **tables),)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda w: Plan(Where(4, 7)), r"made for 4 queries and 7 keys, got 5 and 7; make it with Where\(q=5, k=7\)"),
+        (lambda w: Plan(Where(torch.zeros(3, 5, dtype=torch.int64), 7)), "3 rows, the batch has 2"),
+        (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 2))), r"bias must have shape \[1 or 4, 3\], got \[4, 2\]"),
+        (lambda w: Plan(w, lookups=lookup(dot_query=torch.zeros(4, 3, 7))), r"dot_query must have shape"),
+        (lambda w: Plan(w, lookups=lookup(dot_key=torch.zeros(2, 3, 8))), r"dot_key must have shape"),
+        (lambda w: Plan(w, lookups=lookup(add_value=torch.zeros(4, 3))), r"add_value must have shape"),
+        (lambda w: Plan(w, lookups=lookup(bias=torch.full((4, 3), float("nan")))), "bias holds NaN"),
+        (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 3, device="meta"))), "on meta and q on cpu"),
+        (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 3, dtype=torch.int64))), "floating point"),
+        (lambda w: Plan(w, lookups=(Lookup(index.clip(1, 1, axis=1), bias=torch.zeros(4, 3)),)), "reads axis 1"),
+        (lambda w: Plan(w, slopes=torch.zeros(3)), r"slopes must have shape \[4\], got \[3\]"),
+        (lambda w: Plan(w, shift=torch.zeros(4, 7)), "shift must have shape"),
+        (lambda w: Plan(w, scale=torch.zeros(3)), r"broadcast to \[B, H, Lq\] = \[2, 4, 5\], got shape \[3\]"),
+        (lambda w: Plan(w, decay=(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))), r"decay\[1\] must have shape"),
+        (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 5),) * 2, None)), "do not fit q"),
+        (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")), "'half' or 'interleaved'"),
+    ],
+)
+def test_plans_that_do_not_fit_get_a_sentence(make, words):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=words):
+        posenc.attend(q, k, v, make(Where((2, 5), 7)))
+
+
+def test_states_need_a_table():
+    with pytest.raises(ValueError, match="give dot_query too"):
+        lookup(states=torch.zeros(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "masks, words",
+    [
+        (dict(dropout=1.0), "less than 1"),
+        (dict(window=-1), "0 or more slots"),
+        (dict(key_mask=torch.ones(2, 5, dtype=torch.bool)), r"\[B, Lk\] = \[2, 7\]"),
+        (dict(key_mask=torch.ones(2, 7)), "boolean or 0/1 integers"),
+        (dict(documents=torch.ones(2, 7)), r"query documents must be ids \[B, L\] = \[2, 5\]"),
+        (dict(mask=torch.ones(2, 4, 5, 6, dtype=torch.bool)), r"= \[2, 4, 5, 7\], got \[2, 4, 5, 6\]"),
+        (dict(mask=torch.ones(5, 7, dtype=torch.int64)), "boolean .* or floating point"),
+        (dict(mask=torch.ones(5, 7, device="meta")), "mask is on meta"),
+    ],
+)
+def test_wrong_masks_get_a_sentence(masks, words):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=words):
+        posenc.attend(q, k, v, **masks)
+
+
+def test_a_decoding_query_at_the_wrong_place_is_pointed_out():
+    q, k, v = tensors(lq=1)
+    scheme = posenc.ALiBi(heads=4)
+    with pytest.warns(UserWarning, match=r"Where\(q=\(6, 1\), k=\(0, 7\)\)"):
+        posenc.attend(q, k, v, scheme.plan(Where(1, 7)), causal=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posenc.attend(q, k, v, scheme.plan(Where((6, 1), 7)), causal=True)
+        posenc.attend(q, k, v, causal=True)
+
+
+def test_nan_in_the_input_comes_out_and_stays_in_its_row():
+    q, k, v = tensors()
+    q[1, 2, 3] = float("nan")
+    out = posenc.attend(q, k, v)
+    assert torch.isnan(out[1, 2, 3]).all()
+    assert torch.isnan(out).sum() == 8

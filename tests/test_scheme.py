@@ -1,0 +1,134 @@
+"""What every scheme survives: compilers, casts, devices, copies."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import posenc
+from posenc import Where
+from tests.schemes.every import NAMES, layer, make
+
+
+def inputs(**options):
+    return torch.randn(2, 9, 16, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_without_a_graph_break(name):
+    torch._dynamo.reset()
+    attn = layer(name)
+    x = inputs()
+    compiled = torch.compile(attn, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), attn(x), rtol=0, atol=1e-5)
+    compiled(x).sum().backward()
+    grads = {n: p.grad.clone() for n, p in attn.named_parameters() if p.grad is not None}
+    attn.zero_grad()
+    attn(x).sum().backward()
+    for n, p in attn.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(grads[n], p.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_compiles_for_real():
+    torch._dynamo.reset()
+    attn = layer("shaw")
+    x = inputs()
+    torch.testing.assert_close(torch.compile(attn, fullgraph=True)(x), attn(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name):
+    attn = layer(name)
+    x = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attn(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attn(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_keeps_positions_exact(name):
+    """Only weights are rounded: far from the origin the scores are those of the rounded weights in float64."""
+    scheme = make(name).to(torch.bfloat16)
+    exact = copy.deepcopy(scheme).double()
+    x = inputs(dtype=torch.bfloat16)
+    q, k = (torch.randn(2, 4, 9, 4, dtype=torch.bfloat16) for _ in range(2))
+    far = Where((60 if name == "learned" else 1_000_003, 9)) if name != "learned" else Where((50, 9))
+    if name in ("sinusoidal", "learned"):
+        torch.testing.assert_close(scheme.embed(x, far).double(), exact.embed(x.double(), far), rtol=2**-7, atol=2**-7)
+        return
+    low = posenc.scores(q, k, scheme.plan(far, x=x))
+    high = posenc.scores(q.double(), k.double(), exact.plan(far, x=x.double()))
+    torch.testing.assert_close(low.double(), high, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meta_device_construction(name):
+    with torch.device("meta"):
+        attn = layer(name)
+    assert all(p.is_meta for p in attn.parameters())
+    assert attn(inputs(device="meta")).shape == (2, 9, 16)
+    real = layer(name)
+    attn = attn.to_empty(device="cpu")
+    attn.load_state_dict(real.state_dict(), strict=True)
+    x = inputs()
+    torch.testing.assert_close(attn(x), real(x))
+    attn.position.to_empty(device="cpu")
+    if hasattr(attn.position, "reset_parameters"):
+        attn.position.reset_parameters()
+        assert all(torch.isfinite(p).all() for p in attn.position.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_pickles_and_strict_state_dicts(name):
+    attn = layer(name)
+    x = inputs()
+    expected = attn(x)
+    assert torch.equal(copy.deepcopy(attn)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(attn))(x), expected)
+    fresh = layer(name)
+    fresh.load_state_dict(attn.state_dict(), strict=True)
+    assert torch.equal(fresh(x), expected)
+    file = io.BytesIO()
+    torch.save(attn.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    plain = set(posenc.Attention(16, 4).state_dict())
+    assert {k for k in attn.state_dict() if not k.startswith("position.")} == plain
+    for tensor in attn.state_dict().values():
+        assert tensor.is_floating_point()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_checkpointing(name):
+    attn = layer(name)
+    x = inputs(requires_grad=True)
+    attn(x).square().sum().backward()
+    grads = [p.grad.clone() for p in attn.parameters() if p.grad is not None]
+    attn.zero_grad()
+    checkpoint(attn, x, use_reentrant=False).square().sum().backward()
+    for grad, p in zip(grads, (p for p in attn.parameters() if p.grad is not None), strict=True):
+        torch.testing.assert_close(grad, p.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inference_mode(name):
+    attn = layer(name)
+    x = inputs()
+    with torch.inference_mode():
+        inside = attn(x)
+    torch.testing.assert_close(inside, attn(x))
+    attn(x.requires_grad_()).sum().backward()  # nothing made under inference mode is kept
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_and_single_inputs(name):
+    attn = layer(name)
+    assert attn(torch.randn(2, 1, 16)).shape == (2, 1, 16)
+    assert attn(torch.randn(0, 3, 16)).shape == (0, 3, 16)
+    assert attn(torch.randn(2, 0, 16)).shape == (2, 0, 16)
