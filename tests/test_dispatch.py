@@ -100,7 +100,10 @@ def lookup(**tables):
     [
         (lambda w: Plan(Where(4, 7)), r"made for 4 queries and 7 keys, got 5 and 7; make it with Where\(q=5, k=7\)"),
         (lambda w: Plan(Where(torch.zeros(3, 5, dtype=torch.int64), 7)), "3 rows, the batch has 2"),
-        (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 2))), r"bias must have shape \[1 or 4, 3\], got \[4, 2\]"),
+        (
+            lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 2))),
+            r"bias must have shape \[1 or 4, 3\], got \[4, 2\]",
+        ),
         (lambda w: Plan(w, lookups=lookup(dot_query=torch.zeros(4, 3, 7))), r"dot_query must have shape"),
         (lambda w: Plan(w, lookups=lookup(dot_key=torch.zeros(2, 3, 8))), r"dot_key must have shape"),
         (lambda w: Plan(w, lookups=lookup(add_value=torch.zeros(4, 3))), r"add_value must have shape"),

@@ -69,7 +69,9 @@ def test_asymmetric_keys_are_wav2vec2_berts():
     x = torch.randn(2, 13, 16, dtype=torch.float64)
     real = torch.ones(2, 13, dtype=torch.bool)
     real[1, 9:] = False
-    mask = torch.zeros(2, 1, 13, 13, dtype=torch.float64).masked_fill(~real[:, None, None], torch.finfo(torch.float64).min)
+    mask = torch.zeros(2, 1, 13, 13, dtype=torch.float64).masked_fill(
+        ~real[:, None, None], torch.finfo(torch.float64).min
+    )
     expected = oracle(x, attention_mask=mask)[0]
     torch.testing.assert_close(layer(x, key_mask=real), expected, rtol=0, atol=1e-10)
 

@@ -77,7 +77,8 @@ def xlnet_scheme(oracle, **options):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize(
-    "attn_type, clamp, bi_data", [("bi", -1, False), ("uni", -1, False), ("bi", 3, False), ("bi", -1, True), ("uni", 4, True)]
+    "attn_type, clamp, bi_data",
+    [("bi", -1, False), ("uni", -1, False), ("bi", 3, False), ("bi", -1, True), ("uni", 4, True)],
 )
 @pytest.mark.parametrize("past", [0, 4])
 def test_xlnet_is_transformers(attn_type, clamp, bi_data, past, dtype, tolerance):

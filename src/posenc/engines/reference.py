@@ -18,15 +18,15 @@ ALL = slice(None)
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL) -> Tensor:
     """`rows` are the query slots that q holds: the plan and the mask are for all of them."""
-    weights = softmax(masked(logits(q, k, plan), mask))
+    weights = softmax(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
     if dropout > 0.0:
         weights = torch.nn.functional.dropout(weights, dropout)
     out = weights @ repeat(v, q.shape[1]).to(weights.dtype)
     for lookup in plan.lookups:
         if lookup.add_value is not None:
             table = lookup.add_value.to(weights.dtype)
-            rows = _spread(lookup.index.of(plan.where, q.device), weights)
-            binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, rows, weights)
+            at = _spread(lookup.index.of(plan.where, q.device, rows), weights)
+            binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
             out = out + binned @ table
     return out.to(q.dtype)
 
