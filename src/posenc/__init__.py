@@ -24,6 +24,7 @@ _NAMES = {
     "ENGINES": "dispatch", "attend": "dispatch", "engine_for": "dispatch", "scores": "dispatch",
     "Attention": "attention",
     "KVCache": "cache",
+    "AxialRoPE": "schemes.axes", "Sinusoidal2D": "schemes.axes",
 }  # fmt: skip
 _MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot", "rotary")
 

@@ -55,9 +55,11 @@ def digits_of(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def phases(positions: Tensor, turns: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin [.., L, n] of int64 positions [.., L] and digits [n] or [.., n], in float32 or float64."""
+    """cos, sin [.., L, n] in float32 or float64 of int64 positions [.., L, 1], or one for each pair [.., L, n], and
+    digits [n] or [.., n].
+    """
     first, second, third = (digit.unsqueeze(-2) for digit in turns)
-    p = positions.unsqueeze(-1)
+    p = positions
     t = ((p * first & _DIGIT) << 28) + (p * second >> 4) + (p * third >> 36)
     if positions.device.type == "mps":
         return without_float64(t)

@@ -1,4 +1,4 @@
-"""Tools around RoPE: whole rotations from configurations, and checkpoint weights from one layout to the other.
+"""Tools around RoPE: whole rotations from configurations, weights from one layout to the other, positions of images.
 
 rope = posenc.rotary.from_config(json.load(open("config.json")))
 weight = posenc.rotary.convert(weight, heads=32, to="half")
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from .dialects import read, write
+from .places import clip_positions, grid_positions, mixed_positions, random_positions
 from .schemes.rotary import RoPE
 
-__all__ = ["convert", "from_config", "to_config"]
+__all__ = [
+    "clip_positions", "convert", "from_config", "grid_positions", "mixed_positions", "random_positions", "to_config",
+]  # fmt: skip
 
 
 def from_config(

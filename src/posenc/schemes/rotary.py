@@ -102,7 +102,8 @@ class RoPE(Scheme):
         return first.to(device), second.to(device), third.to(device)
 
     def _phases(self, side: Side, turns: tuple[Tensor, Tensor, Tensor], device: torch.device) -> Phases:
-        cos, sin = phases(positions_of(side, device), turns, torch.promote_types(self._here.dtype, torch.float32))
+        dtype = torch.promote_types(self._here.dtype, torch.float32)
+        cos, sin = phases(positions_of(side, device).unsqueeze(-1), turns, dtype)
         factor = self.attention_factor
         return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 

@@ -1,0 +1,249 @@
+"""Rotary positions along several axes: images, video, and text among them. Positions are [B, L, axes].
+
+Every pair of channels belongs to one axis and turns by that axis' position × its own frequency, so all of these are
+one rotation with a list of (axis, frequency) for each pair; the conventions differ in the list alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..formulas import inverse_frequencies
+from ..phases import digits, phases
+from ..rotation import Layout, Phases, Rotation
+from ..scaling import Scaling
+from ..scheme import Scheme
+from ..where import Side, Where
+from .rotary import digits_on, positions_of
+
+Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
+
+
+class ManyAxes(Scheme):
+    """Pairs that read one axis each. A subclass says which axis and which frequency (`assign`), and the layout."""
+
+    def __init__(
+        self, *, axis_of: tuple[int, ...], frequencies: tuple[float, ...], layout: Layout, factor: float = 1.0
+    ):
+        super().__init__()
+        self.axis_of, self.pair_frequencies, self.layout = axis_of, frequencies, layout
+        self.attention_factor = factor
+        self.axes = max(axis_of, default=0) + 1
+        self._digits = digits(frequencies)
+
+    def rotation(self, where: Where) -> Rotation:
+        device = self.device_of(where)
+        queries = [axis.q for axis in where.axes]
+        keys = [axis.k for axis in where.axes]
+        both = self._phases(keys, device)
+        if all(q is k for q, k in zip(queries, keys, strict=True)):
+            return Rotation(both, both, self.layout)
+        return Rotation(self._phases(queries, device), both, self.layout)
+
+    def _phases(self, sides: list[Side], device: torch.device) -> Phases:
+        if len(sides) < self.axes and not (len(sides) == 1 and self.text):
+            raise ValueError(
+                f"{type(self).__name__} reads {self.axes} axes of positions, got {len(sides)}; give [B, L, {self.axes}] "
+                "(posenc.rotary.grid_positions and clip_positions build them)"
+            )
+        columns = [positions_of(side, device) for side in sides]
+        rows = max(column.shape[0] for column in columns)
+        p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
+        p = p if len(columns) == 1 else p[..., list(self.axis_of)]
+        dtype = torch.promote_types(self._here.dtype, torch.float32)
+        cos, sin = phases(p + self.offset, digits_on(self._digits, device), dtype)
+        factor = self.attention_factor
+        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+    text = False
+    """Whether positions with a single axis stand for the same position on all axes."""
+    offset = 0
+    """What is added to every position."""
+
+
+class AxialRoPE(ManyAxes):
+    """RoPE over the rows and columns of an image (or the axes of a clip), each pair reading one of them.
+
+        convention    pairs (D/2 in all)                        frequencies             layout       positions
+        "pixtral"     rows, then columns                        one ladder dealt out:   half         row, column
+                                                                even ones to rows
+        "qwen2_vl"    rows, then columns                        a ladder for each       half         row, column
+        "llama4"      columns, then rows                        a ladder for each       interleaved  row, column;
+                                                                                                     class token -1, -1
+        "dinov3"      rows, then columns                        2π / (size · period)    half         2·row + 1 - rows,
+                                                                of its grid                          likewise; prefix 0, 0
+        "blocks"      axis by axis, `sections` pairs each       a ladder for each       half         any number of axes
+
+    A ladder is base^(-2c/R), c = 0, 1, ..., R the channels it serves. DINOv3's angles are relative to the image's
+    size, so it needs `grid=(rows, columns)`; its positions are patch centres in half steps
+    (`grid_positions(rows, columns, centred=True, prefix=…)`).
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        convention: Convention = "qwen2_vl",
+        base: float | None = None,
+        grid: tuple[int, int] | None = None,
+        sections: tuple[int, ...] | None = None,
+    ):
+        if convention not in ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"):
+            raise ValueError(
+                f"convention={convention!r} is unknown; use 'pixtral', 'dinov3', 'qwen2_vl', 'llama4' or 'blocks'"
+            )
+        if (grid is not None) != (convention == "dinov3"):
+            raise ValueError("grid=(rows, columns) belongs to convention='dinov3', and it needs it")
+        if (sections is not None) != (convention == "blocks"):
+            raise ValueError("sections=(pairs of each axis) belongs to convention='blocks', and it needs it")
+        if convention == "blocks":
+            assert sections is not None
+            if min(sections) < 0 or 2 * sum(sections) > head_dim:
+                raise ValueError(
+                    f"sections={sections} are {sum(sections)} pairs; head_dim={head_dim} has {head_dim // 2}"
+                )
+        elif head_dim % 4:
+            raise ValueError(f"two axes share the pairs: head_dim={head_dim} must be a multiple of 4")
+        base = float((100.0 if convention == "dinov3" else 10000.0) if base is None else base)
+        each = head_dim // 4
+        axis_of = (0,) * each + (1,) * each
+        layout: Layout = "half"
+        ladder = inverse_frequencies(head_dim // 2, base)
+        if convention == "pixtral":
+            ladder = inverse_frequencies(head_dim, base)
+            frequencies = ladder[0::2] + ladder[1::2]
+        elif convention == "dinov3":
+            assert grid is not None
+            frequencies = tuple(math.tau * w / size for size in grid for w in ladder)
+        elif convention == "blocks":
+            assert sections is not None
+            axis_of = tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
+            frequencies = tuple(w for pairs in sections for w in inverse_frequencies(2 * pairs, base))
+        else:
+            frequencies = ladder + ladder
+            if convention == "llama4":
+                axis_of, layout = axis_of[::-1], "interleaved"
+        super().__init__(axis_of=axis_of, frequencies=frequencies, layout=layout)
+        self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
+        # Llama 4 counts patches from 1, so that its class token at "-1" does not turn.
+        self.offset = 1 if convention == "llama4" else 0
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, convention={self.convention!r}, base={self.base:g}"
+
+
+class MRoPE(ManyAxes):
+    """Multimodal RoPE: one ladder of frequencies, its pairs shared out among time, rows and columns.
+
+        sections=(4, 2, 2)                     t t t t h h w w       Qwen2-VL: consecutive
+        sections=(4, 2, 2), interleaved=True   t h w t h w t t       Qwen3-VL: in turn, time takes what is left
+
+    Text has the same position on all three axes, and is then turned exactly as by RoPE; positions with one axis are
+    taken so. After an image text goes on (`posenc.rotary.mixed_positions`). `sections` default to Qwen2-VL's shares,
+    1/4, 3/8, 3/8 of the pairs.
+    """
+
+    text = True
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        sections: tuple[int, ...] | None = None,
+        interleaved: bool = False,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: Layout = "half",
+        scaling: Scaling | None = None,
+    ):
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        if rotary_dim < 0 or rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(f"rotary_dim={rotary_dim} must be even and at most head_dim={head_dim}")
+        pairs = rotary_dim // 2
+        if sections is None:
+            part = 3 * pairs // 8
+            sections = (pairs - 2 * part, part, part)
+        if min(sections) < 0 or sum(sections) != pairs:
+            raise ValueError(f"sections={tuple(sections)} must add up to the {pairs} pairs of rotary_dim={rotary_dim}")
+        if scaling is not None and scaling.length_dependent:
+            raise ValueError(f"{scaling} follows the length, which several axes do not have; give it freeze_at")
+        frequencies = inverse_frequencies(rotary_dim, float(base))
+        if scaling is not None:
+            frequencies = scaling.frequencies(frequencies, rotary_dim, float(base))
+        axis_of = _dealt(sections) if interleaved else tuple(a for a, n in enumerate(sections) for _ in range(n))
+        super().__init__(
+            axis_of=axis_of,
+            frequencies=frequencies,
+            layout=layout,
+            factor=1.0 if scaling is None else scaling.magnitude,
+        )
+        self.axes = len(sections)
+        self.head_dim, self.rotary_dim, self.base, self.scaling = head_dim, rotary_dim, float(base), scaling
+        self.sections, self.interleaved = tuple(sections), interleaved
+
+    @classmethod
+    def from_config(cls, config, dialect: str = "hf", **more) -> MRoPE:
+        """From a configuration with `mrope_section`; see `posenc.scaling.from_config`."""
+        from ..dialects import read
+
+        setup = read(config, dialect)
+        if setup.sections is None:
+            raise ValueError("this configuration has no mrope_section; use posenc.rotary.from_config")
+        return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
+
+    def extra_repr(self) -> str:
+        turn = ", interleaved" if self.interleaved else ""
+        return f"head_dim={self.head_dim}, sections={self.sections}{turn}, base={self.base:g}"
+
+
+def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Axis of each pair when axis a > 0 takes pairs a, a + n, a + 2n, ... until it has its number."""
+    axis_of = [0] * sum(sections)
+    for axis, pairs in enumerate(sections[1:], 1):
+        last = axis + len(sections) * (pairs - 1)
+        if pairs and last >= len(axis_of):
+            raise ValueError(f"sections={sections} cannot be dealt in turn: axis {axis} has more than its share")
+        for number in range(pairs):
+            axis_of[axis + len(sections) * number] = axis
+    return tuple(axis_of)
+
+
+class Sinusoidal2D(Scheme):
+    """Fixed sines and cosines of row and column, added to the input (MAE and other image models).
+
+        x + [sin(r w), cos(r w), sin(c w), cos(c w)],   w_i = base^(-4i/d_model),  d_model/4 of each
+
+    `first="columns"` puts the column's half first, as MAE's checkpoints do. Positions are [B, L, 2]: row, column.
+    `prefix` tokens at the front (the class token) get nothing.
+    """
+
+    absolute = True
+
+    def __init__(
+        self, *, d_model: int, base: float = 10000.0, first: Literal["rows", "columns"] = "rows", prefix: int = 0
+    ):
+        super().__init__()
+        if d_model % 4:
+            raise ValueError(f"two axes of sines and cosines: d_model={d_model} must be a multiple of 4")
+        if first not in ("rows", "columns"):
+            raise ValueError(f"first={first!r} is unknown; use 'rows' or 'columns'")
+        self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
+        self._digits = digits(inverse_frequencies(d_model // 2, float(base)))
+
+    def embed(self, x: Tensor, where: Where) -> Tensor:
+        if len(where.axes) != 2:
+            raise ValueError(f"rows and columns are two axes, got {len(where.axes)}; give positions [B, L, 2]")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        turns = digits_on(self._digits, x.device)
+        parts = []
+        for axis in where.axes if self.first == "rows" else where.axes[::-1]:
+            cos, sin = phases(positions_of(axis.q, x.device).unsqueeze(-1), turns, dtype)
+            parts += [sin, cos]
+        table = torch.cat(parts, dim=-1)
+        if self.prefix:
+            table = torch.cat((torch.zeros_like(table[:, : self.prefix]), table[:, self.prefix :]), dim=1)
+        return (x + table).to(x.dtype)

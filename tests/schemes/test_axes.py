@@ -1,0 +1,169 @@
+"""Many axes against the models that named the conventions."""
+
+import pytest
+import torch
+from transformers import DINOv3ViTConfig, PixtralVisionConfig
+from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.llama4.configuration_llama4 import Llama4VisionConfig
+from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.vit_mae import modeling_vit_mae as mae
+
+import posenc
+from posenc.rotary import clip_positions, grid_positions, mixed_positions
+
+ROWS, COLUMNS = 3, 5
+
+
+def qk(length, size, heads=2):
+    torch.manual_seed(0)
+    return torch.randn(1, heads, length, size), torch.randn(1, heads, length, size)
+
+
+def equal(scheme, positions, q, k, theirs):
+    rotation = scheme.rotation(posenc.Where(positions))
+    torch.testing.assert_close(rotation.queries(q), theirs[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rotation.keys(k), theirs[1], atol=1e-6, rtol=1e-6)
+
+
+def test_equals_pixtral():
+    config = PixtralVisionConfig(hidden_size=32, num_attention_heads=2, head_dim=16, rope_theta=1000.0)
+    q, k = qk(ROWS * COLUMNS, 16)
+    at = grid_positions(ROWS, COLUMNS)
+    cos, sin = pixtral.PixtralVisionRotaryEmbedding(config)(q, at[0])
+    theirs = pixtral.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=0)
+    equal(posenc.AxialRoPE(head_dim=16, convention="pixtral", base=1000.0), at, q, k, theirs)
+
+
+@pytest.mark.parametrize("merge", [1, 2])
+def test_equals_qwen2_vl_vision(merge):
+    config = Qwen2VLVisionConfig(embed_dim=32, num_heads=2)
+    q, k = qk(4 * 6, 16)
+    at = grid_positions(4, 6, merge=merge)
+    theirs_at = qwen2.get_vision_position_ids(torch.tensor([[1, 4, 6]]), merge)
+    assert torch.equal(at[0], theirs_at)
+    cos, sin = qwen2.Qwen2VLVisionRotaryEmbedding(config)(q, theirs_at)
+    rows = qwen2.apply_rotary_pos_emb_vision(q[0].transpose(0, 1), k[0].transpose(0, 1), cos, sin)
+    equal(posenc.AxialRoPE(head_dim=16), at, q, k, [x.transpose(0, 1)[None] for x in rows])
+
+
+def test_equals_dinov3_with_prefix():
+    config = DINOv3ViTConfig(hidden_size=32, num_attention_heads=2, patch_size=4, image_size=20)
+    cos, sin = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, 4 * ROWS, 4 * COLUMNS))
+    q, k = qk(5 + ROWS * COLUMNS, 16)
+    theirs = dinov3.apply_rotary_pos_emb(q, k, cos, sin)
+    scheme = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
+    equal(scheme, grid_positions(ROWS, COLUMNS, centred=True, prefix=5), q, k, theirs)
+
+
+def test_equals_llama4_vision_with_its_class_token():
+    config = Llama4VisionConfig(hidden_size=32, num_attention_heads=2, image_size=16, patch_size=4)
+    freqs = llama4.Llama4VisionRotaryEmbedding(config)(torch.zeros(1))
+    q, k = qk(17, 16)
+    theirs = llama4.vision_apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs)
+    at = grid_positions(4, 4, prefix=1, prefix_at=-1).roll(-1, dims=1)  # its class token comes last
+    scheme = posenc.AxialRoPE(head_dim=16, convention="llama4", base=config.rope_parameters["rope_theta"])
+    equal(scheme, at, q, k, [x.transpose(1, 2) for x in theirs])
+
+
+@pytest.mark.parametrize(("config", "rotary", "module", "interleaved", "sections"), [
+    (Qwen2VLTextConfig, "Qwen2VLRotaryEmbedding", qwen2, False, [2, 3, 3]),
+    (Qwen3VLTextConfig, "Qwen3VLTextRotaryEmbedding", qwen3, True, [4, 2, 2]),
+    (Qwen3VLTextConfig, "Qwen3VLTextRotaryEmbedding", qwen3, True, [3, 3, 2]),
+])  # fmt: skip
+def test_equals_qwen_text(config, rotary, module, interleaved, sections):
+    config = config(
+        hidden_size=32, num_attention_heads=2, head_dim=16, num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "mrope_section": sections},
+    )  # fmt: skip
+    at = mixed_positions([4, (2, 3), 3, (2, 2, 2), 2])
+    q, k = qk(at.shape[1], 16)
+    cos, sin = getattr(module, rotary)(config)(q, at.permute(2, 0, 1))
+    theirs = module.apply_rotary_pos_emb(q, k, cos, sin)
+    scheme = posenc.MRoPE.from_config(config, interleaved=interleaved)
+    equal(scheme, at, q, k, theirs)
+    text = posenc.RoPE(head_dim=16, base=5000.0)
+    for where in (posenc.Where(7), posenc.Where(mixed_positions([7]))):
+        assert torch.equal(scheme.rotation(where).queries(q[:, :, :7]), text.rotate(q[:, :, :7], 7))
+
+
+def test_mrope_takes_yarn():
+    yarn = posenc.scaling.YaRN(factor=4.0, original=64)
+    x = torch.randn(1, 1, 9, 32)
+    ours = posenc.MRoPE(head_dim=32, scaling=yarn).rotation(posenc.Where(9)).queries(x)
+    assert torch.equal(ours, posenc.RoPE(head_dim=32, scaling=yarn).rotate(x, 9))
+    with pytest.raises(ValueError, match="freeze_at"):
+        posenc.MRoPE(head_dim=32, scaling=posenc.scaling.DynamicNTK(original=64))
+
+
+def test_mixed_positions_equal_qwen():
+    model = qwen2.Qwen2VLModel.__new__(qwen2.Qwen2VLModel)
+    torch.nn.Module.__init__(model)
+    model.config = type("C", (), {"vision_config": type("V", (), {"spatial_merge_size": 2})})()
+    kinds = torch.tensor([[0] * 3 + [1] * 6 + [0] * 2 + [2] * 20 + [0] * 4])
+    theirs, _ = model.get_rope_index(
+        torch.zeros_like(kinds),
+        kinds,
+        image_grid_thw=torch.tensor([[1, 4, 6]]),
+        video_grid_thw=torch.tensor([[5, 4, 4]]),
+    )
+    ours = mixed_positions([3, (2, 3), 2, (5, 2, 2), 4], after="size")
+    assert torch.equal(ours, theirs.permute(1, 2, 0))
+    behind = mixed_positions([3, (2, 3), 2, (5, 2, 2), 4])
+    assert behind[0, -4, 0] == behind[0, :-4].max() + 1
+
+
+def test_equals_vit_mae():
+    table = mae.build_2d_sinusoidal_position_embedding(ROWS, COLUMNS, 32, cls_token=True)
+    x = torch.zeros(1, 1 + ROWS * COLUMNS, 32)
+    where = posenc.Where(grid_positions(ROWS, COLUMNS, prefix=1))
+    for first, theirs in (("rows", table), ("columns", table.roll(16, dims=-1))):
+        scheme = posenc.Sinusoidal2D(d_model=32, first=first, prefix=1)
+        torch.testing.assert_close(scheme.embed(x, where)[0], theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_three_axes_see_differences_only():
+    scheme = posenc.AxialRoPE(head_dim=24, convention="blocks", sections=(4, 4, 4)).double()
+    q, k = (x.double() for x in qk(2 * 3 * 4, 24))
+    at = clip_positions(2, 3, 4)
+    here = posenc.scores(q, k, scheme.plan(posenc.Where(at)))
+    for shift in ([7, 0, 0], [0, 2**20, -3], [5, 5, 2**20]):
+        there = posenc.scores(q, k, scheme.plan(posenc.Where(at + torch.tensor(shift))))
+        torch.testing.assert_close(there, here, atol=1e-11, rtol=1e-11)
+    assert not torch.allclose(here, posenc.scores(q, k, scheme.plan(posenc.Where(at * 2))))
+
+
+def test_attention_with_images_among_text():
+    torch.manual_seed(0)
+    attention = posenc.Attention(32, 2, position=posenc.MRoPE(head_dim=16), causal=True)
+    at = mixed_positions([3, (2, 3), 4])
+    x = torch.randn(1, at.shape[1], 32)
+    whole = attention(x, positions=at)
+    cache = posenc.KVCache()
+    steps = [attention(x[:, i : i + 1], positions=at[:, i : i + 1], cache=cache) for i in range(at.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_clip_positions_step():
+    assert clip_positions(3, 1, 2, start=4, step=2.5)[0, :, 0].tolist() == [4, 4, 6, 6, 9, 9]
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: posenc.AxialRoPE(head_dim=18), "multiple of 4"),
+    (lambda: posenc.AxialRoPE(head_dim=16, convention="vit"), "'pixtral'"),
+    (lambda: posenc.AxialRoPE(head_dim=16, convention="dinov3"), "grid"),
+    (lambda: posenc.AxialRoPE(head_dim=16, convention="blocks", sections=(9, 9)), "pairs"),
+    (lambda: posenc.AxialRoPE(head_dim=16).rotation(posenc.Where(4)), "2 axes"),
+    (lambda: posenc.MRoPE(head_dim=16, sections=(1, 1, 1)), "add up"),
+    (lambda: posenc.MRoPE(head_dim=16, sections=(0, 4, 4), interleaved=True), "share"),
+    (lambda: posenc.Sinusoidal2D(d_model=30), "multiple of 4"),
+    (lambda: grid_positions(3, 4, merge=2), "blocks"),
+    (lambda: mixed_positions([(1, 2, 3, 4)]), "words"),
+])  # fmt: skip
+def test_says_what_is_wrong(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
