@@ -7,7 +7,7 @@ from posenc.registry import CARDS
 
 
 def options(name, **given):
-    return {**show.read_source(CARDS[name]).defaults, **given}
+    return pictures.Options({**show.read_source(CARDS[name]).defaults, **given})
 
 
 @pytest.mark.parametrize("name", sorted(pictures.PICTURES))
@@ -30,21 +30,21 @@ def test_t5_names_the_bucket_of_every_range(causal):
 
 
 def test_alibi_names_the_slopes_of_the_formula():
-    text = "\n".join(pictures.draw("alibi", {"heads": 12}))
+    text = "\n".join(pictures.draw("alibi", options("alibi", heads=12)))
     assert f"head 1: m = {formulas.alibi_slopes(12)[0]:.4g}" in text
     assert f"head 12: m = {formulas.alibi_slopes(12)[-1]:.4g}" in text
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 64])
 def test_alibi_draws_any_number_of_heads(heads):
-    assert f"of {heads} heads" in pictures.draw("alibi", {"heads": heads})[0]
+    assert f"of {heads} heads" in pictures.draw("alibi", options("alibi", heads=heads))[0]
 
 
 def test_rope_names_its_wavelengths():
-    text = "\n".join(pictures.draw("rope", {"head_dim": 64, "base": 10000.0}))
+    text = "\n".join(pictures.draw("rope", options("rope", head_dim=64)))
     assert "6.28 (pair 0)" in text
     with pytest.raises(ValueError, match="even, got 7"):
-        pictures.draw("rope", {"head_dim": 7})
+        pictures.draw("rope", options("rope", head_dim=7))
 
 
 def test_ranges_run_single_distances_together():

@@ -95,7 +95,7 @@ def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
     from posenc import pictures, show, terminal
 
     monkeypatch.setattr(terminal, "width", lambda: 100)
-    drawn = pictures.draw("t5", show.read_source(CARDS["t5"]).defaults)
+    drawn = pictures.draw("t5", pictures.Options(show.read_source(CARDS["t5"]).defaults))
     block = next(block for block in blocks(ENGLISH, "") if "posenc show t5" in block)
     shown = [line.rstrip() for line in block.splitlines()[2:]]
     assert shown == drawn[: len(shown)]

@@ -49,3 +49,15 @@ def test_an_option_that_the_scheme_has_not_is_refused():
 def test_an_impossible_option_is_explained():
     with pytest.raises(posenc.OptionError, match="max_distance=4 must exceed"):
         show.page(CARDS["t5"], {"max_distance": 4})
+
+
+@pytest.mark.parametrize("given", [{"std": 1.0}, {"buckets": 64, "heads": 4}])
+def test_an_option_that_changes_nothing_is_refused(given):
+    with pytest.raises(posenc.OptionError, match="does not change the picture of t5; it depends on buckets, causal"):
+        show.page(CARDS["t5"], given)
+
+
+@pytest.mark.parametrize("given", [{"buckets": 10**9}, {"buckets": 0}, {"buckets": 2.5}, {"buckets": True}])
+def test_what_cannot_be_drawn_at_once_is_refused(given):
+    with pytest.raises(posenc.OptionError, match="must be a whole number from 1 to 1024"):
+        show.page(CARDS["t5"], given)

@@ -12,7 +12,35 @@ from typing import Any
 
 from . import formulas, terminal
 
-Options = dict[str, Any]
+FARTHEST = 1 << 16  # distances and sizes past these are refused: a picture must come at once
+WIDEST = 4096
+
+
+class Options:
+    """A scheme's options, with a note of those that a picture read: an option that changes nothing must not be given."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The option; `default` where it has none or None."""
+        self.read.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def whole(self, name: str, default: int, least: int = 1, most: int = WIDEST) -> int:
+        """An option that counts something."""
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most} to be drawn")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{name}={value!r} must be a positive number")
+        return float(value)
 
 
 def draw(name: str, options: Options) -> list[str]:
@@ -34,7 +62,7 @@ def none(options: Options) -> list[str]:
 
 
 def sinusoidal(options: Options) -> list[str]:
-    size, base = options.get("d_model", 512), options.get("base", 10000.0)
+    size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
     spacing = "tensor2tensor" if options.get("layout") == "tensor2tensor" else "paper"
     frequencies = formulas.inverse_frequencies(size, base, spacing=spacing)
     lines = _kernel(frequencies, f"Similarity of two positions, P[i]·P[j] / (d/2) with d_model={size}, base={base:g}:")
@@ -47,7 +75,7 @@ def sinusoidal(options: Options) -> list[str]:
 
 
 def learned(options: Options) -> list[str]:
-    rows = options.get("max_len", 512)
+    rows = options.whole("max_len", 512, most=10**9)
     bar = max(8, min(48, terminal.width() - 24))
     return titled(
         f"With max_len={rows}: one vector a position, unrelated until trained; past the table it raises.",
@@ -56,8 +84,8 @@ def learned(options: Options) -> list[str]:
 
 
 def shaw(options: Options) -> list[str]:
-    left = options["k"] if options.get("left") is None else options["left"]
-    right = options["k"] if options.get("right") is None else options["right"]
+    k = options.whole("k", 16, 0, FARTHEST)
+    left, right = options.whole("left", k, 0, FARTHEST), options.whole("right", k, 0, FARTHEST)
     ends = "a row of zeros" if options.get("outside") == "zero" else "the same row"
     return _clip(
         left, right, f"Row of the table: each distance in [-{left}, {right}] has its own, all beyond share {ends}"
@@ -65,12 +93,13 @@ def shaw(options: Options) -> list[str]:
 
 
 def clipped(options: Options) -> list[str]:
-    k = options["k"]
+    k = options.whole("k", 16, 0, FARTHEST)
     return _clip(k, k, f"Row of the table: each distance in [-{k}, {k}] has its own, those beyond share the edge's")
 
 
 def t5(options: Options) -> list[str]:
-    buckets, most, causal = options["buckets"], options["max_distance"], options["causal"]
+    buckets, most = options.whole("buckets", 32, most=1024), options.whole("max_distance", 128, most=FARTHEST)
+    causal = bool(options.get("causal", False))
     lo, hi, rows = formulas.t5_rows(buckets, most, causal)
     title = (
         f"Bucket of each distance (buckets={buckets}, max_distance={most}, {'causal' if causal else 'bidirectional'}):"
@@ -85,15 +114,15 @@ def t5(options: Options) -> list[str]:
 
 
 def deberta(options: Options) -> list[str]:
-    most = options["max_distance"]
-    buckets = options.get("buckets") or most
+    most = options.whole("max_distance", 512, most=FARTHEST)
+    buckets = options.whole("buckets", most, most=FARTHEST)
     lo, hi, rows = formulas.deberta_rows(buckets, most)
     kind = "log buckets" if buckets != most else "clipped; buckets=256 gives v3's log buckets"
     return _steps(lo, hi, rows, f"Row of the table for each distance ({2 * buckets} rows, reach {most}, {kind}):")
 
 
 def alibi(options: Options) -> list[str]:
-    heads = options.get("heads") or 8
+    heads = options.whole("heads", 8)
     slopes = formulas.alibi_slopes(heads)
     shown = sorted({round(i * (heads - 1) / min(5, heads - 1)) for i in range(min(6, heads))}) if heads > 1 else [0]
     reach = 64
@@ -105,8 +134,7 @@ def alibi(options: Options) -> list[str]:
 
 
 def rope(options: Options) -> list[str]:
-    size = options.get("rotary_dim") or options.get("head_dim", 64)
-    base = options.get("base", 10000.0)
+    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
     if size % 2:
         raise ValueError(f"a rotary size must be even, got {size}")
     frequencies = formulas.inverse_frequencies(size, base)
@@ -117,13 +145,14 @@ def rope(options: Options) -> list[str]:
 
 
 def transformer_xl(options: Options) -> list[str]:
-    size, base, clamp = options.get("d_model", 512), options.get("base", 10000.0), options.get("clamp_len")
+    size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
+    clamp = options.whole("clamp_len", FARTHEST, most=FARTHEST)
     frequencies = formulas.inverse_frequencies(size, base)
     return _kernel(frequencies, f"Similarity of R(0) and R(i-j), what W_R reads, d_model={size}, base={base:g}:", clamp)
 
 
 def relative_logits(options: Options) -> list[str]:
-    extent = options["extent"]
+    extent = options.whole("extent", 1024, most=10**9)
     bar = max(8, min(48, terminal.width() - 30))
     return titled(
         f"A learned profile over the last {extent} positions, weighted by each query's own state; zero elsewhere.",
@@ -150,10 +179,9 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
 }
 
 
-def _kernel(frequencies: Sequence[float], title: str, clamp: int | None = None, reach: int = 128) -> list[str]:
-    far = reach if clamp is None else clamp
+def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, reach: int = 128) -> list[str]:
     mean = [
-        sum(math.cos(min(abs(r), far) * w) for w in frequencies) / len(frequencies) for r in range(-reach, reach + 1)
+        sum(math.cos(min(abs(r), clamp) * w) for w in frequencies) / len(frequencies) for r in range(-reach, reach + 1)
     ]
     return titled(title, terminal.chart({"": mean}, around(reach), high=1.0, low=min(0.0, *mean)))
 

@@ -75,11 +75,20 @@ def page(which: Card, given: dict[str, Any]) -> list[str]:
         lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)
     lines += ["", *_prose(source.doc), ""]
     lines += _options(source.options)
+    return [*lines, "", *_picture(which, source, given)]
+
+
+def _picture(which: Card, source: Source, given: dict[str, Any]) -> list[str]:
+    options = pictures.Options({**source.defaults, **given})
     try:
-        drawn = pictures.draw(which.name, {**source.defaults, **given})
-    except (ValueError, TypeError) as error:
-        raise OptionError(f"cannot draw {which.name} with {given}: {error}") from None
-    return [*lines, "", *drawn]
+        drawn = pictures.draw(which.name, options)
+    except ValueError as error:
+        raise OptionError(f"cannot draw {which.name}: {error}") from None
+    idle = [option for option in given if option not in options.read]
+    if idle:
+        used = ", ".join(sorted(options.read)) or "nothing"
+        raise OptionError(f"{', '.join(idle)} does not change the picture of {which.name}; it depends on {used}")
+    return drawn
 
 
 def _prose(doc: str) -> list[str]:
