@@ -174,6 +174,7 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "xlnet": transformer_xl,
     "deberta": deberta,
     "rope": rope,
+    "mrope": rope,  # as text is turned
     "relative_logits": relative_logits,
     "alibi": alibi,
 }
