@@ -1,0 +1,9 @@
+"""What the lab says when it cannot go on."""
+
+from __future__ import annotations
+
+from ..errors import OptionError
+
+
+class LabError(OptionError):
+    """Something that the person who asked can change: a wrong word, a full disk, a missing package."""

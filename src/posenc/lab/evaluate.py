@@ -1,0 +1,96 @@
+"""Test trained weights at the training size and far past it. What cannot run is a result too: it says why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import posenc
+
+from .cells import Cell, Testing
+from .corpus import Corpus
+from .store import Store
+from .tasks import IGNORE, Batch, Task
+from .train import answers_loss, load_weights, make_model, make_task
+
+TOKENS = 16384  # in one forward
+SEED = 1 << 40  # problems that no training has seen
+
+
+def evaluate(cell: Cell, testing: Testing, store: Store, corpus: Corpus | None = None) -> dict[str, Any]:
+    """The record of a test: one point for every size."""
+    training = cell.training
+    task = make_task(training, corpus)
+    model = make_model(training, task)
+    load_weights(model, training, store)
+    if testing.extension:
+        model.extend(training.scheme, testing.extension, task.length(training.train))
+    model.eval()
+    points = []
+    for size in testing.test:
+        point: dict[str, Any] = {"size": size, "length": task.length(size)}
+        try:
+            with (
+                torch.inference_mode(),
+                torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"),
+            ):
+                point |= _text(model, task, size, testing) if task.needs_text else _problems(model, task, size, testing)
+        except (ValueError, posenc.UnsupportedPlan) as error:
+            point["error"] = str(error)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            point["error"] = f"out of memory at length {point['length']}"
+        points.append(point)
+    return {"settings": {"training": asdict(training), "testing": asdict(testing)}, "points": points}
+
+
+def _problems(model, task: Task, size: int, testing: Testing) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(SEED + size)
+    batch = task.batch(size, testing.count, generator)
+    device = next(model.parameters()).device
+    loss, right, asked, exact = 0.0, 0, 0, 0
+    for part in _parts(batch):
+        inputs, targets = part.inputs.to(device), part.targets.to(device)
+        logits = model(inputs)
+        wanted = targets != IGNORE
+        hit = (logits.argmax(-1) == targets) | ~wanted
+        loss += float(answers_loss(logits, targets))
+        right += int((hit & wanted).sum())
+        asked += int(wanted.sum())
+        exact += int(hit.all(dim=1).sum())
+    return _finite({"loss": loss / asked, "accuracy": right / asked, "exact": exact / testing.count})
+
+
+def _text(model, task, size: int, testing: Testing) -> dict[str, Any]:
+    batch = task.windows(size, testing.count)
+    point = {"loss": _mean_loss(model, batch, batch.targets.shape[1])}
+    if testing.sliding:
+        first = max(testing.test) - testing.sliding
+        batch = task.sliding(size, testing.sliding, testing.windows, first)
+        point["sliding"] = _mean_loss(model, batch, testing.sliding)
+    return _finite(point)
+
+
+def _mean_loss(model, batch: Batch, counted: int) -> float:
+    """The mean over the last `counted` places of every row."""
+    total = 0.0
+    for part in _parts(batch):
+        logits = model(part.inputs)[:, -counted:]
+        total += float(answers_loss(logits, part.targets[:, -counted:]))
+    return total / (batch.targets.shape[0] * counted)
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    rows = max(1, TOKENS // batch.inputs.shape[1])
+    return [Batch(*pair) for pair in zip(batch.inputs.split(rows), batch.targets.split(rows))]
+
+
+def _finite(point: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not a number becomes the error that it is."""
+    if all(math.isfinite(value) for value in point.values()):
+        return point
+    return {"error": "the loss is not a number"}

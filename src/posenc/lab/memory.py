@@ -1,0 +1,37 @@
+"""How much memory a piece of work takes at its peak, beyond what was there before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_before = 0
+
+
+def reset(device: torch.device) -> None:
+    global _before
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        _before = torch.cuda.memory_allocated(device)
+        return
+    try:  # Linux: forget the process's high-water mark
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        _before = -1
+        return
+    _before = _status("VmRSS")
+
+
+def peak(device: torch.device) -> int | None:
+    """Bytes since `reset`, or None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) - _before
+    return None if _before < 0 else max(0, _status("VmHWM") - _before)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,98 @@
+"""One small transformer: pre-norm blocks of posenc.Attention and an MLP. Only the positional encoding varies.
+
+tokens ─ embedding ─(+ absolute position)─ [ x + attention(norm(x)) ─ x + mlp(norm(x)) ] × layers ─ norm ─ logits
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import posenc
+
+from . import positions
+
+
+class Block(nn.Module):
+    def __init__(self, attention: nn.Module, width: int):
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(width, bias=False)
+        self.attention = attention
+        self.norm_2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nn.Module):
+    """scheme is a word such as rope:base=500000; `longest` the longest input of training, for tables that end."""
+
+    def __init__(
+        self,
+        scheme: str,
+        *,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        layers: int,
+        causal: bool,
+        longest: int,
+        seed: int = 0,
+        engine: str = "auto",
+    ):
+        super().__init__()
+        self.width = width
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            each = positions.build(scheme, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
+            absolute = getattr(each[0], "absolute", False)
+            # absolute positions enter once, at the input
+            self.position = each[0] if absolute else None
+            self.embedding = nn.Embedding(vocabulary, width)
+            self.blocks = nn.ModuleList(
+                Block(
+                    posenc.Attention(
+                        width, heads, position=None if absolute else each[n], causal=causal, engine=engine
+                    ),
+                    width,
+                )
+                for n in range(layers)
+            )
+            self.norm = nn.LayerNorm(width, bias=False)
+            self.head = nn.Linear(width, vocabulary, bias=False)
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Every weight outside the encoding, from the seed alone: models that differ in their scheme start equal."""
+        position = {id(p) for p in positions.position_parameters(self)}
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if id(parameter) in position or parameter.dim() < 2:
+                continue
+            std = self.width**-0.5 if "embedding" in name else parameter.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down.weight")):
+                std *= (2 * len(self.blocks)) ** -0.5
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [B, L] -> logits [B, L, vocabulary]."""
+        x = self.embedding(tokens) * self.width**0.5
+        if self.position is not None:
+            x = self.position.embed(x, posenc.Where(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def extend(self, word: str, extension: str, longest: int) -> None:
+        """Switch a context extension on, in every layer; the weights stay."""
+        for block in self.blocks:
+            attention: Any = block.attention
+            attention.position = positions.extended(
+                word, extension, width=self.width, heads=attention.heads, longest=longest
+            ).to(self.embedding.weight.device)

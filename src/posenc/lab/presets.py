@@ -1,0 +1,190 @@
+"""Presets: experiments as TOML files, ours in presets/ or anybody's. Settings at the top serve every task.
+
+title = "..."
+schemes = ["none", "alibi", "rope", "rope+ntk:8"]
+seeds = 3
+lr = 1e-3
+
+[[tasks]]
+task = "text"
+train = 64
+test = [64, 128, 256]
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from . import positions, tasks, words
+from .cells import Cell, Testing, Training
+from .errors import LabError
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """One task with the sizes of its problems, its model and its training."""
+
+    task: str
+    train: int
+    test: tuple[int, ...]
+    steps: int
+    schemes: tuple[str, ...]
+    seeds: int = 3
+    batch: int = 32
+    width: int = 128
+    heads: int = 4
+    layers: int = 3
+    lr: float = 1e-3
+    position_lr: float = 1.0
+    weight_decay: float = 0.01
+    count: int = 512
+    sliding: int = 0
+    windows: int = 64
+    rates: tuple[float, ...] = ()
+    """Learning-rate check: multiples of lr that are trained too, with the first seed."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    tasks: tuple[TaskSettings, ...]
+    device: str = "cpu"
+    precision: str = "float32"
+    compile: bool = False
+    engine: str = "auto"
+    published: tuple[str, ...] = field(default=())
+    """Tables of published results that the report sets next to the measured ones."""
+
+    def on(self, device: str) -> Experiment:
+        """The same experiment on a device; a GPU computes in bfloat16 and compiles."""
+        if device not in ("cpu", "cuda"):
+            raise LabError(f"device {device!r} is unknown; use cpu or cuda")
+        fast = device == "cuda"
+        return replace(self, device=device, precision="bfloat16" if fast else "float32", compile=fast)
+
+    def change(self, **changes: Any) -> Experiment:
+        """The same change in every task."""
+        return replace(self, tasks=tuple(replace(task, **changes) for task in self.tasks))
+
+    @property
+    def needs_text(self) -> bool:
+        return any(tasks.create(t.task).needs_text for t in self.tasks)
+
+    def cells(self, text: str = "") -> list[Cell]:
+        """Every cell, checked. Seeds come last in the order of work, so that a first answer comes early."""
+        made: dict[str, Cell] = {}
+        plans = [
+            (t, seed, 1.0) for seed in range(max(t.seeds for t in self.tasks)) for t in self.tasks if seed < t.seeds
+        ]
+        plans += [(t, 0, times) for t in self.tasks for times in t.rates if times != 1.0]
+        for settings, seed, times in plans:
+            for cell in self._cells_of(settings, seed, times, text):
+                key = cell.training.key
+                if key in made:  # the same scheme with more tests
+                    tests = dict.fromkeys((*made[key].tests, *cell.tests))
+                    cell = replace(cell, tests=tuple(tests))
+                made[key] = cell
+        return list(made.values())
+
+    def _cells_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Cell]:
+        task = tasks.create(t.task)
+        cells = []
+        for word in t.schemes:
+            trained, extension = words.scheme(word)
+            if times != 1.0 and extension:
+                continue
+            training = Training(
+                task=t.task, scheme=trained, seed=seed, train=t.train, steps=t.steps, batch=t.batch, width=t.width,
+                heads=t.heads, layers=t.layers, lr=t.lr * times, position_lr=t.position_lr,
+                weight_decay=t.weight_decay, device=self.device, precision=self.precision, compile=self.compile,
+                engine=self.engine, text=text if task.needs_text else "",
+            )  # fmt: skip
+            sizes = t.test if times == 1.0 else (t.train,)
+            sliding = t.sliding if task.needs_text and times == 1.0 else 0
+            cells.append(Cell(training, (Testing(extension, sizes, t.count, sliding, t.windows if sliding else 0),)))
+        return cells
+
+    def check(self) -> None:
+        """Find wrong words before any work is done."""
+        for t in self.tasks:
+            task = tasks.create(t.task)
+            if not t.schemes:
+                raise LabError(f"task {t.task} has no schemes")
+            if t.sliding and task.needs_text and not t.sliding <= min(t.test):
+                raise LabError(f"sliding={t.sliding} must be at most the shortest test size, {min(t.test)}")
+            for word in t.schemes:
+                trained, extension = words.scheme(word)
+                sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
+                positions.build(trained, layers=1, causal=task.causal, **sizes)
+                if extension:
+                    positions.extended(trained, extension, **sizes)
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str | Path) -> Experiment:
+    """A preset by name, or a TOML file."""
+    path = Path(name)
+    if path.suffix != ".toml":
+        path = FOLDER / f"{name}.toml"
+        if not path.exists():
+            raise LabError(f"unknown preset {str(name)!r}; the presets are {', '.join(names())}, or give a .toml file")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LabError(f"cannot read the preset {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise LabError(f"{path} is not TOML: {error}") from None
+    return from_dict(content, path.stem)
+
+
+def from_dict(content: dict[str, Any], name: str) -> Experiment:
+    content = dict(content)
+    listed = content.pop("tasks", None)
+    if not isinstance(listed, list) or not listed:
+        raise LabError(f"preset {name} has no [[tasks]]")
+    known = {f.name: f for f in fields(TaskSettings)}
+    whole = {"title", "device", "published"}
+    common = {key: value for key, value in content.items() if key not in whole}
+    made = []
+    for entry in listed:
+        given = {**common, **entry}
+        unknown = [key for key in given if key not in known]
+        if unknown:
+            raise LabError(
+                f"preset {name} has unknown settings {', '.join(unknown)}; they are {', '.join([*whole, *known])}"
+            )
+        missing = [f.name for f in known.values() if f.default is MISSING and f.name not in given]
+        if missing:
+            raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
+        made.append(TaskSettings(**{k: _checked(name, known[k], v) for k, v in given.items()}))
+    experiment = Experiment(
+        name=name,
+        title=str(content.get("title", name)),
+        tasks=tuple(made),
+        published=tuple(content.get("published", ())),
+    )
+    return experiment.on(str(content.get("device", "cpu")))
+
+
+def _checked(name: str, known: Any, value: Any) -> Any:
+    kind = str(known.type)
+    if kind.startswith("tuple"):
+        inner: Any = {"tuple[int, ...]": int, "tuple[float, ...]": (int, float), "tuple[str, ...]": str}[kind]
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, inner) for v in value):
+            raise LabError(f"preset {name}: {known.name}={value!r} must be a list ({kind[6:-6]})")
+        return tuple(value)
+    wanted: Any = {"int": int, "float": (int, float), "str": str}[kind]
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise LabError(f"preset {name}: {known.name}={value!r} must be {kind}")
+    if kind == "int" and value < (0 if known.name == "sliding" else 1):
+        raise LabError(f"preset {name}: {known.name}={value} must be at least 1")
+    return float(value) if kind == "float" else value

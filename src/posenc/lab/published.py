@@ -1,0 +1,74 @@
+"""Published results, to be set next to measured ones: perplexity at length over perplexity at the training length."""
+
+from __future__ import annotations
+
+import html
+import math
+
+from .results import Mean, Results
+
+# perplexities as printed in the papers; sizes in tokens, all trained at 512
+TABLES: dict[str, tuple[str, tuple[int, ...], dict[str, tuple[float | None, ...]]]] = {
+    "alibi": (
+        "ALiBi (Press et al. 2021, Table 2): WikiText-103, 247 M parameters, trained at 512",
+        (512, 1012, 2512, 8512, 15512),
+        {
+            "sinusoidal": (20.05, 43.54, 132.4, 305.7, 406.0),
+            "rope": (20.07, 21.37, 31.58, 54.98, 79.25),
+            "t5": (19.65, 18.79, 20.41, 43.08, None),
+            "alibi": (19.73, 18.73, 18.41, 18.34, 18.31),
+        },
+    ),
+    "kerple": (
+        "KERPLE (Chi et al. 2022): OpenWebText2, 162 M parameters, trained at 512, 5 seeds",
+        (512, 1024, 2048, 4096, 8192, 16384),
+        {
+            "sinusoidal": (33.0, 750.0, 5507.0, 14039.0, 22621.0, 30046.0),
+            "rope": (24.2, 32.8, 62.4, 111.0, 185.0, 269.0),
+            "t5": (23.7, 21.9, 21.7, 22.5, 25.5, 31.4),
+            "alibi": (23.9, 22.4, 22.5, 22.2, 22.3, 22.5),
+        },
+    ),
+}
+HOLDS = 0.05  # nats: the same threshold on both sides
+
+
+def rows(name: str, results: Results) -> list[tuple[str, int, float, float | None]]:
+    """(scheme, length, published change, measured change): nats between the training length and the length."""
+    _, sizes, table = TABLES[name]
+    task = next((t for t in results.tasks() if t["task"] == "text"), None)
+    found = []
+    for scheme, perplexities in table.items():
+        for size, perplexity in zip(sizes[1:], perplexities[1:]):
+            if perplexity is None:
+                continue
+            published = math.log(perplexity / perplexities[0])  # type: ignore[operator]
+            measured = None
+            if task is not None:
+                nearest = min(task["test"], key=lambda s: abs(math.log(s / size)))
+                here, far = (results.point(task, scheme, s, "loss") for s in (task["train"], nearest))
+                if abs(math.log(nearest / size)) < 0.25 and isinstance(here, Mean) and isinstance(far, Mean):
+                    measured = far.value - here.value
+            found.append((scheme, size, published, measured))
+    return found
+
+
+def agreement(published: float, measured: float | None) -> str:
+    """Whether both say the same: it holds, or it loses."""
+    if measured is None:
+        return "not measured"
+    said = ["holds" if value <= HOLDS else "loses" for value in (published, measured)]
+    return "agrees" if said[0] == said[1] else f"disagrees: published {said[0]}, measured {said[1]}"
+
+
+def as_html(name: str, results: Results) -> str:
+    lines = "".join(
+        f"<tr><td>{html.escape(scheme)}</td><td>{size}</td><td>{published:+.2f}</td>"
+        f"<td>{'–' if measured is None else f'{measured:+.2f}'}</td><td>{agreement(published, measured)}</td></tr>"
+        for scheme, size, published, measured in rows(name, results)
+    )
+    return (
+        f"<h2>Next to {html.escape(TABLES[name][0])}</h2><p>Change of the loss from the training length, in nats per token "
+        "there and nats per byte here: only the sign and the order can agree.</p>"
+        f"<table><tr><th>scheme</th><th>length</th><th>published</th><th>measured</th><th></th></tr>{lines}</table>"
+    )

@@ -1,0 +1,242 @@
+"""The report: results.json, results.csv, and one HTML file that opens anywhere, offline."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from . import published, verdict
+from .results import Mean, Results, metric_of
+from .store import write
+
+# Okabe and Ito's colours, which stay apart for every common kind of colour vision, then three more
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F00", "#000000", "#882255", "#44AA99")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+TITLES = {"loss": "loss, nats per byte (lower is better)", "accuracy": "right answers (higher is better)"}
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+.holds { color: #00694d; } .breaks, .cannot { color: #b03000; } .why { color: #777; font-size: 13px; text-align: left; }
+.verdict { background: #f2f6fa; border-left: 4px solid #0072B2; padding: .5em 1em; }
+.wide { overflow-x: auto; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; font-size: 13px; }
+"""
+
+
+def save(results: Results, folder: Path) -> list[Path]:
+    """Write every form of the results; the HTML needs Plotly and is left out where that is missing."""
+    files = {"results.json": results.as_json(), "results.csv": results.as_csv()}
+    page = as_html(results)
+    if page is not None:
+        files["report.html"] = page.encode()
+    for name, content in files.items():
+        write(folder / name, content)
+    return [folder / name for name in files]
+
+
+def as_html(results: Results) -> str | None:
+    """The page, or None without Plotly."""
+    script = plotly_script()
+    if script is None:
+        return None
+    parts: list[str] = []
+    figures: list[dict[str, Any]] = []
+
+    def figure(made: dict[str, Any]) -> None:
+        parts.append(f'<div id="figure{len(figures)}"></div>')
+        figures.append(made)
+
+    title = results.experiment["title"]
+    parts.append(f"<h1>{html.escape(title)}</h1>")
+    said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in verdict.sentences(results))
+    parts.append(f'<div class="verdict">{said}</div>')
+    for task in results.tasks():
+        metric = metric_of(task)
+        parts.append(f"<h2>{html.escape(task['task'])}</h2>")
+        figure(_curves(results, task, metric, TITLES[metric]))
+        parts.append(_table(results, task, metric))
+        if task.get("sliding") and metric == "loss":
+            stride = task["sliding"]
+            parts.append(
+                f"<p>Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length. "
+                "A gain that is seen above and not here comes from the first bytes of a window having little "
+                "before them.</p>"
+            )
+            figure(_curves(results, task, "sliding", f"loss of the last {stride} bytes, nats per byte"))
+        parts.append("<h3>Training</h3>")
+        figure(_training(results, task))
+        parts.append(_costs(results, task))
+        parts.append(_rates(results, task))
+    parts += [published.as_html(name, results) for name in results.experiment.get("published", ())]
+    parts.append("<h2>Settings</h2>")
+    shown = {"experiment": results.experiment, "machine": results.machine}
+    parts.append(f"<pre>{html.escape(json.dumps(shown, indent=1))}</pre>")
+    return page(title, parts, figures, script)
+
+
+def page(title: str, parts: list[str], figures: list[dict[str, Any]], script: str) -> str:
+    data = json.dumps(figures).replace("</", "<\\/")
+    draw = "figures.forEach((f, i) => Plotly.newPlot('figure' + i, f.data, f.layout, {responsive: true, displaylogo: false}));"
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width'><title>{html.escape(title)}</title>"
+        f"<style>{STYLE}</style><script>{script}</script></head><body>"
+        + "\n".join(parts)
+        + f"<script>const figures = {data};\n{draw}</script></body></html>\n"
+    )
+
+
+def plotly_script() -> str | None:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return get_plotlyjs()
+
+
+def line_styles(schemes: list[str]) -> dict[str, tuple[str, str]]:
+    """A colour for every trained scheme; its extensions share it and differ in their dashes."""
+    trained = list(dict.fromkeys(s.split("+")[0] for s in schemes))
+    seen: dict[str, int] = {}
+    made = {}
+    for scheme in schemes:
+        base = scheme.split("+")[0]
+        seen[base] = seen.get(base, -1) + 1
+        made[scheme] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[seen[base] % len(DASHES)])
+    return made
+
+
+def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
+    return {
+        "xaxis": {"title": {"text": x}, **more.pop("xaxis", {})}, "yaxis": {"title": {"text": y}, **more.pop("yaxis", {})},
+        "height": 460, "margin": {"t": 20, "l": 60, "r": 20, "b": 50}, "template": "none", "hovermode": "closest", **more,
+    }  # fmt: skip
+
+
+def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> dict[str, Any]:
+    data: list[dict[str, Any]] = []
+    styles = line_styles(results.schemes(task))
+    for scheme, (colour, dash) in styles.items():
+        points = [(size, results.point(task, scheme, size, metric)) for size in sorted(task["test"])]
+        known = [(size, p) for size, p in points if isinstance(p, Mean)]
+        if not known:
+            continue
+        x = [size for size, _ in known]
+        if any(p.half is not None for _, p in known):
+            upper = [p.value + (p.half or 0) for _, p in known]
+            lower = [p.value - (p.half or 0) for _, p in known]
+            data.append({
+                "x": x + x[::-1], "y": upper + lower[::-1], "fill": "toself", "fillcolor": colour, "opacity": 0.12,
+                "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": scheme, "mode": "lines",
+            })  # fmt: skip
+        data.append({
+            "x": x, "y": [p.value for _, p in known], "name": scheme, "mode": "lines+markers", "legendgroup": scheme,
+            "line": {"color": colour, "dash": dash},
+        })  # fmt: skip
+    sizes = sorted(task["test"])
+    train = {
+        "type": "line", "x0": task["train"], "x1": task["train"], "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"color": "#999", "dash": "dot", "width": 1},
+    }  # fmt: skip
+    axis = {"type": "log", "tickvals": sizes, "ticktext": [str(s) for s in sizes]}
+    more: dict[str, Any] = {"yaxis": {"range": [0, 1.03]}} if metric == "accuracy" else {}
+    return {"data": data, "layout": _layout("size (training up to the dotted line)", title, xaxis=axis, shapes=[train], **more)}  # fmt: skip
+
+
+def _table(results: Results, task: dict[str, Any], metric: str) -> str:
+    sizes = sorted(task["test"])
+    head = "".join(f"<th>{size}{' (trained)' if size == task['train'] else ''}</th>" for size in sizes)
+    rows = []
+    for s in verdict.standings(results, task):
+        cells = ""
+        for size in sizes:
+            point = results.point(task, s.scheme, size, metric)
+            cells += f"<td>{point}</td>" if isinstance(point, Mean) else f"<td>{'cannot' if point else '–'}</td>"
+        why = f'<td class="why">{html.escape(s.reason)}</td>'
+        rows.append(f'<tr><td>{html.escape(s.scheme)}</td>{cells}<td class="{s.word}">{s.word}</td>{why}</tr>')
+    return f'<div class="wide"><table><tr><th>scheme</th>{head}<th>at {max(sizes)}</th><th></th></tr>{"".join(rows)}</table></div>'
+
+
+def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
+    trained = list(dict.fromkeys(s.split("+")[0] for s in results.schemes(task)))
+    styles = line_styles(trained)
+    data = []
+    for scheme in trained:
+        for number, record in enumerate(results.training(task, scheme)):
+            steps = [step for step, _ in record["curve"]]
+            losses = [loss for _, loss in record["curve"]]
+            data.append({
+                "x": steps, "y": losses, "name": scheme, "mode": "lines", "legendgroup": scheme,
+                "showlegend": number == 0, "line": {"color": styles[scheme][0], "width": 1.2},
+            })  # fmt: skip
+    return {"data": data, "layout": _layout("step", "training loss, nats")}
+
+
+def _costs(results: Results, task: dict[str, Any]) -> str:
+    """Speed and memory: as seen in this run, where cells may have shared the machine."""
+    rows = []
+    for scheme in dict.fromkeys(s.split("+")[0] for s in results.schemes(task)):
+        records = results.training(task, scheme)
+        if not records:
+            continue
+        first = records[0]
+        speeds = [r["tokens_per_second"] for r in records if r["tokens_per_second"]]
+        memories = [r["memory"] for r in records if r["memory"] is not None]
+        rows.append(
+            f"<tr><td>{html.escape(scheme)}</td><td>{first['parameters']:,}</td><td>{first['position_parameters']:,}</td>"
+            f"<td>{mean_of(speeds, '{:,.0f}')}</td><td>{mean_of(memories, '{:,.0f}', 1e-6)}</td>"
+            f"<td>{mean_of([r['seconds'] for r in records], '{:.1f}')}</td>"
+            f"<td>{html.escape(', '.join(sorted({r['status'] for r in records})))}</td></tr>"
+        )
+    return (
+        '<div class="wide"><table><tr><th>scheme</th><th>parameters</th><th>of the encoding</th><th>tokens/s</th>'
+        f"<th>peak memory, MB</th><th>seconds</th><th>training</th></tr>{''.join(rows)}</table></div>"
+    )
+
+
+def _rates(results: Results, task: dict[str, Any]) -> str:
+    """The learning-rate check, where one was run."""
+    if not task.get("rates"):
+        return ""
+    metric = metric_of(task)
+    rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
+    rows = []
+    for scheme in dict.fromkeys(s.split("+")[0] for s in results.schemes(task)):
+        found = results.rates(task, scheme)
+        known = {rate: point.value for rate, point in found.items() if isinstance(point, Mean)}
+        if not known:
+            continue
+        pick = min if metric == "loss" else max
+        best = pick(known, key=lambda rate: known[rate])
+        cells = "".join(f"<td>{known[r]:.3f}{' *' if r == best else ''}</td>" if r in known else "<td>–</td>" for r in rates)  # fmt: skip
+        rows.append(f"<tr><td>{html.escape(scheme)}</td>{cells}</tr>")
+    head = "".join(f"<th>{rate:g}</th>" for rate in rates)
+    return (
+        f"<h3>Learning-rate check</h3><p>Score at the training size, first seed; * is the best, {task['lr']:g} was used.</p>"
+        f"<table><tr><th>scheme</th>{head}</tr>{''.join(rows)}</table>"
+    )
+
+
+def mean_of(values: list[float], form: str, times: float = 1.0) -> str:
+    return form.format(times * sum(values) / len(values)) if values else "–"
+
+
+def as_text(results: Results) -> str:
+    """The tables and the verdict for a terminal."""
+    lines: list[str] = []
+    for task in results.tasks():
+        metric = metric_of(task)
+        sizes = sorted(task["test"])
+        lines += ["", f"{task['task']}: {TITLES[metric]}; trained to size {task['train']}, seeds: {task['seeds']}"]
+        wide = max([len(s) for s in results.schemes(task)] + [6])
+        lines.append("  " + "scheme".ljust(wide) + "".join(f"{size:>16}" for size in sizes))
+        for s in verdict.standings(results, task):
+            row = "  " + s.scheme.ljust(wide)
+            for size in sizes:
+                point = results.point(task, s.scheme, size, metric)
+                row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
+            lines.append(f"{row}  {s.word}")
+    return "\n".join([*lines, "", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))])

@@ -1,0 +1,184 @@
+"""Results: the records of a run, put together, with means and confidence intervals over the seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .cells import Cell
+from .errors import LabError
+from .presets import Experiment, from_dict
+from .store import Store, write
+
+# two-sided 95 % of Student's t for 1, 2, .. degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+COLUMNS = (
+    "task", "scheme", "seed", "lr", "train_size", "size", "length", "loss", "accuracy", "exact", "sliding", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with the half width of its 95 % confidence interval (None for one seed)."""
+
+    value: float
+    half: float | None
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" + ("" if self.half is None else f" ± {self.half:.3f}")
+
+
+def mean(values: Iterable[float]) -> Mean:
+    values = list(values)
+    number = len(values)
+    middle = sum(values) / number
+    if number == 1:
+        return Mean(middle, None, 1)
+    deviation = math.sqrt(sum((v - middle) ** 2 for v in values) / (number - 1))
+    t = STUDENT[number - 2] if number - 2 < len(STUDENT) else 1.96
+    return Mean(middle, t * deviation / math.sqrt(number), number)
+
+
+@dataclass
+class Results:
+    """What a run has so far: `trainings` as recorded, `rows` one for each (task, scheme, seed, size)."""
+
+    experiment: dict[str, Any]
+    machine: dict[str, Any]
+    trainings: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+    wanted: int  # cells of the experiment
+    finished: int
+
+    # ---- questions that reports ask -------------------------------------------------------------------------
+    def tasks(self) -> list[dict[str, Any]]:
+        """The settings of every task, in the experiment's order."""
+        return self.experiment["tasks"]
+
+    def schemes(self, task: dict[str, Any]) -> list[str]:
+        present = {row["scheme"] for row in self.rows if row["task"] == task["task"]}
+        return [scheme for scheme in task["schemes"] if scheme in present]
+
+    def point(self, task: dict[str, Any], scheme: str, size: int, metric: str) -> Mean | str | None:
+        """The mean over seeds; the reason where every seed failed; None where nothing is known."""
+        rows = [
+            r for r in self.rows
+            if r["task"] == task["task"] and r["scheme"] == scheme and r["size"] == size and r["lr"] == task["lr"]
+        ]  # fmt: skip
+        values = [r[metric] for r in rows if r.get(metric) is not None]
+        if values:
+            return mean(values)
+        return next((r["error"] for r in rows if r.get("error")), None)
+
+    def training(self, task: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
+        """The training records of a scheme (an extension's are its trained scheme's)."""
+        trained = scheme.split("+")[0]
+        return [
+            t for t in self.trainings
+            if t["settings"]["task"] == task["task"] and t["settings"]["scheme"] == trained
+            and t["settings"]["lr"] == task["lr"]
+        ]  # fmt: skip
+
+    def rates(self, task: dict[str, Any], scheme: str) -> dict[float, Mean | str]:
+        """The learning-rate check: score at the training size for each rate, first seed only."""
+        found: dict[float, Mean | str] = {}
+        metric = metric_of(task)
+        for row in self.rows:
+            same = row["task"] == task["task"] and row["scheme"] == scheme and row["size"] == task["train"]
+            if same and row["seed"] == 0:
+                value = row.get(metric)
+                found[row["lr"]] = row["error"] if value is None else mean([value])
+        return found
+
+    # ---- files ----------------------------------------------------------------------------------------------
+    def as_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    def as_csv(self) -> bytes:
+        """One row a number, so that any tool can read it."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue().encode()
+
+
+def metric_of(task: dict[str, Any]) -> str:
+    from .tasks import task_class
+    from .words import split
+
+    return task_class(split(task["task"]).name).metric
+
+
+def begin(experiment: Experiment, store: Store, text: dict[str, str]) -> None:
+    """Write down what was asked."""
+    content = {"experiment": asdict(experiment), "text": text, "machine": machine(experiment.device)}
+    write(store.root / "settings.json", json.dumps(content, indent=1).encode())
+
+
+def collect(experiment: Experiment, cells: list[Cell], store: Store, asked: dict[str, Any]) -> Results:
+    """Everything that is finished."""
+    trainings, rows, finished = [], [], 0
+    for cell in cells:
+        record = store.get(cell.training.key, "train.json")
+        if record is not None:
+            trainings.append(record)
+        whole = record is not None
+        for testing in cell.tests:
+            tested = store.get(cell.test_key(testing), "test.json")
+            if tested is None:
+                whole = False
+                continue
+            t = cell.training
+            about = {"task": t.task, "scheme": cell.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
+            rows += [{**about, **point} for point in tested["points"]]
+        finished += whole
+    shown = asdict(experiment) | {"text": asked.get("text", {})}
+    return Results(shown, asked.get("machine", {}), trainings, rows, len(cells), finished)
+
+
+def read(folder: str | Path) -> Results:
+    """A run's results, from its cells where they are, or from results.json alone."""
+    root = Path(folder)
+    if (root / "settings.json").exists() and (root / "cells").is_dir():
+        asked = json.loads((root / "settings.json").read_text(encoding="utf-8"))
+        experiment = experiment_of(asked["experiment"])
+        cells = experiment.cells(asked["text"].get("digest", ""))
+        found = collect(experiment, cells, Store(root), asked)
+        if found.rows or not (root / "results.json").exists():
+            return found
+    if not (root / "results.json").exists():
+        raise LabError(f"{root} is not the folder of a run: it has neither settings.json with cells nor results.json")
+    return Results(**json.loads((root / "results.json").read_text(encoding="utf-8")))
+
+
+def experiment_of(saved: dict[str, Any]) -> Experiment:
+    """An Experiment from its saved form."""
+    from dataclasses import replace
+
+    whole = {key: saved[key] for key in ("title", "device", "published")} | {"tasks": saved["tasks"]}
+    made = from_dict(whole, saved["name"])
+    return replace(made, precision=saved["precision"], compile=saved["compile"], engine=saved["engine"])
+
+
+def machine(device: str) -> dict[str, Any]:
+    import torch
+
+    from .workers import cores
+
+    about = {
+        "python": platform.python_version(), "torch": torch.__version__, "system": platform.system(),
+        "processors": cores(), "threads": os.environ.get("OMP_NUM_THREADS"),
+    }  # fmt: skip
+    if device == "cuda" and torch.cuda.is_available():
+        about["gpu"] = torch.cuda.get_device_name()
+    return about

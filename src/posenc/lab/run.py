@@ -1,0 +1,96 @@
+"""Run an experiment: what is finished stays, what is missing is done, here, in worker processes or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from . import cluster, corpus, progress, report, results, work, workers
+from .cells import Cell
+from .corpus import Corpus
+from .errors import LabError
+from .presets import Experiment
+from .results import Results
+from .store import Store
+from .team import ALONE, Team
+from .train import CHECKPOINT_SECONDS
+from .workers import Event
+
+MOST_JOBS = 8
+
+
+def compare(
+    experiment: Experiment,
+    out: str | Path,
+    *,
+    text: str | Path | None = None,
+    jobs: int | None = None,
+    on: str = "here",
+    team: Team = ALONE,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Results:
+    """Do every cell that is missing in the folder `out` and write the report there.
+
+    jobs   worker processes; 1 works in this process; None: one for each processor on the CPU, 1 on a GPU
+    on     "here", "ray" (a local cluster) or an address such as ray://host:10001
+    """
+    experiment.check()
+    if on != "here" and on != "ray" and not on.startswith("ray://"):
+        raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
+    if on != "here" and team.size > 1:
+        raise LabError("torchrun spreads one cell, --on ray spreads cells; use one of them")
+    if jobs is not None and jobs < 1:
+        raise LabError(f"--jobs {jobs} must be at least 1")
+    words = corpus.read(text) if experiment.needs_text else None
+    cells = experiment.cells(words.digest if words else "")
+    store = Store(out)
+    if not team.first:
+        for cell in _missing(cells, store, team):
+            work.do(cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds)
+        return results.collect(experiment, cells, store, {})
+    with store.alone():
+        about = {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {}
+        results.begin(experiment, store, about)
+        left = _missing(cells, store, team)
+        if left:
+            with progress.start(left, len(cells) - len(left), store) as shown:
+                _work_through(left, store, words, jobs, on, team, checkpoint_seconds, shown.see)
+        found = results.read(out)
+        report.save(found, store.root)
+    return found
+
+
+def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
+    """What is left, as every process of a team sees it before any of them starts."""
+    left = [cell for cell in cells if work.missing(cell, store)]
+    team.wait()
+    return left
+
+
+def _work_through(
+    left: list[Cell],
+    store: Store,
+    words: Corpus | None,
+    jobs: int | None,
+    on: str,
+    team: Team,
+    checkpoint_seconds: float,
+    see: Callable[[Event], None],
+) -> None:
+    if on != "here":
+        for event in cluster.run(left, store, words, jobs, on):
+            see(event)
+        return
+    if jobs is None:
+        jobs = 1 if left[0].training.device == "cuda" or team.size > 1 else min(workers.cores(), MOST_JOBS)
+    jobs = min(jobs, len(left))
+    if jobs > 1 and team.size == 1:
+        for event in workers.run(left, store, words, jobs):
+            see(event)
+        return
+    for cell in left:
+        work.do(
+            cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds,
+            progress=lambda step, loss, cell=cell: see(Event(cell, step, loss)),  # type: ignore[misc]
+        )  # fmt: skip
+        see(Event(cell))

@@ -1,0 +1,105 @@
+"""Two runs side by side: what both measured, and by how much they differ."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple
+
+from .report import line_styles, page, plotly_script
+from .results import Mean, Results, metric_of
+
+
+class Row(NamedTuple):
+    task: str
+    scheme: str
+    size: int
+    a: Mean
+    b: Mean
+
+    @property
+    def apart(self) -> bool | None:
+        """Whether the difference is outside both intervals; None where a run has one seed."""
+        if self.a.half is None or self.b.half is None:
+            return None
+        return abs(self.a.value - self.b.value) > self.a.half + self.b.half
+
+
+def rows(a: Results, b: Results) -> list[Row]:
+    """Every (task, scheme, size) that both have."""
+    found = []
+    others = {task["task"]: task for task in b.tasks()}
+    for task in a.tasks():
+        other = others.get(task["task"])
+        if other is None:
+            continue
+        metric = metric_of(task)
+        for scheme in a.schemes(task):
+            for size in task["test"]:
+                here, there = a.point(task, scheme, size, metric), b.point(other, scheme, size, metric)
+                if isinstance(here, Mean) and isinstance(there, Mean):
+                    found.append(Row(task["task"], scheme, size, here, there))
+    return found
+
+
+def settings_that_differ(a: Results, b: Results) -> list[str]:
+    said = []
+    others = {task["task"]: task for task in b.tasks()}
+    for task in a.tasks():
+        other = others.get(task["task"], {})
+        said += [
+            f"{task['task']}: {name} {task[name]} and {other[name]}"
+            for name in task
+            if name not in ("schemes", "test") and name in other and other[name] != task[name]
+        ]
+    for name in ("device", "precision", "engine"):
+        if a.experiment.get(name) != b.experiment.get(name):
+            said.append(f"{name}: {a.experiment.get(name)} and {b.experiment.get(name)}")
+    return said
+
+
+def as_text(a: Results, b: Results, names: list[str]) -> str:
+    lines = [f"A {names[0]}   B {names[1]}", *(f"  differs: {line}" for line in settings_that_differ(a, b))]
+    found = rows(a, b)
+    if not found:
+        return "\n".join([*lines, "they have no (task, scheme, size) in common"])
+    wide = max(len(row.scheme) for row in found)
+    for row in found:
+        mark = "  apart" if row.apart else ""
+        lines.append(
+            f"  {row.task:<10} {row.scheme:<{wide}} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
+            f"{row.b.value - row.a.value:+.3f}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def as_html(a: Results, b: Results, names: list[str]) -> str | None:
+    script = plotly_script()
+    if script is None:
+        return None
+    found = rows(a, b)
+    title = f"{names[0]} and {names[1]}"
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    parts += [f"<p>Differs: {html.escape(line)}</p>" for line in settings_that_differ(a, b)]
+    figures: list[dict[str, Any]] = []
+    for task in dict.fromkeys(row.task for row in found):
+        own = [row for row in found if row.task == task]
+        data = []
+        for scheme, (colour, _) in line_styles(list(dict.fromkeys(row.scheme for row in own))).items():
+            points = sorted((row for row in own if row.scheme == scheme), key=lambda row: row.size)
+            for label, dash, values in (
+                ("A", "solid", [row.a.value for row in points]),
+                ("B", "dash", [row.b.value for row in points]),
+            ):
+                data.append({
+                    "x": [row.size for row in points], "y": values, "name": f"{scheme} {label}",
+                    "mode": "lines+markers", "line": {"color": colour, "dash": dash},
+                })  # fmt: skip
+        parts.append(f'<h2>{html.escape(task)}</h2><div id="figure{len(figures)}"></div>')
+        figures.append({"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}})
+        lines = "".join(
+            f"<tr><td>{html.escape(row.scheme)}</td><td>{row.size}</td><td>{row.a}</td><td>{row.b}</td>"
+            f"<td>{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}</td></tr>"
+            for row in own
+        )
+        parts.append(f"<table><tr><th>scheme</th><th>size</th><th>A</th><th>B</th><th>B − A</th></tr>{lines}</table>")
+    return page(title, parts, figures, script)

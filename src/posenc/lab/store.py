@@ -1,0 +1,118 @@
+"""The folder of a run. Every file is written next to its place and moved there in one step, so that what has a name
+is whole: killed at any moment, the same command goes on from what is there.
+
+    DIR/settings.json            what was asked
+    DIR/cells/KEY.train.json     the record of a training
+    DIR/cells/KEY.test.json      the record of a test
+    DIR/cells/KEY.weights        trained weights (safetensors)
+    DIR/cells/KEY.checkpoint     weights and optimiser state in the middle of a training (safetensors, JSON inside)
+    DIR/results.json, results.csv, report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import LabError
+
+
+class Store:
+    def __init__(self, root: str | Path):
+        self.root = Path(root)
+        self.cells = self.root / "cells"
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LabError(f"cannot make the folder {self.cells}: {error.strerror}; give another with --out") from None
+
+    def path(self, key: str, kind: str) -> Path:
+        return self.cells / f"{key}.{kind}"
+
+    def has(self, key: str, kind: str) -> bool:
+        return self.path(key, kind).exists()
+
+    def get(self, key: str, kind: str) -> dict[str, Any] | None:
+        """A JSON record, or None where there is none (yet)."""
+        try:
+            return json.loads(self.path(key, kind).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError as error:
+            raise LabError(
+                f"{self.path(key, kind)} is not JSON ({error}); it was changed by hand: delete it and run again"
+            ) from None
+
+    def put(self, key: str, kind: str, record: dict[str, Any]) -> None:
+        write(self.path(key, kind), json.dumps(record, indent=1).encode())
+
+    def drop(self, key: str, kind: str) -> None:
+        self.path(key, kind).unlink(missing_ok=True)
+
+    def files(self, keys: list[str]) -> dict[str, bytes]:
+        """Every file of some cells, to be carried to another machine."""
+        return {p.name: p.read_bytes() for key in keys for p in sorted(self.cells.glob(f"{key}.*")) if _whole(p)}
+
+    def add(self, files: dict[str, bytes]) -> None:
+        """What `files` gave elsewhere; records go last, for they say that the rest is there."""
+        for name in sorted(files, key=lambda name: name.endswith(".json")):
+            if Path(name).name != name:
+                raise LabError(f"{name!r} is not a file name")
+            write(self.cells / name, files[name])
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One command at a time works in a folder. The lock goes away with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: nothing is broken by two commands, work may be done twice
+            yield
+            return
+        with open(self.root / ".lock", "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                owner = lock.read().strip() or "unknown"
+                raise LabError(
+                    f"another command (process {owner}) is working in {self.root}; wait for it or give another --out"
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+
+def write(path: Path, content: bytes) -> None:
+    """Whole or not at all: a reader never sees a part, a crash or a full disk leaves the old file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        if os.name == "posix":  # the new name itself must reach the disk too
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LabError(
+                f"no space left for {path} ({len(content) / 1e6:.1f} MB); free some and run the same command again: "
+                "what is finished is kept"
+            ) from None
+        raise LabError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _whole(path: Path) -> bool:
+    return not path.name.startswith(".")

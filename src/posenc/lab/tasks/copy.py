@@ -1,0 +1,20 @@
+"""Copy: a b c → a b c."""
+
+from __future__ import annotations
+
+from . import FIRST, Task, asked, symbols
+
+
+class Copy(Task):
+    """With unique symbols each is found by what it is; with repeated ones only its place tells it from its twins."""
+
+    summary = "write the sequence again"
+
+    def __init__(self, symbols: int | None = None, unique: bool = False):
+        self.unique = unique
+        self.symbols = (256 if unique else 16) if symbols is None else symbols
+        self.vocabulary = FIRST + self.symbols
+
+    def batch(self, size, count, generator):
+        row = symbols(count, size, self.symbols, generator, unique=self.unique)
+        return asked(row, row)

@@ -1,0 +1,63 @@
+"""Tensors in a file, without pickle: the safetensors format, whose whole specification is one line.
+
+    8 bytes: n, little endian │ n bytes of JSON: {name: {dtype, shape, data_offsets}, "__metadata__": {..}} │ the data
+
+Written here so that a training machine needs nothing but torch; the safetensors package reads these files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .errors import LabError
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+def dump(tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> bytes:
+    """A file's content."""
+    header: dict[str, object] = {"__metadata__": note or {}}
+    parts, place = [], 0
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        data = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        header[name] = {
+            "dtype": NAMES[flat.dtype],
+            "shape": list(flat.shape),
+            "data_offsets": [place, place + len(data)],
+        }
+        parts.append(data)
+        place += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and its note."""
+    content = path.read_bytes()
+    try:
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        note = header.pop("__metadata__", {})
+        tensors = {name: _tensor(entry, content, 8 + size) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LabError(f"{path} is not a whole safetensors file ({error}); delete it and run again") from None
+    return tensors, note
+
+
+def _tensor(entry: dict, content: bytes, base: int) -> Tensor:
+    dtype = TYPES[entry["dtype"]]
+    start, stop = entry["data_offsets"]
+    number = math.prod(entry["shape"])
+    if not 0 <= start <= stop <= len(content) - base or stop - start != number * dtype.itemsize:
+        raise ValueError("a tensor lies outside the file")
+    if number == 0:
+        return torch.empty(entry["shape"], dtype=dtype)
+    return torch.frombuffer(bytearray(content[base + start : base + stop]), dtype=dtype).reshape(entry["shape"])

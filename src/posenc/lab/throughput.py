@@ -1,0 +1,123 @@
+"""How fast the lab's model trains with each scheme, next to the same model without positions.
+
+Rounds go over all models in turn, so that a disturbance meets everybody; the ratio is that of the medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import posenc
+
+from .errors import LabError
+from .model import Transformer
+from .train import answers_loss
+
+SCHEMES = ("none", "sinusoidal", "learned", "shaw", "clipped", "t5", "alibi", "rope")
+TEXTBOOK = "shaw (textbook)"
+GOAL = 0.8
+
+
+class Speed(NamedTuple):
+    scheme: str
+    seconds: float  # a step, median
+    tokens: float  # a second
+    ratio: float  # to `none`
+
+
+class TextbookShaw(nn.Module):
+    """Shaw as tutorials write it: a vector for every pair of positions, [L, L, d], in memory. The same numbers as
+    posenc's scheme, whose tables it shares; here to be measured, not to be used."""
+
+    def __init__(self, ours: posenc.Attention):
+        super().__init__()
+        self.ours = ours
+
+    def forward(self, x: Tensor) -> Tensor:
+        ours, scheme = self.ours, self.ours.position
+        q, k, v = (
+            p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
+            for p in (ours.q_proj, ours.k_proj, ours.v_proj)
+        )
+        place = torch.arange(x.shape[1], device=x.device)
+        distance = (place[None, :] - place[:, None]).clamp(-scheme.left, scheme.right) + scheme.left
+        pairs = scheme.keys[0][distance]
+        scores = (q @ k.transpose(2, 3) + torch.einsum("bhid,ijd->bhij", q, pairs)) * ours.head_dim**-0.5
+        scores = scores.masked_fill(place[None, :] > place[:, None], float("-inf"))
+        return ours.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def measure(
+    schemes: Sequence[str] | None = None,
+    *,
+    length: int = 512,
+    batch: int = 4,
+    width: int = 128,
+    heads: int = 4,
+    layers: int = 3,
+    rounds: int = 7,
+    device: str = "cpu",
+    engine: str = "auto",
+) -> list[Speed]:
+    """Training steps (forward, backward, optimiser) at one length."""
+    words = list(dict.fromkeys(("none", *(schemes or SCHEMES))))
+    if any("+" in word for word in words):
+        raise LabError("extensions are for evaluation; give trained schemes to --throughput")
+    sizes = {"vocabulary": 257, "width": width, "heads": heads, "layers": layers, "causal": True, "longest": length}
+    models = {word: Transformer(word, engine=engine, **sizes).to(device) for word in words}  # type: ignore[arg-type]
+    if "shaw" in models:
+        textbook = Transformer("shaw", engine="reference", **sizes)  # type: ignore[arg-type]
+        for block in textbook.blocks:
+            block.attention = TextbookShaw(block.attention)  # type: ignore[arg-type]
+        models[TEXTBOOK] = textbook.to(device)
+    tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
+    if TEXTBOOK in models:
+        _check(models["shaw"], models[TEXTBOOK], tokens[:, :-1])
+    optimisers = {word: torch.optim.AdamW(model.parameters(), lr=1e-4) for word, model in models.items()}
+    times: dict[str, list[float]] = {word: [] for word in models}
+    for number in range(rounds + 1):
+        for word, model in models.items():
+            seconds = _step(model, optimisers[word], tokens, device)
+            if number:  # the first round warms up
+                times[word].append(seconds)
+    middle = {word: statistics.median(values) for word, values in times.items()}
+    return [Speed(word, s, batch * length / s, middle["none"] / s) for word, s in middle.items()]
+
+
+def _step(model: nn.Module, optimiser: torch.optim.Optimizer, tokens: Tensor, device: str) -> float:
+    began = time.perf_counter()
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        loss = answers_loss(model(tokens[:, :-1]), tokens[:, 1:]) / tokens[:, 1:].numel()
+    loss.backward()
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _check(ours: nn.Module, textbook: nn.Module, inputs: Tensor) -> None:
+    """No speed is reported on a wrong result."""
+    with torch.no_grad():
+        a, b = ours(inputs[:1, :96]), textbook(inputs[:1, :96])
+    if not torch.allclose(a, b, atol=1e-3, rtol=1e-3):
+        raise LabError(
+            f"posenc's Shaw and the textbook's differ by {float((a - b).abs().max()):.2g}: nothing is measured"
+        )
+
+
+def as_text(speeds: list[Speed]) -> str:
+    wide = max(len(speed.scheme) for speed in speeds)
+    lines = [f"{'scheme':<{wide}}  ms a step  tokens/s  × none"]
+    for speed in speeds:
+        mark = "" if speed.ratio >= GOAL or speed.scheme == TEXTBOOK else f"  below {GOAL}"
+        lines.append(
+            f"{speed.scheme:<{wide}}  {1000 * speed.seconds:9.1f}  {speed.tokens:8.0f}  {speed.ratio:6.2f}{mark}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,206 @@
+"""Train one cell: the same data in the same order for every scheme, resumable, its failures recorded as results."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import memory, positions, tasks, tensors
+from .cells import Training
+from .corpus import Corpus
+from .model import Transformer
+from .store import Store, write
+from .tasks import IGNORE, Batch, Task
+from .team import ALONE, Team
+
+Progress = Callable[[int, float], None]
+"""Told the step and the loss now and then."""
+
+CHECKPOINT_SECONDS = 30.0
+
+
+def make_task(training: Training, corpus: Corpus | None) -> Task:
+    task = tasks.create(training.task)
+    if task.needs_text:
+        assert corpus is not None
+        device = torch.device(training.device)
+        task.load(*(torch.frombuffer(bytearray(part), dtype=torch.uint8).to(device) for part in (corpus.train, corpus.held_out)))  # type: ignore[attr-defined]  # fmt: skip
+    return task
+
+
+def make_model(training: Training, task: Task) -> Transformer:
+    return Transformer(
+        training.scheme,
+        vocabulary=task.vocabulary,
+        width=training.width,
+        heads=training.heads,
+        layers=training.layers,
+        causal=task.causal,
+        longest=task.length(training.train),
+        seed=training.seed,
+        engine=training.engine,
+    ).to(training.device)
+
+
+def make_optimiser(model: nn.Module, training: Training) -> torch.optim.AdamW:
+    """Three groups: matrices decay; vectors and the encoding's own parameters do not, and the latter have their own
+    rate: a bias table moves by about the rate a step, and needs several units to say what ALiBi says from the start."""
+    own = positions.position_parameters(model)
+    ours = {id(p) for p in own}
+    rest = [p for p in model.parameters() if id(p) not in ours]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": training.weight_decay, "share": 1.0},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "share": 1.0},
+        {"params": own, "weight_decay": 0.0, "share": training.position_lr},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=training.lr, betas=(0.9, 0.98), eps=1e-8)
+
+
+def rate(step: int, steps: int) -> float:
+    """Linear warm-up over the first tenth, then a cosine down to a tenth."""
+    warm = max(1, steps // 10)
+    if step < warm:
+        return (step + 1) / warm
+    done = (step - warm) / max(1, steps - warm)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+
+def training_batch(task: Task, training: Training, step: int, team: Team = ALONE) -> Batch:
+    """The batch of one step, from the seed and the step alone: no scheme and no restart changes it."""
+    generator = torch.Generator().manual_seed((training.seed << 32) + 2 * step)
+    size = training.train
+    if task.varies:
+        size = int(torch.randint(min(task.least, size), size + 1, (), generator=generator))
+    batch = task.batch(size, training.batch, generator)
+    rows = team.rows(training.batch)
+    return Batch(*(part[rows].to(training.device, non_blocking=True) for part in batch))
+
+
+def answers_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the cross entropies of the answers."""
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+def train(
+    training: Training,
+    store: Store,
+    corpus: Corpus | None = None,
+    *,
+    team: Team = ALONE,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> dict[str, Any]:
+    """Train, or go on from a checkpoint; keep the weights and return the record."""
+    device = torch.device(training.device)
+    task = make_task(training, corpus)
+    model = make_model(training, task)
+    counts = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "position_parameters": sum(p.numel() for p in positions.position_parameters(model)),
+    }
+    team.shard(model)
+    optimiser = make_optimiser(model, training)
+    if training.compile:
+        for block in model.blocks:
+            block.compile()
+    start, curve, spent = _resume(training, store, model, optimiser, team)
+    every = max(1, training.steps // 50)
+    status = "trained"
+    memory.reset(device)
+    told, began, saved = torch.zeros((), device=device), time.perf_counter(), time.perf_counter()
+    tokens, timed = 0, None
+    model.train()
+    for step in range(start, training.steps):
+        batch = training_batch(task, training, step, team)
+        for group in optimiser.param_groups:
+            group["lr"] = training.lr * group["share"] * rate(step, training.steps)
+        asked = team.total((batch.targets != IGNORE).sum())
+        with torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bfloat16"):
+            loss = answers_loss(model(batch.inputs), batch.targets) / asked
+        # FSDP averages gradients over the processes, and each of them holds a part of the sum
+        (loss * team.size).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        told += loss.detach()
+        tokens += batch.inputs.numel() * team.size
+        if (step + 1) % every and step + 1 < training.steps:
+            continue
+        since = (step + 1) % every or every
+        value = float(team.total(told)) / since
+        told.zero_()
+        curve.append([step + 1, value if math.isfinite(value) else None])
+        now = time.perf_counter()
+        if timed is None:  # the first stretch holds compilation and warm-up
+            timed, tokens = now, 0
+        if progress is not None:
+            progress(step + 1, value)
+        if not math.isfinite(value) or value > curve[0][1] * 2 + 1:
+            status = f"diverged at step {step + 1}"
+            break
+        if step + 1 < training.steps and team.agree(now - saved >= checkpoint_seconds, device):
+            _checkpoint(training, store, model, optimiser, team, step + 1, curve, spent + now - began)
+            saved = now
+    end = time.perf_counter()
+    seconds = spent + end - began
+    weights = {name: team.whole(p.detach()) for name, p in model.named_parameters()}
+    if team.first:
+        write(store.path(training.key, "weights"), tensors.dump(weights, {"scheme": training.scheme}))
+    return {
+        "settings": asdict(training),
+        "status": status,
+        "curve": curve,
+        "seconds": seconds,
+        "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
+        "memory": memory.peak(device),
+        "torch": torch.__version__,
+        **counts,
+    }
+
+
+def load_weights(model: nn.Module, training: Training, store: Store) -> None:
+    """The trained weights into a model of the same settings."""
+    saved, _ = tensors.load(store.path(training.key, "weights"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(saved[name])
+
+
+def _checkpoint(training, store, model, optimiser, team, step, curve, seconds) -> None:
+    content = {}
+    for name, parameter in model.named_parameters():
+        content[f"weight/{name}"] = team.whole(parameter.detach())
+        for part, value in optimiser.state.get(parameter, {}).items():
+            content[f"{part}/{name}"] = team.whole(value)
+    if team.first:
+        note = {"state": json.dumps({"step": step, "curve": curve, "seconds": seconds})}
+        write(store.path(training.key, "checkpoint"), tensors.dump(content, note))
+
+
+def _resume(training, store, model, optimiser, team) -> tuple[int, list, float]:
+    """The step to go on from, the curve so far and the seconds spent."""
+    path = store.path(training.key, "checkpoint")
+    if not team.agree(path.exists(), torch.device(training.device)):
+        return 0, [], 0.0
+    saved, note = tensors.load(path)
+    state = json.loads(note["state"])
+    for name, parameter in model.named_parameters():
+        team.fill(parameter, saved[f"weight/{name}"])
+        parts = {key.split("/")[0]: value for key, value in saved.items() if key.split("/", 1)[1] == name}
+        held = optimiser.state[parameter]
+        for part in parts.keys() - {"weight"}:
+            if parts[part].shape == parameter.shape and parts[part].dim():
+                held[part] = torch.zeros_like(parameter)
+                team.fill(held[part], parts[part])
+            else:
+                held[part] = parts[part]
+    return state["step"], state["curve"], state["seconds"]

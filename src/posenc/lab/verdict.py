@@ -1,0 +1,118 @@
+"""The verdict: what the numbers say, in words. One rule for every scheme, thresholds in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .results import Mean, Results, metric_of
+
+HOLDS = {"loss": 0.05, "accuracy": 0.02}
+BREAKS = {"loss": 0.3, "accuracy": 0.2}
+LEARNT = 0.9  # accuracy at the training size
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one scheme does on one task: at the training size and at one size past it."""
+
+    scheme: str
+    here: Mean | None
+    far: Mean | None
+    size: int
+    word: str  # holds, loses, breaks, cannot, not learnt, missing
+    reason: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        """What is lost between the training size and the far one; below 0: it improves."""
+        return None if self.here is None or self.far is None else self.far.value - self.here.value
+
+
+def standing(results: Results, task: dict[str, Any], scheme: str, size: int) -> Standing:
+    metric = metric_of(task)
+    here, far = (results.point(task, scheme, at, metric) for at in (task["train"], size))
+    if isinstance(here, str) or isinstance(far, str):
+        known = here if isinstance(here, Mean) else None
+        return Standing(scheme, known, None, size, "cannot", far if isinstance(far, str) else str(here))
+    if here is None or far is None:
+        return Standing(scheme, here, far, size, "missing")
+    if metric == "accuracy" and here.value < LEARNT:
+        return Standing(scheme, here, far, size, "not learnt")
+    lost = far.value - here.value if metric == "loss" else here.value - far.value
+    word = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
+    return Standing(scheme, here, far, size, word)
+
+
+def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:
+    """Every scheme's standing at a size (the largest tested), best first."""
+    metric = metric_of(task)
+    size = max(task["test"]) if size is None else size
+    found = [standing(results, task, scheme, size) for scheme in results.schemes(task)]
+    sign = 1 if metric == "loss" else -1
+    return sorted(found, key=lambda s: (s.far is None, sign * s.far.value if s.far else 0.0))
+
+
+def sentences(results: Results) -> list[str]:
+    """The verdict on the whole run."""
+    said = []
+    if results.finished < results.wanted:
+        said.append(f"Only {results.finished} of {results.wanted} cells are finished: the verdict is provisional.")
+    for task in results.tasks():
+        said += _on_task(results, task)
+    said += _overall(results)
+    return said
+
+
+def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
+    metric = metric_of(task)
+    ranked = standings(results, task)
+    far = max(task["test"])
+    times = far / task["train"]
+    known = [s for s in ranked if s.far is not None]
+    if not known:
+        return [f"{task['task']}: nothing was measured at size {far}."]
+    sign = 1 if metric == "loss" else -1
+    near = sorted((s for s in ranked if s.here is not None), key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
+    unit = "nats a byte" if metric == "loss" else "of the answers right"
+    said = [
+        f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
+        f"At the training size {_name(near[0])} is best with {near[0].here} {unit}; "
+        f"at {times:g} × it is {_name(known[0])} with {known[0].far}."
+    ]
+    for word, phrase in (
+        ("holds", "keep their quality"),
+        ("loses", "lose"),
+        ("breaks", "break"),
+        ("not learnt", "did not learn the task at the training size"),
+    ):
+        group = [s for s in ranked if s.word == word]
+        if group:
+            said.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
+    said += [f"{s.scheme} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
+    if task["seeds"] == 1:
+        said.append("One seed: differences of a few hundredths mean nothing here.")
+    return said
+
+
+def _overall(results: Results) -> list[str]:
+    """The scheme to use, where the tasks agree enough to name one: the best mean rank past the training size."""
+    ranks: dict[str, list[int]] = {}
+    for task in results.tasks():
+        for place, s in enumerate(s for s in standings(results, task) if "+" not in s.scheme):
+            ranks.setdefault(s.scheme, []).append(place + 1 if s.word == "holds" else place + 100)
+    everywhere = {name: places for name, places in ranks.items() if len(places) == len(results.tasks())}
+    if not everywhere:
+        return []
+    best = min(everywhere, key=lambda name: sum(everywhere[name]))
+    if all(place < 100 for place in everywhere[best]):
+        return [f"Past the training length, use {best}: it keeps its quality on every task here."]
+    return [f"No scheme keeps its quality on every task here; {best} comes nearest."]
+
+
+def _moved(s: Standing) -> str:
+    return f"{s.scheme} ({s.here.value:.3f} → {s.far.value:.3f})"  # type: ignore[union-attr]
+
+
+def _name(s: Standing) -> str:
+    return s.scheme
