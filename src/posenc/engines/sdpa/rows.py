@@ -45,5 +45,5 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
 def _precise(plan: Plan, precision: torch.dtype) -> Plan:
     lookups = []
     for lookup in plan.lookups:
-        lookups.append(replace(lookup, **{name: tensor.to(precision) for name, tensor in lookup.tensors()}))
+        lookups.append(replace(lookup, **{name: tensor.to(precision) for name, tensor in lookup.tensors()}))  # type: ignore[arg-type]  # names of tensors only
     return replace(plan, lookups=tuple(lookups))
