@@ -74,6 +74,20 @@ def test_what_both_sides_share_imports_neither():
     assert not {m for m in loaded if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
 
 
+APPLICATIONS = ("hf", "lab", "explorer", "plot", "bench")
+
+
+def test_the_core_imports_no_application_and_no_application_an_engine():
+    """Read, not run: applications need their extras. The command line names them as text and loads one when asked."""
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        application = parts[1] in APPLICATIONS
+        forbidden = ("posenc.engines.",) if application else tuple(f"posenc.{name}" for name in APPLICATIONS)
+        package = parts[-1] == "__init__"
+        for name in imported(path, ".".join(parts[:-1] if package else parts), package):
+            assert not name.startswith(forbidden), f"{'/'.join(parts)} imports {name}"
+
+
 @pytest.mark.slow
 def test_import_time_is_torch_s():
     """import posenc and touching its attention: under 1.5 × the time of import torch, best of three, same conditions."""
