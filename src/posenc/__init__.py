@@ -25,6 +25,7 @@ _NAMES = {
     "Attention": "attention",
     "KVCache": "cache",
     "AxialRoPE": "schemes.axes", "Sinusoidal2D": "schemes.axes",
+    "Randomized": "schemes.randomized",
 }  # fmt: skip
 _MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot", "rotary")
 

@@ -1,0 +1,91 @@
+"""xPos: RoPE whose pairs also fade with distance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..constants import constant
+from ..rotation import Layout, Phases, Rotation
+from ..scheme import Scheme
+from ..where import Run, Side, Where
+from .rotary import RoPE, positions_of
+
+EXPONENT = 80.0
+"""exp(±80) and a hundred times it still fit into float32 and bfloat16."""
+
+
+class XPos(Scheme):
+    """Extrapolatable positions (Sun et al. 2022, arXiv:2212.10554). For causal attention: it grows towards the future.
+
+        pair c of q at p_q:  RoPE, times zeta_c^( (p_q - centre) / scale_base)
+        pair c of k at p_k:  RoPE, times zeta_c^(-(p_k - centre) / scale_base)
+        score:               fades as zeta_c^((p_q - p_k) / scale_base),   zeta_c = (2c/R + gamma) / (1 + gamma)
+
+    The centre cancels in the score. It is fixed at max_len / 2, so that keys can be cached, and so that neither
+    factor leaves exp(±80) for max_len up to 65000 (float32, bfloat16); with the default 8192 both stay within
+    exp(±10), which float16 holds too. Positions outside [0, max_len) raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: Layout = "interleaved",
+        scale_base: float = 512.0,
+        gamma: float = 0.4,
+        max_len: int = 8192,
+    ):
+        super().__init__()
+        if scale_base <= 0 or gamma <= 0:
+            raise ValueError(f"scale_base={scale_base} and gamma={gamma} must be positive")
+        self.rope = RoPE(head_dim=head_dim, base=base, rotary_dim=rotary_dim, layout=layout)
+        self.scale_base, self.gamma, self.max_len = scale_base, gamma, max_len
+        size = self.rope.rotary_dim
+        self.fading = tuple(math.log((2.0 * c / size + gamma) / (1.0 + gamma)) / scale_base for c in range(size // 2))
+        steepest = max((abs(rate) for rate in self.fading), default=0.0)
+        if max_len / 2 * steepest > EXPONENT:
+            raise ValueError(
+                f"xPos factors of {max_len} positions leave float32; give max_len <= {int(2 * EXPONENT / steepest)} "
+                "or a larger scale_base"
+            )
+
+    def rotation(self, where: Where) -> Rotation:
+        rotation = self.rope.rotation(where)
+        device = self.device_of(where)
+        assert rotation.q is not None and rotation.k is not None
+        return Rotation(
+            self._faded(rotation.q, where.q, device, 1.0),
+            self._faded(rotation.k, where.k, device, -1.0),
+            rotation.layout,
+        )
+
+    def _faded(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
+        positions = positions_of(side, device)
+        self._check(side, positions)
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        rates = constant(self.fading, device, wide)
+        factor = (sign * (positions - self.max_len // 2).to(wide)[..., None] * rates).exp().to(phases[0].dtype)
+        return phases[0] * factor, phases[1] * factor
+
+    def _check(self, side: Side, positions: Tensor) -> None:
+        if torch.compiler.is_compiling() or positions.numel() == 0:
+            return
+        if isinstance(side, Run) and not isinstance(side.start, Tensor):
+            low, high = side.start, side.start + side.length - 1
+        elif positions.device.type == "cpu":  # elsewhere this would wait for the queue
+            low, high = (int(x) for x in torch.aminmax(positions))
+        else:
+            return
+        if low < 0 or high >= self.max_len:
+            raise ValueError(
+                f"positions {low} to {high} leave [0, {self.max_len}), where xPos factors are safe; "
+                "give a larger max_len, or subtract a common start: only differences matter"
+            )
+
+    def extra_repr(self) -> str:
+        return f"scale_base={self.scale_base:g}, gamma={self.gamma:g}, max_len={self.max_len}"

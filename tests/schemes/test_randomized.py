@@ -1,0 +1,55 @@
+"""Randomised positions: sorted, distinct, and one draw for everything in a plan."""
+
+import pytest
+import torch
+
+import posenc
+from posenc.rotary import random_positions
+
+
+def test_draws_are_sorted_distinct_and_uniform():
+    torch.manual_seed(0)
+    drawn = random_positions(5, 20, batch=4000)
+    assert drawn.shape == (4000, 5)
+    assert (drawn.diff(dim=1) > 0).all()
+    counts = torch.bincount(drawn.flatten(), minlength=20) / 4000
+    torch.testing.assert_close(counts, torch.full((20,), 0.25), atol=0.05, rtol=0.0)
+    assert torch.equal(random_positions(7, 7), torch.arange(7))
+    with pytest.raises(ValueError, match="longest"):
+        random_positions(8, 7)
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "alibi", "clipped"])
+def test_is_the_scheme_at_other_places(name):
+    torch.manual_seed(0)
+    scheme = posenc.create(name, d_model=32, heads=2)
+    wrapped = posenc.Randomized(scheme=scheme, longest=100, seed=3)
+    where = wrapped.draw(posenc.Where(9))
+    assert torch.equal(where.q, where.k)
+    assert int(where.q.min()) >= 0 and int(where.q.max()) < 100
+    q, k = torch.randn(2, 1, 2, 9, 16)
+    assert torch.equal(
+        posenc.scores(q, k, wrapped.plan(posenc.Where(9))), posenc.scores(q, k, scheme.plan(posenc.Where(where.q)))
+    )
+
+
+def test_draws_anew_without_a_seed():
+    wrapped = posenc.Randomized(scheme=posenc.RoPE(head_dim=8), longest=1000)
+    places = [tuple(wrapped.draw(posenc.Where(9)).q.tolist()) for _ in range(4)]
+    assert len(set(places)) > 1
+    assert wrapped.length_dependent
+
+
+def test_a_step_with_cache_is_the_whole_of_that_length():
+    torch.manual_seed(0)
+    scheme = posenc.Randomized(scheme=posenc.RoPE(head_dim=16), longest=64, seed=0)
+    attention = posenc.Attention(32, 2, position=scheme, causal=True)
+    x, cache = torch.randn(2, 8, 32), posenc.KVCache()
+    for i in range(8):
+        step = attention(x[:, i : i + 1], cache=cache)
+        torch.testing.assert_close(step[:, 0], attention(x[:, : i + 1])[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_too_many_tokens_raise():
+    with pytest.raises(ValueError, match="larger longest"):
+        posenc.Randomized(scheme=posenc.RoPE(head_dim=8), longest=8).plan(posenc.Where(9))

@@ -1,0 +1,63 @@
+"""xPos against rotary-embedding-torch, and its factors at the ends of its range."""
+
+import pytest
+import torch
+from rotary_embedding_torch import RotaryEmbedding
+
+import posenc
+
+
+def test_scores_equal_the_oracle():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 3, 40, 16)
+    theirs = RotaryEmbedding(16, use_xpos=True, xpos_scale_base=512)
+    turned = theirs.rotate_queries_and_keys(q, k)
+    expected = turned[0] @ turned[1].transpose(-1, -2) / 4.0
+    ours = posenc.scores(q, k, posenc.XPos(head_dim=16).plan(posenc.Where(40)))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_fades_as_written():
+    xpos, rope = posenc.XPos(head_dim=8).double(), posenc.RoPE(head_dim=8, layout="interleaved").double()
+    q = k = torch.eye(8, dtype=torch.float64)[:, None, None, :].expand(8, 1, 40, 8)
+    ours = posenc.scores(q, k, xpos.plan(posenc.Where(40)))
+    plain = posenc.scores(q, k, rope.plan(posenc.Where(40)))
+    zeta = torch.tensor([0.285714285714, 0.464285714286, 0.642857142857, 0.821428571429], dtype=torch.float64)
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    for channel in range(8):
+        torch.testing.assert_close(
+            ours[channel, 0], plain[channel, 0] * zeta[channel // 2] ** (distance.double() / 512), atol=1e-9, rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("max_len", [8192, 65000])
+def test_no_factor_leaves_its_range(max_len):
+    xpos = posenc.XPos(head_dim=64, max_len=max_len)
+    q, k = torch.randn(2, 1, 1, 4, 64)
+    for start in (0, max_len // 2, max_len - 4):
+        rotation = xpos.rotation(posenc.Where((start, 4)))
+        for cos, sin in (rotation.q, rotation.k):
+            assert torch.isfinite(cos).all()
+            assert torch.hypot(cos.double(), sin.double()).amin() > 1e-37  # a normal float32
+        here = posenc.scores(q, k, xpos.plan(posenc.Where((start, 4))))
+        torch.testing.assert_close(here, posenc.scores(q, k, xpos.plan(posenc.Where(4))), atol=1e-5, rtol=1e-5)
+    if max_len == 8192:
+        assert float(rotation.q[0].abs().max()) < 65504
+
+
+def test_keys_may_be_cached():
+    torch.manual_seed(0)
+    attention = posenc.Attention(32, 2, position="xpos", causal=True)
+    x, cache = torch.randn(2, 12, 32), posenc.KVCache()
+    steps = torch.cat([attention(x[:, i : i + 1], cache=cache) for i in range(12)], dim=1)
+    torch.testing.assert_close(steps, attention(x), atol=1e-5, rtol=1e-5)
+
+
+def test_out_of_range_raises():
+    xpos = posenc.XPos(head_dim=16, max_len=64)
+    for place in (65, (60, 5), torch.tensor([0, 64]), torch.tensor([-1, 3])):
+        with pytest.raises(ValueError, match="larger max_len"):
+            xpos.plan(posenc.Where(place))
+    with pytest.raises(ValueError, match="float32"):
+        posenc.XPos(head_dim=64, max_len=100_000)
+    posenc.XPos(head_dim=64, max_len=100_000, scale_base=2048)
