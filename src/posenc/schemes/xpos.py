@@ -57,7 +57,8 @@ class XPos(Scheme):
     def rotation(self, where: Where) -> Rotation:
         rotation = self.rope.rotation(where)
         device = self.device_of(where)
-        assert rotation.q is not None and rotation.k is not None
+        assert rotation.q is not None
+        assert rotation.k is not None
         return Rotation(
             self._faded(rotation.q, where.q, device, 1.0),
             self._faded(rotation.k, where.k, device, -1.0),
