@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Where
-from tests.schemes.every import NAMES, layer, make
+from tests.schemes.every import NAMES, furthest, layer, make
 
 
 def inputs(**options):
@@ -58,7 +58,7 @@ def test_bfloat16_keeps_positions_exact(name):
     exact = copy.deepcopy(scheme).double()
     x = inputs(dtype=torch.bfloat16)
     q, k = (torch.randn(2, 4, 9, 4, dtype=torch.bfloat16) for _ in range(2))
-    far = Where((60 if name == "learned" else 1_000_003, 9)) if name != "learned" else Where((50, 9))
+    far = Where((furthest(name) - 9, 9))
     if name in ("sinusoidal", "learned"):
         torch.testing.assert_close(scheme.embed(x, far).double(), exact.embed(x.double(), far), rtol=2**-7, atol=2**-7)
         return

@@ -5,6 +5,12 @@ from posenc.registry import options_of
 
 OPTIONS = {"learned": {"max_len": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4}}
 NAMES = posenc.names()
+LIMITS = {"learned": 64, "xpos": 8192}
+
+
+def furthest(name):
+    """How far positions may go: past a million for all but those that say a limit."""
+    return LIMITS.get(name, 1_000_012)
 
 
 def make(name, d_model=16, heads=4, **options):
