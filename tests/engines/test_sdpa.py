@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc.dispatch import attend
-from posenc.engines.sdpa import rows
+from posenc.engines.sdpa import sizes
 from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
 from posenc.plan import Lookup, Plan
 from posenc.where import Where
@@ -78,6 +78,14 @@ def plans(where, dtype=torch.float64, v_size=D):
     }
 
 
+def small(monkeypatch):
+    """Tiny blocks, so that short sequences meet every sort of tile."""
+    for name, value in dict(
+        BLOCK=24, SMALL=8, FAR=4, CHUNK=5, FORWARD=3000, ROWS=11, BACKWARD=2000, SCORES=1, FEWEST=16
+    ).items():
+        monkeypatch.setattr(sizes, name, value)
+
+
 NAMES = list(plans(Where(4)))
 LENGTHS = [(1, 1), (7, 7), (63, 63), (129, 129), (1, 40), (5, 40), (40, 7)]
 
@@ -109,6 +117,19 @@ def test_equals_the_reference(name, q_length, k_length, causal):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # more queries than keys: attend points out the alignment
         compare(*tensors(q_length, k_length), plan, causal=causal)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("q_length, k_length", [(61, 61), (40, 100), (100, 40)])
+@pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (20, 0)}, {"window": (30, 5)}], ids=str)
+def test_every_sort_of_tile(name, q_length, k_length, options, monkeypatch):
+    small(monkeypatch)
+    plan = plans(places(q_length, k_length))[name]
+    compare(*tensors(q_length, k_length, kv_heads=2), plan, **options)
+    seen = torch.ones(B, k_length, dtype=torch.bool)
+    seen[0, k_length // 2 :] = False
+    seen[1, 3::7] = False
+    compare(*tensors(q_length, k_length), plan, key_mask=seen, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,8 +190,7 @@ def test_empty(lengths):
 
 # ---- plans without structure: blocks of the formula -------------------------------------------------------------
 def test_explicit_positions(monkeypatch):
-    monkeypatch.setattr(rows, "SCORES", 1)
-    monkeypatch.setattr(rows, "FEWEST", 16)
+    small(monkeypatch)
     shuffled = torch.stack([torch.randperm(50), torch.randperm(50) * 3])
     for name, plan in plans(Where(shuffled[:, :37], shuffled)).items():
         del name
@@ -186,8 +206,7 @@ def test_starts_of_rows():
 
 
 def test_documents_and_masks(monkeypatch):
-    monkeypatch.setattr(rows, "SCORES", 1)
-    monkeypatch.setattr(rows, "FEWEST", 16)
+    small(monkeypatch)
     ids = torch.arange(45).div(10, rounding_mode="floor").repeat(B, 1)
     ids[1] += ids[1] % 2
     added = leaf(H, 45, 45)
@@ -198,8 +217,7 @@ def test_documents_and_masks(monkeypatch):
 
 
 def test_pair_and_what_it_closes_over(monkeypatch):
-    monkeypatch.setattr(rows, "SCORES", 1)
-    monkeypatch.setattr(rows, "FEWEST", 16)
+    small(monkeypatch)
     weight = leaf(H, 1, 1)
 
     def pair(p_q, p_k):
@@ -209,8 +227,7 @@ def test_pair_and_what_it_closes_over(monkeypatch):
 
 
 def test_grid_and_second_axis(monkeypatch):
-    monkeypatch.setattr(rows, "SCORES", 1)
-    monkeypatch.setattr(rows, "FEWEST", 16)
+    small(monkeypatch)
     row, column = torch.arange(42) // 6, torch.arange(42) % 6
     grid = Grid((clip(6, 6), clip(5, 5, axis=1)))
     where = Where(torch.stack([row, column], -1)[None])
@@ -226,7 +243,7 @@ def test_grid_and_second_axis(monkeypatch):
 
 def test_dropout(monkeypatch):
     """Exact where the weights are known: with one visible key and v = 1, each output is 0 or 1 / (1 - p)."""
-    monkeypatch.setattr(rows, "SCORES", 1)
+    small(monkeypatch)
     q, k, v = tensors(200, 200)
     v = torch.ones_like(v).requires_grad_()
     out = attend(q, k, v, plans(Where(200))["bias"], window=0, dropout=0.25, engine="sdpa")

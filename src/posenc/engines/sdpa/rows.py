@@ -16,15 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from ...mask import Mask
 from ...plan import Plan
 from .. import reference
-
-SCORES = 1 << 22
-"""Scores of one block: 16 MiB of float32."""
-FEWEST = 64
+from . import sizes
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
     batch, heads, q_length, _ = q.shape
-    block = max(FEWEST, SCORES // max(1, batch * heads * k.shape[2]))
+    block = max(sizes.FEWEST, sizes.SCORES // max(1, batch * heads * k.shape[2]))
     if q_length <= block:
         return reference.run(q, k, v, plan, mask, dropout)
     precision = torch.promote_types(q.dtype, torch.float32)

@@ -1,0 +1,201 @@
+"""The forward pass: tiles of PyTorch's fused attention, joined by their log-sums.
+
+    far tiles    no mask at all: what is constant along a row is added to the row's log-sum afterwards
+    band tiles   content-free: a Hankel view of the bias table, O(R + K) numbers, is the mask
+                 otherwise: a skewed buffer of R × K numbers is the mask
+
+The Hankel view: with the queries in reverse order the bias is a function of i' + j, so a table [n] with strides
+(1, 1) is the whole [R, K] mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import sizes
+from .band import Band, Tile
+from .mask import KeyDots, hankel, skewed
+from .skew import Skew, fold
+from .slab import NEVER, Slab, slabs
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """out [B, H, Lq, Dv] in q's dtype, log-sums [B, H, Lq] in float32 or better (0 where nothing is seen)."""
+    precision = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    sums = torch.empty(q.shape[:3], dtype=precision, device=q.device)
+    q, k, v = one_size(q, k, v)
+    for slab in slabs(q, k, terms, band, memory=sizes.FORWARD, rows=min(sizes.BLOCK, band.q_length), single=False):
+        tiles = Tiles(q, k, v, slab, band, scale)
+        for i0, i1 in band.blocks():
+            o, s = tiles.block(i0, i1)
+            out[slab.rows, slab.heads, i0:i1] = o[..., : out.shape[3]]
+            sums[slab.rows, slab.heads, i0:i1] = s
+    return out, sums
+
+
+def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The kernel wants one head size: the smaller ones get zeros, which change no product."""
+    size = max(x.shape[3] for x in tensors)
+    return tuple(x if x.shape[3] == size else torch.nn.functional.pad(x, (0, size - x.shape[3])) for x in tensors)
+
+
+class Tiles:
+    """Runs the tiles of one slab."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, slab: Slab, band: Band, scale: float):
+        self.slab, self.band, self.scale = slab, band, scale
+        self.q = q[slab.rows, slab.heads]
+        self.k = k[slab.rows, slab.kv_heads]
+        self.v = v[slab.rows, slab.kv_heads]
+        self.precision = torch.promote_types(q.dtype, torch.float32)
+        self.heads = slab.heads.stop - slab.heads.start
+        self.key_dots = None
+        if slab.terms.table_k is not None and slab.keys[0] < slab.keys[1]:
+            keys = self.precise_keys(*slab.keys)[..., : slab.terms.table_k.shape[2]]
+            self.key_dots = KeyDots(slab, band, keys, like=keys)
+        self.buffer: Skew | None = None
+
+    def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor]:
+        """Rows [i0, i1): their output and log-sums."""
+        tiles = self.band.tiles(i0, i1, *self.slab.keys)
+        if not tiles:
+            shape = (self.q.shape[0], self.heads, i1 - i0)
+            zeros = torch.zeros(shape, dtype=self.precision, device=self.q.device)
+            return self.q.new_zeros(*shape, self.q.shape[3]), zeros
+        out, sums = self.tile(tiles[0])
+        if len(tiles) == 1:
+            return out, sums
+        out = out.to(self.precision)
+        sums = self.unseen(sums, tiles[0])
+        for tile in tiles[1:]:
+            o, s = self.tile(tile)
+            s = self.unseen(s, tile)
+            rows = slice(tile.i0 - i0, tile.i1 - i0)
+            before = sums[:, :, rows]
+            total = torch.logaddexp(before, s)
+            safe = total.masked_fill(total == NEVER, 0.0)
+            here = out[:, :, rows]
+            here.mul_((before - safe).exp_().unsqueeze(-1)).addcmul_(
+                o.to(self.precision), (s - safe).exp_().unsqueeze(-1)
+            )
+            sums[:, :, rows] = total
+        return out, sums.masked_fill_(sums == NEVER, 0.0)
+
+    def tile(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        if tile.kind:
+            return self.far(tile)
+        if not self.slab.dense:
+            return self.hankel(tile)
+        return self.skewed(tile) if self.slab.terms.table_v is None else self.weighed(tile)
+
+    def far(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        end = 0 if tile.kind < 0 else -1
+        terms = self.slab.terms
+        mask = None
+        if self.slab.dense:
+            keys = self.precise_keys(tile.j0, tile.j1) if terms.table_k is not None else self.k
+            if terms.table_k is not None:
+                keys = keys[..., : terms.table_k.shape[2]]
+            mask = self.slab.columns(end, keys, tile.j0, tile.j1, self.scale)
+            if mask is not None:
+                mask = mask[None].expand(1, self.heads, tile.i1 - tile.i0, tile.j1 - tile.j0)
+        out, sums = self.attend(tile, self.q[:, :, tile.i0 : tile.i1], mask)
+        constant = self.slab.row_constant(end, self.states(tile), self.scale)
+        if constant is not None:
+            sums = sums + constant
+        if terms.table_v is not None:
+            out = out.to(self.precision)
+            out[..., : terms.table_v.shape[2]] += terms.table_v[:, end, None]
+        return out, sums
+
+    def hankel(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        q = self.q[:, :, tile.i0 : tile.i1]
+        mask = hankel(self.slab, self.band, tile, q)
+        if mask is None or tile.i1 - tile.i0 == 1:
+            return self.attend(tile, q, mask)
+        out, sums = self.attend(tile, q.flip(2), mask)
+        return out.flip(2), sums.flip(2)
+
+    def skewed(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        return self.attend(tile, self.q[:, :, tile.i0 : tile.i1], self.added(tile)[None])
+
+    def weighed(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Where values have a positional part the weights themselves are needed, summed by distance."""
+        table = self.slab.terms.table_v
+        assert table is not None
+        rows, keys = tile.i1 - tile.i0, tile.j1 - tile.j0
+        scores = self.added(tile)
+        q = self.q[0, :, tile.i0 : tile.i1].to(self.precision)
+        k, v = self.precise_keys(tile.j0, tile.j1), self.precise(self.v, tile.j0, tile.j1)
+        scores.baddbmm_(q, k.transpose(1, 2), alpha=self.scale)
+        top = scores.amax(-1, keepdim=True)
+        top.masked_fill_(top == NEVER, 0.0)
+        weights = scores.sub_(top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        total.masked_fill_(total == 0.0, 1.0)
+        out = weights @ v
+        assert self.buffer is not None
+        self.buffer.clear_corners(self.heads, rows, keys)
+        distances = self.buffer.distances(self.heads, rows, keys)
+        r0 = self.band.first_distance(tile.i1, tile.j0)
+        for s in range(0, rows, sizes.CHUNK):
+            e = min(s + sizes.CHUNK, rows)
+            count = keys + e - s - 1
+            pieces = self.band.pieces(r0 + rows - e, count)
+            binned = fold(distances[:, s:e, rows - e : rows - e + count], pieces)
+            out[:, s:e, : table.shape[2]] += binned @ table[:, pieces.first : pieces.last]
+        return (out / total)[None], (top + total.log()).squeeze(-1)[None]
+
+    # ---- pieces -----------------------------------------------------------------------------------------------
+    def added(self, tile: Tile) -> Tensor:
+        """What the band adds to the scores, [X, R, K], in this slab's buffer."""
+        rows, keys = tile.i1 - tile.i0, tile.j1 - tile.j0
+        if self.buffer is None or not self.buffer.holds(rows, keys):
+            like = torch.empty(0, dtype=self.precision, device=self.q.device)
+            self.buffer = Skew(self.heads, rows, keys, like)
+        skewed(self.buffer, self.slab, self.band, tile, self.states(tile), self.scale)
+        pairs = self.buffer.pairs(self.heads, rows, keys)
+        if self.key_dots is not None:
+            self.key_dots.add_to(pairs, tile, self.scale)
+        return pairs
+
+    def states(self, tile: Tile) -> Tensor:
+        if self.slab.terms.states is not None:
+            return self.slab.terms.states[:, tile.i0 : tile.i1]
+        table = self.slab.terms.table_q
+        q = self.q[0, :, tile.i0 : tile.i1].to(self.precision)
+        return q if table is None else q[..., : table.shape[2]]
+
+    def attend(self, tile: Tile, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        k, v = self.k[:, :, tile.j0 : tile.j1], self.v[:, :, tile.j0 : tile.j1]
+        return flash(q, k, v, 0.0, False, attn_mask=mask, scale=self.scale)
+
+    def precise(self, x: Tensor, j0: int, j1: int) -> Tensor:
+        x = x[0, :, j0:j1].to(self.precision)
+        return x if x.shape[0] == self.heads else x.repeat_interleave(self.heads // x.shape[0], 0)
+
+    def precise_keys(self, j0: int, j1: int) -> Tensor:
+        return self.precise(self.k, j0, j1)
+
+    def unseen(self, sums: Tensor, tile: Tile) -> Tensor:
+        """-inf for rows that see no key of a tile; the kernel says 0 there, which would count when tiles are joined."""
+        band, holes = self.band, self.slab.holes
+        if not band.limited and holes is None:
+            return sums
+        rows = torch.arange(tile.i0, tile.i1, device=sums.device) + (band.k_length - band.q_length)
+        first = rows.new_full(rows.shape, tile.j0) if band.left is None else (rows - band.left).clamp(tile.j0, tile.j1)
+        last = (
+            rows.new_full(rows.shape, tile.j1)
+            if band.right is None
+            else (rows + band.right + 1).clamp(tile.j0, tile.j1)
+        )
+        if holes is None:
+            seen = last - first
+        else:
+            counted = torch.nn.functional.pad((holes == 0).cumsum(0), (1, 0))
+            seen = counted[last] - counted[first]
+        return sums.masked_fill(seen <= 0, NEVER)

@@ -1,0 +1,110 @@
+"""The two passes as operators of PyTorch, so that autograd, torch.compile and fake tensors know them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import backward as backward_pass
+from . import forward as forward_pass
+from .band import Band
+from .terms import Terms
+
+NONE = -(1 << 62)
+FIELDS = len(Terms._fields)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> Tensor:
+    numbers = [
+        band.q_length, band.k_length, band.offset, band.lo, band.hi,
+        NONE if band.left is None else band.left, NONE if band.right is None else band.right,
+    ]  # fmt: skip
+    return _forward(q, k, v, *terms, numbers, scale)[0]
+
+
+def _band(numbers: list[int]) -> Band:
+    *sizes, left, right = numbers
+    return Band(*sizes, None if left == NONE else left, None if right == NONE else right)
+
+
+@torch.library.custom_op("posenc::sdpa", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    table_q: Tensor | None,
+    states: Tensor | None,
+    table_k: Tensor | None,
+    table_v: Tensor | None,
+    key_bias: Tensor | None,
+    key_mask: Tensor | None,
+    band: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    return forward_pass.forward(q, k, v, terms, _band(band), scale)
+
+
+@_forward.register_fake
+def _(q, k, v, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale):
+    precision = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=precision)
+
+
+@torch.library.custom_op("posenc::sdpa_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    bias: Tensor | None,
+    table_q: Tensor | None,
+    states: Tensor | None,
+    table_k: Tensor | None,
+    table_v: Tensor | None,
+    key_bias: Tensor | None,
+    key_mask: Tensor | None,
+    band: list[int],
+    scale: float,
+    wanted: list[int],
+) -> list[Tensor]:
+    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, Terms(*map(bool, wanted)))
+    grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
+    return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]
+
+
+@_backward.register_fake
+def _(grad, q, k, v, out, sums, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, wanted):
+    terms = (bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t in (q, k, v, *(t for t, w in zip(terms, wanted) if w))
+    ]
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, *terms, band, scale = inputs
+    out, sums = output
+    ctx.save_for_backward(q, k, v, out, sums, *terms)
+    ctx.band, ctx.scale = band, scale
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, grad, _):
+    q, k, v, out, sums, *terms = ctx.saved_tensors
+    empty = [None] * (3 + FIELDS + 2)
+    if grad is None:
+        return tuple(empty)
+    wanted = [int(t is not None and ctx.needs_input_grad[3 + n]) for n, t in enumerate(terms)]
+    grads = iter(_backward(grad, q, k, v, out, sums, *terms, ctx.band, ctx.scale, wanted))
+    for n in range(3 + FIELDS):
+        if n < 3 or wanted[n - 3]:
+            empty[n] = next(grads)
+    return tuple(empty)
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup)

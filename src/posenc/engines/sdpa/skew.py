@@ -1,0 +1,81 @@
+"""Skewed buffers: the same memory seen by (row, distance) and by (row, key), without a copy.
+
+    buffer [X, R, W]: row i, distance step t        pairs() [X, R, K]: row i, key j,   t = j - i + R - 1
+
+        t   0 1 2 3 4                                   j   0 1 2
+     i = 0  . . a b c        strides (W, 1)          i = 0  a b c        strides (W - 1, 1), from R - 1
+         1  . d e f .                                    1  d e f
+         2  g h i .  .                                   2  g h i
+
+Distances are columns of the one view and diagonals of the other: a table fills columns, a matrix product fills
+the pairs, a gradient sums columns. The corners (.) belong to no pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .band import Pieces
+
+
+def stride_of(count: int) -> int:
+    """A row stride that is no power of two, nor one off it (cache sets would collide)."""
+    return (count + 31) // 16 * 16 + 8
+
+
+class Skew:
+    """A buffer for `heads` × `rows` × `keys` pairs, made once and reused for smaller blocks."""
+
+    def __init__(self, heads: int, rows: int, keys: int, like: Tensor, *, zero: bool = False):
+        self.stride = stride_of(rows + keys - 1)
+        self.step = rows * self.stride
+        make = torch.zeros if zero else torch.empty
+        self.rows, self.keys = rows, keys
+        self.memory = make(heads * self.step, dtype=like.dtype, device=like.device)
+
+    def holds(self, rows: int, keys: int) -> bool:
+        return rows <= self.rows and rows + keys <= self.rows + self.keys
+
+    def distances(self, heads: int, rows: int, keys: int) -> Tensor:
+        """[X, R, R + K - 1]"""
+        return self.memory.as_strided((heads, rows, rows + keys - 1), (self.step, self.stride, 1))
+
+    def pairs(self, heads: int, rows: int, keys: int) -> Tensor:
+        """[X, R, K]"""
+        return self.memory.as_strided((heads, rows, keys), (self.step, self.stride - 1, 1), rows - 1)
+
+    def clear_corners(self, heads: int, rows: int, keys: int) -> None:
+        """Zero what belongs to no pair."""
+        if rows == 1:
+            return
+        buffer = self.distances(heads, rows, keys)
+        steps = torch.arange(rows, device=buffer.device)
+        left = steps[:, None] + steps[None, :-1] < rows - 1
+        buffer[:, :, : rows - 1].masked_fill_(left, 0.0)
+        buffer[:, :, keys:].masked_fill_(~left, 0.0)
+
+
+def fill(buffer: Tensor, table: Tensor, pieces: Pieces) -> None:
+    """buffer [X, R, count] <- table [X, R or 1, last - first], its ends repeated."""
+    before, first, last, after = pieces
+    middle = buffer.shape[2] - after
+    if before:
+        buffer[:, :, :before] = table[:, :, :1]
+    buffer[:, :, before:middle] = table
+    if after:
+        buffer[:, :, middle:] = table[:, :, -1:]
+
+
+def fold(buffer: Tensor, pieces: Pieces) -> Tensor:
+    """The transpose of `fill`: [X, R, count] -> [X, R, last - first], what was repeated is summed."""
+    before, first, last, after = pieces
+    if not before and not after:
+        return buffer
+    middle = buffer.shape[2] - after
+    table = buffer[:, :, before:middle].clone()
+    if before:
+        table[:, :, 0] += buffer[:, :, :before].sum(-1)
+    if after:
+        table[:, :, -1] += buffer[:, :, middle:].sum(-1)
+    return table

@@ -1,0 +1,135 @@
+"""Terms: a plan over contiguous positions, reduced to at most one table of each sort.
+
+    s_ij = scale [ q_i·k_j + states_i·table_q[r] + k_j·table_k[r] ] + bias[r] + key_bias_j
+    o_i  = Σ_j a_ij ( v_j + table_v[r] )              r = clamp(j - i + offset, lo, hi) - lo
+
+Lookups that share a factor are added (or laid side by side) here, by ordinary differentiable operations, so that
+the operator sees distances only and autograd carries its gradients on to buckets, slopes and projections.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...index import Index
+from ...mask import Mask
+from ...plan import Plan
+from ...where import Where
+from .band import Band
+
+
+class Terms(NamedTuple):
+    """Everything but q, k and v. Tables are float32 or better and have a row for each distance of the band."""
+
+    bias: Tensor | None  # [H or 1, n]
+    table_q: Tensor | None  # [H or 1, n, E]
+    states: Tensor | None  # [B, H, Lq, E]; None: q
+    table_k: Tensor | None  # [H or 1, n, D]
+    table_v: Tensor | None  # [H or 1, n, Dv]
+    key_bias: Tensor | None  # [B or 1, H, Lk]
+    key_mask: Tensor | None  # [B or 1, Lk]
+
+    @property
+    def content(self) -> bool:
+        """Whether a row's or a column's own numbers enter, so that the scores' addition is no plain table."""
+        return any(t is not None for t in (self.table_q, self.table_k, self.table_v, self.key_bias))
+
+
+def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
+    """Why a plan is not one over contiguous positions that a table by distance expresses, or None."""
+    if dropout > 0.0:
+        return "dropout needs the weights themselves"
+    if plan.pair is not None:
+        return "pair is a function of positions"
+    if isinstance(plan.scale, Tensor):
+        return "the scale is a tensor"
+    if mask.documents is not None or mask.extra is not None:
+        return "documents and arbitrary masks are no function of the distance"
+    if _offset(plan.where) is None and (plan.lookups or plan.slopes is not None):
+        return "the positions are not contiguous"
+    if any(not isinstance(lookup.index, Index) or lookup.index.axis != 0 for lookup in plan.lookups):
+        return "a lookup reads another axis than the first"
+    return None
+
+
+def _offset(where: Where) -> int | None:
+    """p_k - p_q of slots 0 and 0, where every row of the batch has the same."""
+    runs = where.runs
+    if runs is None:
+        return None
+    q, k = runs
+    if q.start is k.start:
+        return 0
+    if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
+        return None
+    return k.start - q.start
+
+
+def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
+    q_length, k_length = plan.where.q_length, plan.where.k_length
+    offset = _offset(plan.where) or 0
+    reach = (offset - q_length + 1, offset + k_length - 1)
+    left, right = mask.limits
+    spans = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups]
+    if plan.slopes is not None:
+        spans.append(reach)
+    lo = min((lo for lo, _ in spans), default=0)
+    hi = max((hi for _, hi in spans), default=0)
+    # rows that no pair reaches would only cost memory
+    lo, hi = min(max(lo, reach[0]), reach[1]), max(min(hi, reach[1]), reach[0])
+    band = Band(q_length, k_length, offset, lo, hi, left, right)
+
+    precision = torch.promote_types(q.dtype, torch.float32)
+    bias: Tensor | None = None
+    queries: list[tuple[Tensor, Tensor | None]] = []
+    table_k: Tensor | None = None
+    table_v: Tensor | None = None
+    for lookup in plan.lookups:
+        if lookup.bias is not None:
+            bias = _sum(bias, _by_distance(lookup.bias, 1, lookup.index, lo, hi).to(precision))
+        if lookup.dot_query is not None:
+            queries.append((_by_distance(lookup.dot_query, 1, lookup.index, lo, hi).to(precision), lookup.states))
+        if lookup.dot_key is not None:
+            table_k = _sum(table_k, _by_distance(lookup.dot_key, 1, lookup.index, lo, hi).to(precision))
+        if lookup.add_value is not None:
+            table_v = _sum(table_v, _by_distance(lookup.add_value, 1, lookup.index, lo, hi).to(precision))
+    if plan.slopes is not None:
+        steps = torch.arange(lo, hi + 1, device=q.device).abs().to(precision)
+        bias = _sum(bias, -plan.slopes.to(precision)[:, None] * steps)
+    table_q, states = _side_by_side(q, queries, precision)
+    key_bias = None if plan.decay is None else -plan.decay[1].to(precision)  # c_q moves a whole row: softmax ignores it
+    return Terms(bias, table_q, states, table_k, table_v, key_bias, mask.key_mask), band
+
+
+def _sum(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a + b
+
+
+def _by_distance(table: Tensor, dim: int, index: Index, lo: int, hi: int) -> Tensor:
+    """The table with one row for each distance lo .. hi."""
+    rows = range(index.lo, index.hi + 1) if index.rows is None else None
+    if rows is not None and (index.lo, index.hi) == (lo, hi):
+        return table
+    distances = torch.arange(lo, hi + 1, device=table.device)
+    return table.index_select(dim, index.look(distances))
+
+
+def _side_by_side(q: Tensor, queries: list[tuple[Tensor, Tensor | None]], precision: torch.dtype):
+    """Σ states·table as one product: tables for q are added, others are laid side by side with their states."""
+    table: Tensor | None = None
+    others: list[tuple[Tensor, Tensor]] = []
+    for own, states in queries:
+        if states is None:
+            table = _sum(table, own)
+        else:
+            others.append((own, states.to(precision).expand(q.shape[0], -1, -1, -1)))
+    if not others:
+        return table, None
+    if table is not None:
+        others.append((table, q.to(precision)))
+    heads = max(own.shape[0] for own, _ in others)
+    tables = [own.expand(heads, -1, -1) for own, _ in others]
+    return torch.cat(tables, -1), torch.cat([states for _, states in others], -1)
