@@ -24,7 +24,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
     if not fused(q, k) or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
     terms, band = terms_of(q, plan, mask)
-    return op.attend(q, k, v, terms, band, plan.scale_of(q.shape[3]))
+    scale = plan.scale_of(q.shape[3])
+    assert isinstance(scale, float)
+    return op.attend(q, k, v, terms, band, scale)
 
 
 def fused(q: Tensor, k: Tensor) -> bool:

@@ -23,7 +23,7 @@ from .terms import Terms
 class Gradients:
     """The gradients of q, k, v and of the terms that want one, in float32 or better."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, wanted: Terms):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, wanted: list[bool]):
         precision = torch.promote_types(q.dtype, torch.float32)
         self.q, self.k, self.v = (torch.zeros(x.shape, dtype=precision, device=x.device) for x in (q, k, v))
         self.terms = Terms(
@@ -44,7 +44,7 @@ def backward(
     terms: Terms,
     band: Band,
     scale: float,
-    wanted: Terms,
+    wanted: list[bool],
 ) -> Gradients:
     result = Gradients(q, k, v, terms, wanted)
     rows = min(sizes.ROWS, band.q_length)

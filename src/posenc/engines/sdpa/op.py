@@ -23,8 +23,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: flo
 
 
 def _band(numbers: list[int]) -> Band:
-    *sizes, left, right = numbers
-    return Band(*sizes, None if left == NONE else left, None if right == NONE else right)
+    q_length, k_length, offset, lo, hi, left, right = numbers
+    return Band(q_length, k_length, offset, lo, hi, None if left == NONE else left, None if right == NONE else right)
 
 
 @torch.library.custom_op("posenc::sdpa", mutates_args=())
@@ -72,7 +72,7 @@ def _backward(
     wanted: list[int],
 ) -> list[Tensor]:
     terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
-    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, Terms(*map(bool, wanted)))
+    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, list(map(bool, wanted)))
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]
 

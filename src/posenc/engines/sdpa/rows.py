@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...mask import Mask
-from ...plan import Plan
+from ...plan import Lookup, Plan
 from .. import reference
 from . import sizes
 
@@ -40,7 +40,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
 
 
 def _precise(plan: Plan, precision: torch.dtype) -> Plan:
-    lookups = []
-    for lookup in plan.lookups:
-        lookups.append(replace(lookup, **{name: tensor.to(precision) for name, tensor in lookup.tensors()}))  # type: ignore[arg-type]  # names of tensors only
-    return replace(plan, lookups=tuple(lookups))
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(precision)
+
+    lookups = tuple(
+        Lookup(x.index, cast(x.bias), cast(x.dot_query), cast(x.states), cast(x.dot_key), cast(x.add_value))
+        for x in plan.lookups
+    )
+    return replace(plan, lookups=lookups)

@@ -73,7 +73,7 @@ def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
     offset = _offset(plan.where) or 0
     reach = (offset - q_length + 1, offset + k_length - 1)
     left, right = mask.limits
-    spans = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups]
+    spans = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups if isinstance(lookup.index, Index)]
     if plan.slopes is not None:
         spans.append(reach)
     lo = min((lo for lo, _ in spans), default=0)
@@ -88,6 +88,7 @@ def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
     table_k: Tensor | None = None
     table_v: Tensor | None = None
     for lookup in plan.lookups:
+        assert isinstance(lookup.index, Index)  # `unstructured` said so
         if lookup.bias is not None:
             bias = _sum(bias, _by_distance(lookup.bias, 1, lookup.index, lo, hi).to(precision))
         if lookup.dot_query is not None:
