@@ -89,6 +89,8 @@ def show_report(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if len(given.runs) > 2:
         raise LabError(f"one run or two can be reported, {len(given.runs)} were given")
+    if given.out and len(given.runs) == 1:
+        raise LabError("--out goes with two runs; one run's report is written into its folder")
     from . import report, results, side_by_side
     from .store import write
 
@@ -101,8 +103,6 @@ def show_report(arguments: list[str]) -> int:
             write(place, page.encode())
             print(f"\n{place}")
         return 0
-    if given.out:
-        raise LabError("--out goes with two runs; one run's report is written into its folder")
     report.save(found[0], Path(given.runs[0]))
     print(report.as_text(found[0]))
     return 0

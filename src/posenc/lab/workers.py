@@ -55,9 +55,12 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
         while waiting or busy:
             while waiting and len(busy) < jobs:
                 pipe, process = idle.pop() if idle else start()
+                try:
+                    pipe.send(waiting[0])
+                except OSError:  # it died while it had nothing to do
+                    continue
                 cell = waiting.popleft()
                 tried[cell.training.key] += 1
-                pipe.send(cell)
                 busy[pipe] = (process, cell)
             ready: list[Any] = wait(list(busy), timeout=1.0)
             for pipe in ready:

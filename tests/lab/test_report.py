@@ -1,0 +1,133 @@
+"""Reports: intervals by the book, verdicts that follow the numbers, one HTML file that needs no network."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from posenc.lab import cli, report, results, side_by_side, verdict
+from posenc.lab.errors import LabError
+from posenc.lab.presets import from_dict
+from posenc.lab.results import Mean, Results, mean
+from posenc.lab.run import compare
+
+
+def made(losses, metric="loss", task="text", train=64, seeds=1):
+    """Results with given scores: {scheme: {size: number, reason or list of numbers}}."""
+    sizes = sorted({size for points in losses.values() for size in points})
+    settings = {"task": task, "train": train, "test": sizes, "lr": 1e-3, "seeds": seeds, "schemes": list(losses)}
+    rows = []
+    for scheme, points in losses.items():
+        for size, value in points.items():
+            for seed, one in enumerate(value if isinstance(value, list) else [value]):
+                score = {"error": one} if isinstance(one, str) else {metric: one}
+                rows.append({"task": task, "scheme": scheme, "seed": seed, "lr": 1e-3, "size": size, **score})
+    experiment = {"title": "t", "tasks": [settings], "published": []}
+    return Results(experiment, {}, [], rows, 1, 1)
+
+
+def test_confidence_intervals_are_students():
+    assert mean([2.0]) == Mean(2.0, None, 1)
+    three = mean([1.0, 2.0, 3.0])
+    assert three.value == 2.0 and three.half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert mean([1.0] * 40).half == 0.0
+
+
+def test_the_verdict_follows_the_numbers():
+    run = made({
+        "none": {64: 2.0, 256: 2.2}, "sinusoidal": {64: 2.1, 256: 3.0}, "alibi": {64: 1.7, 256: 1.68},
+        "learned": {64: 1.9, 256: "learned positions end at max_len=64"}, "rope": {64: 1.6, 256: 2.1},
+    })  # fmt: skip
+    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert words == {"none": "loses", "sinusoidal": "breaks", "alibi": "holds", "learned": "cannot", "rope": "breaks"}
+    assert [s.scheme for s in verdict.standings(run, run.tasks()[0])][:2] == ["alibi", "rope"]
+    said = " ".join(verdict.sentences(run))
+    assert "use alibi" in said and "rope is best with 1.600" in said
+    assert "learned cannot run at size 256: learned positions end at max_len=64" in said
+    assert "One seed" in said
+
+
+def test_accuracy_counts_the_other_way_round():
+    run = made({"a": {8: 1.0, 32: 0.99}, "b": {8: 1.0, 32: 0.5}, "c": {8: 0.4, 32: 0.4}}, "accuracy", "copy", 8)
+    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert words == {"a": "holds", "b": "breaks", "c": "not learnt"}
+    assert "use a:" in " ".join(verdict.sentences(run))
+
+
+def test_when_nothing_holds_nothing_is_recommended():
+    run = made({"a": {64: 1.0, 256: 2.0}, "b": {64: 1.0, 256: 1.5}})
+    assert "No scheme keeps its quality on every task here; b comes nearest." in verdict.sentences(run)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, text, tiny_settings):
+    folder = tmp_path_factory.mktemp("run")
+    experiment = from_dict({**tiny_settings, "seeds": 2}, "tiny").change(rates=(2.0,))
+    compare(experiment, folder, text=text, jobs=1)
+    return folder
+
+
+def test_the_files_of_a_report(run_folder):
+    page = (run_folder / "report.html").read_text(encoding="utf-8")
+    head = page[: page.index("<script>")] + page[page.index("</head>") :]
+    assert not re.search(r"""(src|href)=["']?https?:""", page.split("</script>", 1)[1])
+    assert "<script src" not in head
+    for part in ("rope+ntk:8", "cannot", "Learning-rate check", "peak memory", "&quot;steps&quot;: 12", "±"):
+        assert part in head
+    figures = json.loads(re.search(r"const figures = (.*);\n", page)[1])
+    assert len(figures) == 5  # a task's scores and training; the text's sliding windows
+    names = {trace.get("name") for trace in figures[0]["data"]}
+    assert {"none", "alibi", "rope", "rope+ntk:8", "learned"} <= names
+    rows = list(csv.DictReader((run_folder / "results.csv").open()))
+    saved = json.loads((run_folder / "results.json").read_text())
+    assert len(rows) == len(saved["rows"]) == 2 * 2 * 5 * 2 + 2 * 4
+    assert {row["scheme"] for row in rows} == {"none", "learned", "alibi", "rope", "rope+ntk:8"}
+
+
+def test_report_builds_again_from_cells_and_from_json_alone(run_folder, tmp_path, capsys):
+    before = (run_folder / "results.csv").read_bytes()
+    (run_folder / "report.html").unlink()
+    assert cli.show_report([str(run_folder)]) == 0
+    assert (run_folder / "report.html").exists() and (run_folder / "results.csv").read_bytes() == before
+    (tmp_path / "results.json").write_bytes((run_folder / "results.json").read_bytes())
+    assert cli.show_report([str(tmp_path)]) == 0
+    assert (tmp_path / "results.csv").read_bytes() == before
+    assert "Verdict" in capsys.readouterr().out
+    with pytest.raises(LabError, match="not the folder of a run"):
+        results.read(tmp_path / "nothing")
+
+
+def test_two_runs_side_by_side(run_folder, tmp_path, capsys):
+    assert cli.show_report([str(run_folder), str(run_folder), "--out", str(tmp_path / "two.html")]) == 0
+    assert "+0.000" in capsys.readouterr().out
+    assert "B − A" in (tmp_path / "two.html").read_text(encoding="utf-8")
+    a, b = made({"x": {64: [1.0, 1.1], 128: [1.0, 1.1]}}), made({"x": {64: [2.0, 2.1], 128: [1.1, 1.0]}})
+    assert [row.apart for row in side_by_side.rows(a, b)] == [False, False]  # two seeds say very little
+    a, b = made({"x": {64: [1.0, 1.01, 1.02]}}), made({"x": {64: [2.0, 2.01, 2.02]}})
+    assert side_by_side.rows(a, b)[0].apart
+
+
+def test_without_plotly_the_numbers_are_still_written(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "plotly_script", lambda: None)
+    written = report.save(results.read(run_folder), tmp_path)
+    assert [path.name for path in written] == ["results.json", "results.csv"]
+
+
+def test_published_tables_are_set_next_to_ours():
+    run = made(
+        {"alibi": {512: 1.0, 1024: 0.9, 8192: 0.9, 16384: 0.9}, "rope": {512: 1.0, 1024: 0.9, 16384: 3.0}}, train=512
+    )
+    page = report.published.as_html("kerple", run)
+    assert "agrees" in page and "disagrees: published loses, measured holds" in page and "not measured" in page
+
+
+def test_commands_refuse_what_makes_no_sense():
+    with pytest.raises(LabError, match="the presets are"):
+        cli.compare(["--preset", "quik"])
+    with pytest.raises(LabError, match="--steps 0"):
+        cli.compare(["--steps", "0"])
+    with pytest.raises(LabError, match="it has previous, text"):
+        cli.compare(["--preset", "smoke", "--tasks", "sort"])
+    with pytest.raises(LabError, match="goes with two runs"):
+        cli.show_report(["x", "--out", "y"])
