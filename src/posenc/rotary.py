@@ -13,10 +13,12 @@ from torch import Tensor
 
 from .dialects import read, write
 from .places import clip_positions, grid_positions, mixed_positions, random_positions
+from .remap import dual_chunk, rerope, self_extend
 from .schemes.rotary import RoPE
 
 __all__ = [
-    "clip_positions", "convert", "from_config", "grid_positions", "mixed_positions", "random_positions", "to_config",
+    "clip_positions", "convert", "dual_chunk", "from_config", "grid_positions", "mixed_positions", "random_positions",
+    "rerope", "self_extend", "to_config",
 ]  # fmt: skip
 
 
