@@ -1,0 +1,24 @@
+"""posenc.hf: the drop-in for Hugging Face transformers.
+
+    posenc.hf.accelerate(model)      attention on posenc's engines: same numbers, a fraction of the memory
+    posenc.hf.report(model)          what was swapped, and which engine runs
+    posenc.hf.restore(model)         undo
+
+One model instance at a time; the library itself is never changed.
+"""
+
+from importlib import import_module as _import_module
+
+_NAMES = {
+    "accelerate": "swap", "restore": "swap", "report": "swap", "UnsupportedModel": "swap",
+}  # fmt: skip
+
+__all__ = sorted(_NAMES)
+
+
+def __getattr__(name: str):
+    if name not in _NAMES:
+        raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+    value = getattr(_import_module(f"posenc.hf.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,61 @@
+"""Layer: what every swapped attention layer can do.
+
+A swap changes the class of one module to a subclass of its own, with the same parameters, buffers and hooks; nothing
+is copied, so state_dict, deepcopy, pickle and training go on as before, and changing the class back undoes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import Plan, attend
+
+logger = logging.getLogger("posenc.hf")
+
+
+class Layer(nn.Module):
+    """Base of the swapped layers. `original` is the class it stands in for."""
+
+    original: type[nn.Module]
+    scheme: str
+    posenc_engine = "auto"
+
+    if TYPE_CHECKING:  # the attributes are transformers'
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @staticmethod
+    def refuses(module: nn.Module) -> str | None:
+        """Why this module cannot be swapped, or None."""
+        return None
+
+    def posenc_prepare(self) -> None:
+        """Keep what does not change from call to call, in attributes named posenc_*; `restore` takes them away."""
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""
+        raise NotImplementedError
+
+    def posenc_run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, seen: dict[str, Any], dropout: float) -> Tensor:
+        """[B, H, L, D] -> [B, L, H * D], dropout in training only."""
+        out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **seen)
+        return out.transpose(1, 2).flatten(2)
+
+
+def split(projected: Tensor, size: int) -> Tensor:
+    """[B, L, H * size] -> [B, H, L, size]."""
+    return projected.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+_said: set[str] = set()
+
+
+def say(text: str) -> None:
+    """Log a note once in a process."""
+    if text not in _said and not torch.compiler.is_compiling():
+        _said.add(text)
+        logger.warning(text)

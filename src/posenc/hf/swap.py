@@ -1,0 +1,164 @@
+"""accelerate, restore, report: swap the attention of one loaded model, undo it, say what was done.
+
+Everything is checked before anything is changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ENGINES, engine_for
+from . import versions
+from .layer import Layer, say
+
+FAMILIES = {
+    "t5": "t5", "mt5": "t5", "umt5": "t5",
+}  # fmt: skip
+"""Folder of transformers.models -> the module here that knows its attention."""
+
+ABSOLUTE = (
+    "albert", "bart", "bert", "camembert", "distilbert", "electra", "ernie", "gpt2", "gpt_bigcode", "layoutlm",
+    "marian", "mbart", "opt", "pegasus", "roberta", "vit", "whisper", "xlm-roberta", "xlm-roberta-xl",
+)  # fmt: skip
+"""Model types whose positions enter at the input, so that their attention has nothing to swap."""
+
+
+class UnsupportedModel(ValueError):
+    """A model, or a part of one, that posenc.hf cannot take over; nothing was changed."""
+
+
+def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
+    """Run the attention of a loaded transformers model on posenc's engines; returns the same model.
+
+        model = posenc.hf.accelerate(T5ForConditionalGeneration.from_pretrained(...))
+
+    The outputs, the parameters, the state_dict, `generate` and training stay what they were; the dense position
+    biases and masks are gone. `engine` names one engine, or "auto". `restore` undoes it.
+    """
+    versions.check()
+    if engine != "auto" and engine not in ENGINES:
+        raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
+    found = _survey(model)
+    if found.refused:
+        raise UnsupportedModel("nothing was changed, because " + "; ".join(found.refused))
+    if not found.layers and not any(isinstance(module, Layer) for module in model.modules()):
+        kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+        if kind not in ABSOLUTE:
+            raise UnsupportedModel(
+                f"{type(model).__name__} ({kind}) has no attention layer that posenc.hf knows; it knows the layers of "
+                f"{', '.join(sorted(FAMILIES))}, passes absolute models through, and extends rotary ones (posenc.hf.extend)"
+            )
+        say(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
+    for module, layer in found.layers:
+        module.__class__ = layer
+        module.posenc_prepare()
+    for module, hook in found.hooks:
+        module.__dict__["posenc_hook"] = module.register_forward_pre_hook(hook, with_kwargs=True)
+    for module in model.modules():
+        if isinstance(module, Layer) and module.posenc_engine != engine:
+            module.posenc_engine = engine
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo `accelerate`; returns the same model."""
+    for module in model.modules():
+        if "posenc_hook" in module.__dict__:
+            module.__dict__["posenc_hook"].remove()
+        for name in [name for name in module.__dict__ if name.startswith("posenc_")]:
+            del module.__dict__[name]
+        if isinstance(module, Layer):
+            module.__class__ = module.original  # type: ignore[assignment]
+    return model
+
+
+@dataclass
+class Swapped:
+    """One line of a report."""
+
+    name: str
+    layer: str
+    scheme: str
+    engine: str
+
+
+@dataclass
+class Report:
+    """What `accelerate` swapped: `layers`, one entry each. str() groups them."""
+
+    model: str
+    layers: list[Swapped] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"{self.model}: nothing is swapped"
+        groups = Counter((one.layer, one.scheme, one.engine) for one in self.layers)
+        lines = [f"{count:>4} × {layer} ({scheme}) on {engine}" for (layer, scheme, engine), count in groups.items()]
+        return "\n".join([f"{self.model}: {len(self.layers)} attention layers run on posenc", *lines])
+
+
+def report(model: nn.Module, *, length: int = 512) -> Report:
+    """Which layers are swapped, and which engine would run each on inputs of this length."""
+    result = Report(type(model).__name__)
+    for name, module in model.named_modules():
+        if isinstance(module, Layer):
+            result.layers.append(Swapped(name, type(module).__name__, module.scheme, _engine(module, length)))
+    return result
+
+
+@dataclass
+class _Found:
+    layers: list[tuple[nn.Module, type[Layer]]] = field(default_factory=list)
+    hooks: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def _survey(model: nn.Module) -> _Found:
+    """What there is to swap, and what cannot be; changes nothing."""
+    found = _Found()
+    for name, module in model.named_modules():
+        for family in _families(module):
+            for layer in family.LAYERS:
+                if type(module) is layer.original:
+                    reason = layer.refuses(module)
+                    if reason is None:
+                        found.layers.append((module, layer))
+                    else:
+                        found.refused.append(f"{name} ({type(module).__name__}) {reason}")
+                elif isinstance(module, layer.original) and not isinstance(module, Layer):
+                    found.refused.append(
+                        f"{name} is a {type(module).__name__}, a subclass of {layer.original.__name__} "
+                        "whose own forward would be lost"
+                    )
+            hook = family.HOOKS.get(type(module))
+            if hook is not None and "posenc_hook" not in module.__dict__:
+                found.hooks.append((module, hook))
+    return found
+
+
+def _families(module: nn.Module) -> Iterator:
+    """The family files that know a class of this module's ancestry."""
+    seen = set()
+    for cls in type(module).__mro__:
+        parts = cls.__module__.split(".")
+        if parts[:2] == ["transformers", "models"] and len(parts) > 2:
+            name = FAMILIES.get(parts[2])
+            if name is not None and name not in seen:
+                seen.add(name)
+                yield importlib.import_module(f"posenc.hf.{name}")
+
+
+def _engine(module: Layer, length: int) -> str:
+    if module.posenc_engine != "auto":
+        return module.posenc_engine
+    heads, size, plan, seen = module.posenc_sample(length)
+    weight = next(module.parameters())
+    q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
+    return engine_for(q, q, q, plan, **seen)

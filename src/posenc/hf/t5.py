@@ -1,0 +1,141 @@
+"""T5, mT5, UMT5: a bias for each bucket of distance, one table for a stack (UMT5: for a layer), scale 1.
+
+    self-attention     s = q·k + b[bucket(j - i), h]
+    cross-attention    s = q·k            (the original adds a dense bias of zeros)
+
+The original hands the dense bias of layer 0 to the layers after it; here the table itself travels, [buckets, heads].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.mt5 import modeling_mt5
+from transformers.models.t5 import modeling_t5
+from transformers.models.umt5 import modeling_umt5
+
+from .. import Lookup, Plan, Where, index
+from . import masks
+from .layer import Layer, split
+
+
+class Bucketed(Layer):
+    """What the three attention layers share."""
+
+    scheme = "t5"
+
+    def posenc_table(self) -> Tensor | None:
+        return self.relative_attention_bias.weight if self.has_relative_attention_bias else None
+
+    def posenc_prepare(self) -> None:
+        self.posenc_index = index.log_buckets(
+            self.relative_attention_num_buckets, self.relative_attention_max_distance, causal=self.is_decoder
+        )
+
+    def posenc_plan(self, where: Where, table: Tensor | None) -> Plan:
+        lookups = () if table is None else (Lookup(self.posenc_index, bias=table.t()),)
+        return Plan(where, lookups=lookups, scale=self.scaling)
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        table = self.posenc_table()
+        crosses = table is None and self.is_decoder and not self.is_causal
+        if table is None and not crosses:
+            table = self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
+        plan = self.posenc_plan(Where(length), table)
+        return self.n_heads, self.key_value_proj_dim, plan, {"causal": self.is_decoder and not crosses}
+
+    def posenc_attend(self, states: Tensor, other: Tensor | None, mask, table: Tensor | None, cache) -> Tensor:
+        """states [B, L, d_model] over themselves and the cache, or over `other` (cross-attention)."""
+        q = split(self.q(states), self.key_value_proj_dim)
+        start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        if isinstance(start, Tensor):  # a static cache counts in place
+            start = start.clone()
+        k, v = self.posenc_keys(states if other is None else other, other is not None, cache)
+        if other is not None:
+            plan, causal = self.posenc_plan(Where(q.shape[2], k.shape[2]), None), False
+        else:
+            first = start.reshape(1) if isinstance(start, Tensor) else start
+            plan, causal = self.posenc_plan(Where((first, q.shape[2]), k.shape[2]), table), self.is_decoder
+        out = self.posenc_run(q, k, v, plan, masks.seen(mask, q.shape[2], causal=causal), self.dropout)
+        return self.o(out)
+
+    def posenc_keys(self, states: Tensor, crosses: bool, cache) -> tuple[Tensor, Tensor]:
+        """Keys and values, through the cache; those of an encoder are made once."""
+        pair = hasattr(cache, "cross_attention_cache")
+        if pair and crosses and cache.is_updated.get(self.layer_idx):
+            kept = cache.cross_attention_cache.layers[self.layer_idx]
+            return kept.keys, kept.values
+        k, v = (split(project(states), self.key_value_proj_dim) for project in (self.k, self.v))
+        if cache is None:
+            return k, v
+        own = (cache.cross_attention_cache if crosses else cache.self_attention_cache) if pair else cache
+        k, v = own.update(k, v, self.layer_idx)
+        if pair and crosses:
+            cache.is_updated[self.layer_idx] = True
+        return k, v
+
+
+class _Threaded(Bucketed):
+    def forward(
+        self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
+    ):
+        if masks.wants_attentions(self, kwargs):
+            return super().forward(
+                hidden_states, mask=mask, key_value_states=key_value_states, position_bias=position_bias,
+                past_key_values=past_key_values, **kwargs,
+            )  # fmt: skip
+        table = position_bias
+        if table is None and key_value_states is None and self.has_relative_attention_bias:
+            # a clone: reentrant checkpointing must not see a parameter among a block's outputs
+            table = self.posenc_table().clone()
+        out = self.posenc_attend(hidden_states, key_value_states, mask, table, past_key_values)
+        return out, None if key_value_states is not None else table, None
+
+
+class T5Attention(_Threaded, modeling_t5.T5Attention):
+    original = modeling_t5.T5Attention
+
+
+class MT5Attention(_Threaded, modeling_mt5.MT5Attention):
+    original = modeling_mt5.MT5Attention
+
+
+class UMT5Attention(Bucketed, modeling_umt5.UMT5Attention):
+    original = modeling_umt5.UMT5Attention
+
+    def forward(self, hidden_states, encoder_hidden_states=None, past_key_values=None, attention_mask=None, **kwargs):
+        if masks.wants_attentions(self, kwargs):
+            return super().forward(
+                hidden_states, encoder_hidden_states=encoder_hidden_states, past_key_values=past_key_values,
+                attention_mask=attention_mask, **kwargs,
+            )  # fmt: skip
+        return self.posenc_attend(
+            hidden_states, encoder_hidden_states, attention_mask, self.posenc_table(), past_key_values
+        ), None
+
+
+def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
+    """Give a stack its padding in the compact form, so that it builds no dense mask."""
+    if masks.wants_attentions(stack, kwargs):
+        return args, {**kwargs, "output_attentions": True}
+    kwargs = masks.by_name(stack, args, kwargs)
+    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    cache = kwargs.get("past_key_values") if stack.is_decoder else None
+    if not masks.grows(cache):
+        return (), kwargs
+    device, keys = stack.embed_tokens.weight.device, masks.past(cache) + tokens.shape[1]
+    kwargs = {**kwargs, "attention_mask": masks.padding(kwargs.get("attention_mask"), keys, device)}
+    other = kwargs.get("encoder_hidden_states")
+    if stack.is_decoder and other is not None:
+        own = masks.padding(kwargs.get("encoder_attention_mask"), other.shape[1], device)
+        kwargs["encoder_attention_mask"] = own
+    return (), kwargs
+
+
+LAYERS = (T5Attention, MT5Attention, UMT5Attention)
+HOOKS = {
+    modeling_t5.T5Stack: before_stack,
+    modeling_mt5.MT5Stack: before_stack,
+    modeling_umt5.UMT5Stack: before_stack,
+}

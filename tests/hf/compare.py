@@ -1,0 +1,68 @@
+"""One way to compare an accelerated model with the original, for every family."""
+
+import copy
+
+import torch
+
+from posenc import hf
+
+
+def run(model, inputs, mask, *, backward=True):
+    """(output at real tokens, gradients by name): what a model computes at padding is nobody's output."""
+    model.zero_grad()
+    with torch.set_grad_enabled(backward):
+        output = model(**inputs)
+    output = output[0] if isinstance(output, tuple) else output.to_tuple()[0]
+    output = output if mask is None else output[mask.bool()]
+    if not backward:
+        return output, {}
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
+    (output * weights).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return output.detach(), gradients
+
+
+def outputs_agree(ours, theirs):
+    worst = (ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+    assert worst <= 1e-5, f"outputs are off by {worst:.2e}"
+
+
+def gradients_agree(ours, theirs):
+    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+    largest = max(g.norm() for g in theirs.values())
+    for name, wanted in theirs.items():
+        # a gradient that is zero in exact arithmetic (a key bias) is held against the whole model's
+        allowed = 1e-4 * max(wanted.norm(), 1e-3 * largest)
+        worst = (ours[name] - wanted).norm()
+        assert worst <= allowed, f"gradient of {name} is off by {worst / wanted.norm():.2e}"
+
+
+def shape_of(model):
+    return {id(m): (type(m), set(vars(m)), len(m._forward_pre_hooks)) for m in model.modules()}
+
+
+def same(model, inputs, mask, *, layers):
+    """Accelerate, compare outputs, gradients, state_dict; restore, compare again; copies are copies."""
+    model.eval()
+    before = shape_of(model)
+    pointers = {name: t.data_ptr() for name, t in model.state_dict().items()}
+    theirs, their_gradients = run(model, inputs, mask)
+
+    assert hf.accelerate(model) is model
+    assert len(hf.report(model).layers) == layers, hf.report(model)
+    ours, our_gradients = run(model, inputs, mask)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
+    assert {name: t.data_ptr() for name, t in model.state_dict().items()} == pointers
+
+    twin = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1)  # a copy that still used the original's weights would notice
+    assert torch.equal(run(twin, inputs, mask, backward=False)[0], ours)
+
+    assert hf.restore(model) is model
+    assert shape_of(model) == before
+    assert hf.report(model).layers == []
+    hf.restore(twin)
+    outputs_agree(run(twin, inputs, mask, backward=False)[0], theirs)
