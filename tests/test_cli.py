@@ -111,22 +111,35 @@ def test_a_reader_that_leaves_is_not_an_error():
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "paint", cli.Command("paint:main", "paints", "explorer"))
+    for missing, words in ((["gradio"], "gradio, which is"), (["gradio", "plotly"], "gradio, plotly, which are")):
+        monkeypatch.setattr(cli, "find_spec", lambda name, missing=missing: None if name in missing else "here")
+        assert cli.main(["paint"]) == 2
+        sentence = f"posenc: posenc paint needs {words} not installed: pip install 'posenc[explorer]'\n"
+        assert capsys.readouterr().err == sentence
+
+
+def test_missing_torch_is_named_and_a_missing_part_of_posenc_is_a_bug(monkeypatch, capsys):
     def load(name):
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
     monkeypatch.setattr(cli.importlib, "import_module", load)
-    monkeypatch.setitem(cli.COMMANDS, "paint", cli.Command("paint:main", "paints", "explorer"))
-    missing = "gradio"
-    assert cli.main(["paint"]) == 2
-    assert capsys.readouterr().err == (
-        "posenc: posenc paint needs gradio, which is not installed: pip install 'posenc[explorer]'\n"
-    )
     missing = "torch"
-    assert cli.main(["paint"]) == 2
-    assert "needs PyTorch" in capsys.readouterr().err
-    missing = "posenc.paint"
+    assert cli.main(["list"]) == 2
+    assert "needs PyTorch, which is not installed: pip install torch" in capsys.readouterr().err
+    missing = "posenc.show"
     with pytest.raises(ModuleNotFoundError):
-        cli.main(["paint"])
+        cli.main(["list"])
+
+
+def test_the_extras_are_those_of_the_package():
+    import tomllib
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    declared = tomllib.loads(text)["project"]["optional-dependencies"]
+    for extra, modules in cli.EXTRAS.items():
+        assert sorted(line.split(">=")[0] for line in declared[extra]) == sorted(modules)
 
 
 def test_every_command_exists_and_its_extra_too():

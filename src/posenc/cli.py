@@ -12,6 +12,7 @@ import difflib
 import importlib
 import os
 import sys
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from . import __version__, terminal
@@ -32,6 +33,14 @@ COMMANDS: dict[str, Command] = {
         "lab.cli:compare", "train small models that differ in their encoding and say which to use", "lab"
     ),
     "report": Command("lab.cli:show_report", "build a comparison's report again, or set two side by side", "lab"),
+}
+
+# What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.
+EXTRAS: dict[str | None, tuple[str, ...]] = {
+    "hf": ("transformers",),
+    "lab": ("numpy", "plotly", "rich", "safetensors"),
+    "explorer": ("gradio", "matplotlib", "plotly"),
+    "bench": ("matplotlib", "psutil", "rich"),
 }
 
 
@@ -65,15 +74,17 @@ def _run(arguments: list[str]) -> int:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return fail(f"no command {name!r}{hint}; the commands are {', '.join(COMMANDS)}")
     command = COMMANDS[name]
+    missing = [module for module in EXTRAS.get(command.extra, ()) if find_spec(module) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        what = f"{', '.join(missing)}, which {verb} not installed"
+        return fail(f"posenc {name} needs {what}: pip install 'posenc[{command.extra}]'")
     try:
         return call(command.target, rest) or 0
     except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing == "torch":
-            return fail(f"posenc {name} needs PyTorch, which is not installed: pip install torch")
-        if missing in ("", "posenc") or command.extra is None:
+        if error.name != "torch":
             raise
-        return fail(f"posenc {name} needs {missing}, which is not installed: pip install 'posenc[{command.extra}]'")
+        return fail(f"posenc {name} needs PyTorch, which is not installed: pip install torch")
     except (OptionError, UnsupportedPlan) as error:
         return fail(str(error))
 

@@ -144,6 +144,21 @@ def rope(options: Options) -> list[str]:
     return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
 
 
+def xpos(options: Options) -> list[str]:
+    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
+    fade, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
+    if size % 2:
+        raise ValueError(f"a rotary size must be even, got {size}")
+    frequencies = formulas.inverse_frequencies(size, base)
+    pairs = [(w, (2 * c / size + gamma) / (1 + gamma)) for c, w in enumerate(frequencies)]
+    score = [sum(zeta ** (d / fade) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)]
+    rotary = [sum(math.cos(d * w) for w, _ in pairs) / len(pairs) for d in range(reach + 1)]
+    return titled(
+        f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:",
+        terminal.chart({"xpos": score, "rope": rotary}, ("i-j = 0", "", f"{reach}"), high=1.0, rows=11),
+    )
+
+
 def transformer_xl(options: Options) -> list[str]:
     size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
     clamp = options.whole("clamp_len", FARTHEST, most=FARTHEST)
@@ -174,6 +189,7 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "xlnet": transformer_xl,
     "deberta": deberta,
     "rope": rope,
+    "xpos": xpos,
     "mrope": rope,  # as text is turned
     "relative_logits": relative_logits,
     "alibi": alibi,
