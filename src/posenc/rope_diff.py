@@ -1,0 +1,192 @@
+"""posenc rope-diff A.json B.json: where two configurations turn differently.
+
+Frequencies, factors and phases are compared as numbers, whatever the configurations call them. Nothing here needs
+torch; a picture file needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import terminal
+from .dialects import DIALECTS, Setup, read
+from .errors import OptionError
+from .scaling import frequencies
+
+SAME = 1e-9
+"""Relative difference below which two frequencies are the same: far below what a phase at position 2^31 shows."""
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What a configuration does to a sequence of some length."""
+
+    label: str
+    setup: Setup
+    frequencies: tuple[float, ...]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        setup, scaling = self.setup, self.setup.scaling
+        return {
+            "base": f"{setup.base or 10000.0:g}",
+            "head size": str(setup.head_dim),
+            "rotated channels": str(2 * len(self.frequencies)),
+            "layout": setup.layout or "not said",
+            "scaling": type(scaling).__name__ if scaling is not None else "none",
+            "follows the length": "yes" if scaling is not None and scaling.length_dependent else "no",
+            "cos and sin times": f"{1.0 if scaling is None else scaling.magnitude:.9g}",
+            "scores times": f"{1.0 if scaling is None else scaling.magnitude**2 * scaling.score_factor:.9g}",
+            "sections": "none" if setup.sections is None else "-".join(map(str, setup.sections)),
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One pair whose frequency differs. `phase` is B's angle less A's at the last position, in radians."""
+
+    pair: int
+    a: float
+    b: float
+    phase: float
+
+    @property
+    def parts_at(self) -> float:
+        """The first position at which the two are a tenth of a radian apart."""
+        return math.ceil(0.1 / abs(self.b - self.a))
+
+
+def turning(config, label: str, dialect: str, length: int, *, layer_type=None, head_dim: int | None = None) -> Turning:
+    setup = read(config, dialect, layer_type=layer_type, length=length if dialect in ("vllm", "llama.cpp") else None)
+    size = setup.rotary_dim or head_dim
+    if size is None:
+        raise ValueError(f"{label} does not say the head size; give --head-dim")
+    return Turning(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length))
+
+
+def compare(a: Turning, b: Turning, length: int) -> tuple[dict[str, tuple[str, str]], list[Difference]]:
+    """(facts that differ, pairs that differ)."""
+    facts = {name: (value, b.facts[name]) for name, value in a.facts.items() if value != b.facts[name]}
+    facts.pop("scaling", None)  # names are not numbers: what they do is below
+    pairs = [
+        Difference(c, x, y, (y - x) * (length - 1))
+        for c, (x, y) in enumerate(zip(a.frequencies, b.frequencies, strict=False))
+        if abs(x - y) > SAME * max(x, y)
+    ]
+    return facts, pairs
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="posenc rope-diff",
+        description="Which frequencies, factors and phases differ between two configurations of RoPE.",
+        epilog="Exit status: 0 the same, 1 different, 2 trouble. The same file with two dialects shows what another "
+        "reader makes of it.",
+    )
+    parser.add_argument("a", metavar="A.json", help="a model's config.json, or its rope_parameters alone")
+    parser.add_argument("b", metavar="B.json")
+    parser.add_argument("--length", type=int, default=4096, help="tokens in the sequence (default: %(default)s)")
+    parser.add_argument("--dialect", choices=DIALECTS, default="hf", help="who reads the files (default: %(default)s)")
+    parser.add_argument("--dialect-b", choices=DIALECTS, help="who reads B, where that is another")
+    parser.add_argument("--layer-type", help="which rotation, for models with one for each kind of layer")
+    parser.add_argument("--head-dim", type=int, help="the head size, where a file does not say it")
+    parser.add_argument("-o", "--output", help="write a picture too: png, svg or pdf by its name")
+    given = parser.parse_args(arguments)
+    if given.length < 1:
+        raise OptionError(f"--length {given.length} must be at least 1")
+    try:
+        a = _load(given.a, given.dialect, given)
+        b = _load(given.b, given.dialect_b or given.dialect, given)
+    except (ValueError, OSError) as error:
+        raise OptionError(f"rope-diff: {error}") from None
+    facts, pairs = compare(a, b, given.length)
+    print("\n".join(_report(a, b, facts, pairs, given.length)))
+    if given.output:
+        print(_picture(a, b, given.length, given.output))
+    return 1 if facts or pairs else 0
+
+
+def _load(path: str, dialect: str, given: argparse.Namespace) -> Turning:
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    try:
+        return turning(
+            config, f"{Path(path).name} ({dialect})", dialect, given.length,
+            layer_type=given.layer_type, head_dim=given.head_dim,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _report(a: Turning, b: Turning, facts, pairs: list[Difference], length: int) -> list[str]:
+    bold, dim = terminal.bold, terminal.dim
+    lines = [f"{bold('A')}  {a.label}: {_name(a)}", f"{bold('B')}  {b.label}: {_name(b)}", ""]
+    if not facts and not pairs:
+        return [*lines, f"The same {len(a.frequencies)} frequencies and factors at {length} tokens."]
+    if facts:
+        lines += [*terminal.table(("differs", "A", "B"), [(name, *both) for name, both in facts.items()]), ""]
+    if not pairs:
+        shared = min(len(a.frequencies), len(b.frequencies))
+        return [*lines, f"The {shared} frequencies that both have are the same at {length} tokens."]
+    lines.append(f"{len(pairs)} of {min(len(a.frequencies), len(b.frequencies))} pairs turn at another speed.")
+    worst = max(pairs, key=lambda pair: abs(pair.phase))
+    first = min(pair.parts_at for pair in pairs)
+    lines.append(
+        f"At position {length - 1} they are up to {abs(worst.phase):.4g} radians apart (pair {worst.pair}); "
+        f"a tenth of a radian is reached at position {first:g}."
+    )
+    lines.append("")
+    rows = [
+        (
+            str(d.pair),
+            f"{d.a:.6g}",
+            f"{d.b:.6g}",
+            f"{d.b / d.a:.4f}" if d.a else "–",
+            f"{d.phase:+.4g}",
+            f"{d.parts_at:g}",
+        )
+        for d in pairs
+    ]
+    header = ("pair", "A", "B", "B / A", f"phase at {length - 1}", "0.1 rad at")
+    lines += [*terminal.table(header, rows), ""]
+    ratios = [y / x if x else 1.0 for x, y in zip(a.frequencies, b.frequencies, strict=False)]
+    if len(ratios) > 1:
+        lines.append(dim("B / A over the pairs, fast to slow"))
+        axis = ("0", str(len(ratios) // 2), str(len(ratios) - 1))
+        lines += terminal.chart({"B / A": ratios}, axis, low=min(0.0, *ratios), high=max(1.0, *ratios))
+    return lines
+
+
+def _name(turning: Turning) -> str:
+    return str(turning.setup.scaling) if turning.setup.scaling is not None else "plain RoPE"
+
+
+def _picture(a: Turning, b: Turning, length: int, output: str) -> str:
+    import numpy as np
+
+    from .plot import save
+    from .plot.canvas import figure
+    from .plot.panels import Lines
+
+    shared = min(len(a.frequencies), len(b.frequencies))
+    x, y = np.array(a.frequencies[:shared]), np.array(b.frequencies[:shared])
+    pairs = np.arange(shared)
+    with np.errstate(divide="ignore"):
+        waves = {f"A {a.label}": math.tau / x, f"B {b.label}": math.tau / y}
+    apart = {"B - A": (y - x) * (length - 1)}
+    drawing = figure([
+        Lines("Wavelengths", pairs, waves, "pair", "tokens", log_y=True),
+        Lines(f"Phase at position {length - 1}", pairs, apart, "pair", "radians apart"),
+    ])  # fmt: skip
+    try:
+        return str(save(drawing, output))
+    except (ValueError, OSError) as error:
+        raise OptionError(f"rope-diff: {error}") from None
