@@ -92,6 +92,8 @@ def _lines(axes: Axes, panel: Lines) -> None:
         axes.axvline(place, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
+    if panel.floor is not None:
+        axes.set_ylim(bottom=panel.floor)
     if len(panel.series) + len(panel.across) + len(panel.upright) > 1:
         axes.legend(fontsize=8, frameon=False)
     axes.grid(True, color="#DDDDDD", linewidth=0.6)

@@ -279,3 +279,16 @@ def decomposition(attention: Attention, x: Tensor, where: Where) -> dict[str, Te
     if plan.rotate is not None:
         terms["rotation"] = ask(q + q_place, k + k_place, plan) - ask(q + q_place, k + k_place, still)
     return terms
+
+
+def unseen_phases(
+    head_dim: int, base: float, scaling: Scaling | None, original: int, place: Tensor, total: int | None = None
+) -> Tensor:
+    """Whether training never reached the phase of each pair at each of these positions: bool [head_dim / 2, n].
+
+    Training went over positions 0 .. original-1 without scaling; a pair that made a full turn has seen every phase.
+    """
+    plain, scaled = (math.tau / wavelengths(head_dim, base, kind, total) for kind in (None, scaling))
+    reached = (plain * (original - 1))[:, None]
+    phase = (scaled[:, None] * place.double()) % math.tau
+    return (reached < math.tau) & (phase > reached)

@@ -40,6 +40,7 @@ class Lines:
     steps: bool = False
     across: Mapping[str, float] = field(default_factory=dict)  # horizontal lines
     upright: Mapping[str, float] = field(default_factory=dict)  # vertical lines
+    floor: float | None = None  # where the axis ends below; what is less is cut off
 
 
 @dataclass(frozen=True)

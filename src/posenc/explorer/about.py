@@ -1,0 +1,63 @@
+"""What the gallery says of each scheme beyond its card, in both languages; a new scheme falls back to its card."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..registry import card
+
+
+class About(NamedTuple):
+    family: str
+    enters: str
+    parameters: str
+    extrapolates: str
+    when: str
+
+
+FAMILIES = {
+    "none": "无", "absolute": "绝对位置", "rotary": "旋转", "relative, bias": "相对位置，偏置",
+    "relative, content": "相对位置，与内容相关",
+}  # fmt: skip
+ENTERS = {
+    "nowhere": "不进入", "input": "输入", "queries and keys": "查询和键", "scores": "注意力得分",
+    "scores and values": "注意力得分和值",
+}  # fmt: skip
+WHEN = {
+    "none": "As a baseline, or in some layers of a causal model between rotary ones; never for bidirectional text alone.",
+    "sinusoidal": "For a fixed range of lengths when you want no parameters and no change inside attention.",
+    "learned": "For a fixed maximum length, such as image patches or short text, when the checkpoint already has it.",
+    "shaw": "For short-range structure such as speech, music or translation, where a distance should meet the content.",
+    "clipped": "For a small model or a small window: the cheapest learned relative position.",
+    "t5": "For encoders and encoder-decoders, and when one table should serve all layers and lengths.",
+    "transformer_xl": "For segment recurrence and speech encoders, where exact distances far back matter.",
+    "xlnet": "To load XLNet, or when two text segments must be told apart inside attention.",
+    "deberta": "For encoders that must understand sentences: position meets content in both directions.",
+    "rope": "The default for decoders: no parameters, nothing but q and k changes, and many ways to extend it.",
+    "relative_logits": "For rotary-free decoders in which each token decides how distance counts.",
+    "alibi": "To train short and test long, when nearby tokens matter most.",
+}
+CHINESE = {
+    "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
+    "sinusoidal": About("", "", "无", "否：任何位置都有定义，但没见过的位置会误导模型", "长度范围固定，且不想增加参数、不改动注意力内部时。"),
+    "learned": About("", "", "max_len × d_model", "否：超过 max_len 没有定义", "最大长度固定（图像块、短文本），或检查点已经使用它时。"),
+    "shaw": About("", "", "(2k+1) × d_head，每张表", "是：超过 k 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
+    "clipped": About("", "", "heads × (2k+1)", "是：超过 k 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
+    "t5": About("", "", "buckets × heads", "约到训练长度的 2 倍", "编码器和编码器–解码器，或希望一张表服务所有层和所有长度时。"),
+    "transformer_xl": About("", "", "d_model × d_model + 2 × heads × d_head", "是，借助记忆和 clamp_len", "分段循环和语音编码器，需要很远处的精确距离时。"),
+    "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_len", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
+    "deberta": About("", "", "2k × d_model + 投影", "是：超过最后一个桶的距离共用一行", "需要理解句子的编码器：位置与内容双向相互作用。"),
+    "rope": About("", "", "无", "否；配合缩放（线性、NTK、动态 NTK 等）可以", "解码器的默认选择：没有参数，只改变 q 和 k，且有多种扩展方法。"),
+    "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × extent", "是：超出 extent 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
+    "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
+}  # fmt: skip
+
+
+def about(name: str, language: str) -> About:
+    """The facts of a scheme in a language ("en", "zh")."""
+    which = card(name)
+    if language == "zh" and name in CHINESE:
+        family, enters = FAMILIES.get(which.family, which.family), ENTERS.get(which.enters, which.enters)
+        return CHINESE[name]._replace(family=family, enters=enters)
+    when = WHEN.get(name, f"When you load a model that has it: {which.used_by}.")
+    return About(which.family, which.enters, which.parameters, which.extrapolates, when)

@@ -1,0 +1,58 @@
+"""posenc explore: serve the explorer on this machine and open it."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+import webbrowser
+
+from ..errors import OptionError
+
+HOST = "127.0.0.1"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="posenc explore",
+        description="A local web page to look at positional encodings. It listens on 127.0.0.1 only, sends nothing "
+        "anywhere and needs no network.",
+    )
+    parser.add_argument("--port", type=int, default=7860, help="port (default: %(default)s, or the next free one)")
+    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
+    given = parser.parse_args(arguments)
+    if not 0 < given.port < 65536:
+        raise OptionError(f"--port {given.port} is not a port; give 1 to 65535")
+    bound = listen(given.port)
+    address = f"http://{HOST}:{bound.getsockname()[1]}/"
+    print("starting the explorer ...", flush=True)
+    serve(bound, None if given.no_open else address, address)
+    return 0
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on the port, or on one of the next twenty."""
+    for candidate in range(port, min(port + 20, 65536)):
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((HOST, candidate))
+            return bound
+        except OSError:
+            bound.close()
+    raise OptionError(f"no free port from {port} on; give another with --port")
+
+
+def serve(bound: socket.socket, opened: str | None, address: str) -> None:
+    import uvicorn
+
+    from .app import make
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets=None) -> None:
+            await super().startup(sockets)
+            print(f"the explorer is at {address} (stop with Ctrl-C)", flush=True)
+            if opened is not None:
+                threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
+
+    Server(uvicorn.Config(make(), log_level="warning")).run([bound])

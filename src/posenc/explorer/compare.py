@@ -1,0 +1,286 @@
+"""Compare: two or three schemes side by side, with sliders made from their options, at a chosen length."""
+
+from __future__ import annotations
+
+import copy
+from html import escape
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+
+from ..plan import Plan
+from ..plot import numbers, panels
+from ..plot.numbers import Subject
+from ..plot.panels import Lines, Panel, array
+from ..plot.words import Words
+from ..registry import names
+from ..where import Where
+from . import snippets, state
+from .options import Option, options_of
+from .state import State
+from .view import Controls, Figure, Page, View
+
+SLOTS = ("a", "b", "c")
+LONGEST = 65536
+COARSE, FINE, EASY = 64, 192, 512
+"""Positions drawn of each side of a heat map: first, and then; up to EASY tokens there is no first."""
+NOTHING = -24.0
+"""Scores below this are cut off: e^-24 of the attention is nothing, and ALiBi would flatten every other curve."""
+SLIDERS, SWITCHES, CHOICES = 3, 3, 3
+
+
+class Compare(Page):
+    key = "compare"
+    figures = 2
+    defaults = {"a": "t5", "b": "alibi", "c": "rope", "length": "512", "train": "256", "head": "0"}
+
+    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
+        length = state.number(state_, "length", 2, LONGEST)
+        train = state.number(state_, "train", 1, LONGEST)
+        head = state.number(state_, "head", 0, numbers.SIZES["heads"] - 1)
+        chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
+        if not chosen:
+            raise ValueError(words("no scheme"))
+        coarse = coarse and length > EASY
+        most = COARSE if coarse else FINE
+        notes: list[str] = []
+        subjects: dict[str, Subject] = {}
+        heat: list[Panel] = []
+        for slot, (name, options) in chosen.items():
+            label = _label(name, slot, chosen)
+            try:
+                subject = numbers.subject(name, **options)
+                (drawn,) = panels.kernel(subject, length, head, most=most, words=words)
+            except ValueError as error:
+                notes.append(f"{label}: {error}")
+                continue
+            except TypeError:
+                notes.append(words("bad options", options=state_[slot][:200]))
+                continue
+            subjects[label] = subject
+            heat.append(_renamed(drawn, label, name))
+        if not subjects:
+            raise ValueError(" ".join(notes))
+        curves, share = _curves(subjects, length, train, head, most, coarse, words)
+        made = {
+            _label(name, slot, chosen): {"name": name, "options": options}
+            for slot, (name, options) in chosen.items()
+            if _label(name, slot, chosen) in subjects
+        }
+        return View(
+            [Figure(curves, columns=3, height=370), Figure(heat, columns=3, height=390)],
+            code=snippets.compared(made, length),
+            html=_costs(subjects, length, share, words),
+            notes=notes,
+            finer=coarse,
+        )
+
+    def controls(self, words: Words) -> Controls:
+        slots = [_Slot(key, self.defaults[key], words) for key in SLOTS]
+        length = gr.Slider(
+            16, 4096, int(self.defaults["length"]), step=16, label=words("length"), elem_id="compare-length"
+        )
+        train = gr.Slider(16, 4096, int(self.defaults["train"]), step=16, label=words("train"), elem_id="compare-train")
+        head = gr.Slider(0, numbers.SIZES["heads"] - 1, 0, step=1, label=words("which head"), elem_id="compare-head")
+        play = gr.Button(words("play"), elem_id="compare-play")
+        clock = gr.Timer(0.7, active=False)
+        components = [component for slot in slots for component in slot.components] + [length, train, head]
+        width = len(slots[0].components)
+
+        def read(*values: Any) -> State:
+            read_slots = {
+                slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)
+            }  # fmt: skip
+            rest = (str(int(value)) for value in values[len(slots) * width :])
+            return {**read_slots, **dict(zip(("length", "train", "head"), rest))}
+
+        def write(wanted: State) -> list[Any]:
+            updates = [update for slot in slots for update in slot.write(wanted[slot.key])]
+            return [*updates, *(int(wanted[key]) for key in ("length", "train", "head"))]
+
+        def start(train_length: float) -> list[Any]:
+            return [max(16, int(train_length) // 2), gr.Timer(active=True)]
+
+        def tick(now: float, train_length: float) -> list[Any]:
+            """A quarter longer each time, to eight times the training length."""
+            end = min(4096, 8 * int(train_length))
+            longer = min(end, (int(now * 1.25) + 16) // 16 * 16)
+            return [longer, gr.Timer(active=longer < end)]
+
+        first: list[Any] = [(slot.name.input, slot.reshape, [slot.name], slot.pool) for slot in slots]
+        first += [(play.click, start, [train], [length, clock]), (clock.tick, tick, [length, train], [length, clock])]
+        return Controls(components, read, write, first, quiet={slot.name for slot in slots})
+
+
+class _Slot:
+    """One scheme: its name and a pool of controls that take the shape of its options."""
+
+    def __init__(self, key: str, name: str, words: Words):
+        self.key, self.none = key, words("no third") if key == SLOTS[-1] else None
+        choices = [*names()] if self.none is None else [(self.none, ""), *((n, n) for n in names())]
+        with gr.Group(elem_id=f"compare-slot-{key}"):
+            self.name = gr.Dropdown(
+                choices, value=name, label=words("scheme of", slot=key.upper()), elem_id=f"compare-{key}"
+            )
+            shape = _shape(name)
+            self.pool = [gr.Slider(**shape[i], elem_id=f"compare-{key}-slider-{i}") for i in range(SLIDERS)]
+            self.pool += [
+                gr.Checkbox(**shape[SLIDERS + i], elem_id=f"compare-{key}-switch-{i}") for i in range(SWITCHES)
+            ]
+            self.pool += [
+                gr.Dropdown(**shape[SLIDERS + SWITCHES + i], elem_id=f"compare-{key}-choice-{i}")
+                for i in range(CHOICES)
+            ]
+        self.components = [self.name, *self.pool]
+
+    def reshape(self, name: str) -> list[Any]:
+        return [gr.update(**shape) for shape in _shape(name or "")]
+
+    def read(self, values: Any) -> str:
+        name, *pool = values
+        if not name:
+            return ""
+        given = {}
+        for option, value in zip(_placed(name), pool):
+            if option is not None and value is not None and option.value(value) != option.default:
+                given[option.name] = option.value(value)
+        return state.word(name, given)
+
+    def write(self, word: str) -> list[Any]:
+        name, given = state.scheme(word) if word else ("", {})
+        updates = []
+        for option, shape in zip(_placed(name), _shape(name)):
+            if option is not None and option.name in given:
+                shape = {**shape, "value": option.value(given[option.name])}
+            updates.append(gr.update(**shape))
+        return [name, *updates]
+
+
+def _placed(name: str) -> list[Option | None]:
+    """The options of a scheme at their places in the pool: sliders, switches, choices."""
+    found = options_of(name) if name else ()
+    placed: list[Option | None] = []
+    for kind, room in (("slider", SLIDERS), ("switch", SWITCHES), ("choice", CHOICES)):
+        some = [option for option in found if option.kind == kind][:room]
+        placed += [*some, *[None] * (room - len(some))]
+    return placed
+
+
+def _shape(name: str) -> list[dict[str, Any]]:
+    """What each control of the pool is to be for a scheme."""
+    shapes: list[dict[str, Any]] = []
+    for place, option in enumerate(_placed(name)):
+        if option is None:
+            shape: dict[str, Any] = {"label": "–", "visible": False}
+            if place < SLIDERS:
+                shape |= {"minimum": 0, "maximum": 1, "value": 0}
+            elif place >= SLIDERS + SWITCHES:
+                shape |= {"choices": ["–"], "value": "–"}
+        else:
+            shape = {"label": option.name, "visible": True, "value": option.default}
+            if option.kind == "slider":
+                shape |= {"minimum": option.low, "maximum": option.high, "step": option.step}
+            elif option.kind == "choice":
+                shape |= {"choices": [(f"{c:g}" if isinstance(c, float) else str(c), c) for c in option.choices]}
+        shapes.append(shape)
+    return shapes
+
+
+def _label(name: str, slot: str, chosen: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    twice = sum(other == name for other, _ in chosen.values()) > 1
+    return f"{name} ({slot.upper()})" if twice else name
+
+
+def _renamed(panel: Panel, label: str, name: str) -> Panel:
+    changed = copy.copy(panel)
+    object.__setattr__(changed, "title", panel.title.replace(name, label, 1))
+    return changed
+
+
+def _curves(
+    subjects: dict[str, Subject], length: int, train: int, head: int, most: int, coarse: bool, words: Words
+) -> tuple[list[Panel], dict[str, float]]:
+    """Over distance, far away, and the last query's attention; and its share past the training length."""
+    near = numbers.positions(length, 2 * most).flip(0).neg()  # the query itself is always among them
+    far = torch.unique(torch.logspace(0, 5, 120).long()).neg().flip(0)
+    over, away, attention, share = {}, {}, {}, {}
+    for label, subject in subjects.items():
+        over[label] = array(numbers.over_distance(subject, near, at=length - 1)[head])
+        whole = near if coarse else torch.arange(-(length - 1), 1)
+        weights = torch.softmax(numbers.over_distance(subject, whole, at=length - 1)[head], 0)
+        share[label] = float(weights[whole <= -train].sum())
+        attention[label] = array(weights if coarse else weights[near + length - 1])
+        try:
+            away[label] = array(numbers.over_distance(subject, far, at=int(far.abs().max()))[head])
+        except ValueError:  # a table that ends has no far field
+            away[label] = np.full(len(far), np.nan)
+    mark = {words("trained", length=train): float(-train)} if train < length else {}
+    tail = {words("trained", length=train): float(train)}
+    low = min(share.values()), max(share.values())
+    lowest = [float(np.nanmin(y)) for curves in (over, away) for y in curves.values() if np.isfinite(y).any()]
+    floor = NOTHING if min(lowest) < NOTHING else None
+    drawn: list[Panel] = [
+        Lines(
+            words("compare over", head=head), array(near), over, words("distance"), words("score"), upright=mark,
+            floor=floor,
+        ),
+        Lines(
+            words("compare far"), array(far.abs()), away, words("past distance"), words("score"), log_x=True,
+            upright=tail, floor=floor,
+        ),
+        Lines(
+            words("compare attention", low=f"{low[0]:.0%}", high=f"{low[1]:.0%}", train=train), array(near), attention,
+            words("distance"), words("weight"), upright=mark, log_y=True, floor=1e-6,
+        ),
+    ]  # fmt: skip
+    return drawn, share
+
+
+def _costs(subjects: dict[str, Subject], length: int, share: dict[str, float], words: Words) -> str:
+    """A table of what each scheme costs at this length."""
+    heads = numbers.SIZES["heads"]
+    header = ("scheme", "parameters", "own memory", "dense memory", "constant beyond", "share past")
+    rows = []
+    for label, subject in subjects.items():
+        span = numbers.span(subject, 256) if not subject.absolute else None
+        ends = None if span is None else (-span[0], span[1])
+        constant = words("never") if ends is None or max(ends) >= 255 else f"{ends[0]} / {ends[1]}"
+        rows.append(
+            (label, f"{subject.parameters:,}", _size(own_memory(subject, length)), _size(4 * heads * length * length),
+             constant, f"{share[label]:.1%}")
+        )  # fmt: skip
+    head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<table class="facts"><caption>{escape(words("costs", length=length))}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def own_memory(subject: Subject, length: int) -> int:
+    """Bytes of a plan's own tensors at this length: they grow by the same for every token, so two short plans tell."""
+    if subject.absolute:
+        return 4 * length * subject.d_model
+    short, twice = (_bytes(subject.plan(Where(n))) for n in (16, 32))
+    return short + (twice - short) * (length - 16) // 16
+
+
+def _bytes(plan: Plan) -> int:
+    tensors = [tensor for _, tensor in plan.tensors()]
+    if plan.rotate is not None:
+        phases = {id(t): t for side in (plan.rotate.q, plan.rotate.k) if side is not None for t in side}
+        tensors += phases.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

@@ -1,0 +1,269 @@
+"""Panels as Plotly figures, written as JSON directly: building Plotly's Python objects costs more than drawing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..plot.canvas import PALETTE
+from ..plot.panels import Array, Heat, Lines, Panel
+
+DASHES = ("solid", "dash", "dashdot", "dot")
+# blue - white - red as on matplotlib's side (ColorBrewer's RdBu), and cividis: readable for every common colour vision
+_BLUE_TO_RED = (
+    "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f",
+)  # fmt: skip
+DIVERGING = [[n / 10, colour] for n, colour in enumerate(_BLUE_TO_RED)]
+SEQUENTIAL = "Cividis"
+FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
+
+
+def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> dict[str, Any]:
+    """The panels side by side, row by row, as one figure."""
+    columns = max(1, min(columns, len(panels)))
+    rows = math.ceil(len(panels) / columns)
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "height": height * rows,
+        "autosize": True,
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"family": FONT, "size": 12, "color": "#1f2933"},
+        "annotations": [],
+        "shapes": [],
+        "hovermode": "closest",
+        "showlegend": False,
+    }
+    for number, panel in enumerate(panels):
+        box = _box(number, rows, columns, height, panel)
+        suffix = "" if number == 0 else str(number + 1)
+        if isinstance(panel, Lines):
+            _lines(panel, suffix, box, data, layout)
+        else:
+            neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
+            _heat(panel, suffix, box, data, layout, bar=not _shares(panel, neighbour))
+        before = panels[number - 1] if number % columns else None
+        if before is not None and before.y_label == panel.y_label and columns > 2:
+            layout[f"yaxis{suffix}"]["title"]["text"] = ""
+            if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
+                layout[f"yaxis{suffix}"]["showticklabels"] = False
+        layout["annotations"].append(
+            {
+                "text": _wrapped(panel.title, 140 // columns),
+                "x": box[0],
+                "y": box[3] + 6 / (height * rows),
+                "xref": "paper",
+                "yref": "paper",
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "align": "left",
+                "showarrow": False,
+                "font": {"size": 13 if columns < 4 else 12, "color": "#102a43"},
+            }
+        )
+    return {"data": data, "layout": layout, "config": {"displaylogo": False, "responsive": True}}
+
+
+def as_json(figure: dict[str, Any]) -> str:
+    return json.dumps(figure, ensure_ascii=False, allow_nan=False)
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(number: int, rows: int, columns: int, height: int, panel: Panel) -> Box:
+    """(left, right, bottom, top) of a cell, in parts of the figure, with room for its title and labels."""
+    row, column = divmod(number, columns)
+    named = isinstance(panel, Heat) and panel.labels is not None
+    wide, over, under = 1 / columns, 44 / (height * rows), (96 if named else 54) / (height * rows)
+    left = column * wide + (0.075 if named else 0.06) / columns**0.6
+    return left, (column + 1) * wide - 0.012, 1 - (row + 1) / rows + under, 1 - row / rows - over
+
+
+def _shares(panel: Heat, neighbour: Panel | None) -> bool:
+    """Whether the panel to the right has the same colours, and so its bar serves both."""
+    return isinstance(neighbour, Heat) and (neighbour.limits, neighbour.unit) == (panel.limits, panel.unit)
+
+
+def _wrapped(title: str, most: int) -> str:
+    """A title over several lines, broken at spaces and between Chinese characters, which are two columns wide."""
+    pieces: list[str] = []
+    for word in title.split(" "):
+        gap = " " if pieces else ""
+        for character in word:
+            if _wide(character) or not pieces or gap or _wide(pieces[-1][-1]):
+                pieces.append(gap + character)
+            else:
+                pieces[-1] += character
+            gap = ""
+    lines, line = [], ""
+    for piece in pieces:
+        if line and sum(1 + _wide(c) for c in line + piece) > most:
+            lines.append(line)
+            piece = piece.lstrip()
+            line = ""
+        line += piece
+    return "<br>".join(part.replace("&", "&amp;").replace("<", "&lt;") for part in (*lines, line))
+
+
+def _wide(character: str) -> bool:
+    return ord(character) > 0x2E80
+
+
+def _numbers(values: Array) -> dict[str, Any]:
+    """An array as Plotly reads it fastest: float32 in base64. What is not finite is left blank by Plotly."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(np.nan))
+    packed = {"dtype": "f4", "bdata": base64.b64encode(values.tobytes()).decode()}
+    return packed | {"shape": f"{values.shape[0]}, {values.shape[1]}"} if values.ndim == 2 else packed
+
+
+def _axes(panel: Panel, suffix: str, box: Box, layout: dict[str, Any]) -> None:
+    left, right, bottom, top = box
+    quiet = {"gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True, "automargin": True}
+    layout[f"xaxis{suffix}"] = {
+        "domain": [left, right], "anchor": f"y{suffix}", "title": {"text": panel.x_label, "standoff": 6}, **quiet,
+    }  # fmt: skip
+    layout[f"yaxis{suffix}"] = {
+        "domain": [bottom, top], "anchor": f"x{suffix}", "title": {"text": panel.y_label, "standoff": 6}, **quiet,
+    }  # fmt: skip
+
+
+def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, Any]) -> None:
+    _axes(panel, suffix, box, layout)
+    several = len(panel.series) > 1
+    for number, (name, y) in enumerate(panel.series.items()):
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": name, "x": _numbers(panel.x), "y": _numbers(y),
+                "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "connectgaps": False,
+                "legend": f"legend{suffix}", "showlegend": several,
+                "line": {
+                    "color": PALETTE[number % len(PALETTE)], "width": 2, "dash": DASHES[number % len(DASHES)],
+                    "shape": "hvh" if panel.steps else "linear",
+                },
+            }
+        )  # fmt: skip
+    for axis, log in (("xaxis", panel.log_x), ("yaxis", panel.log_y)):
+        if log:
+            layout[f"{axis}{suffix}"] |= {"type": "log", "exponentformat": "power", "dtick": 1}
+    if panel.floor is not None:
+        top = max(float(np.nanmax(y, initial=panel.floor)) for y in panel.series.values())
+        edge = panel.floor, top + 0.05 * (top - panel.floor)
+        layout[f"yaxis{suffix}"]["range"] = (
+            [math.log10(v) for v in (panel.floor, top * 2)] if panel.log_y else list(edge)
+        )
+    for name, level in panel.across.items():
+        _mark(layout, name, suffix, y=float(level), log=panel.log_y)
+    for name, place in panel.upright.items():
+        _mark(layout, name, suffix, x=float(place), log=panel.log_x)
+    if several:
+        layout["showlegend"] = True
+        layout[f"legend{suffix}"] = {
+            "x": box[1], "y": box[3], "xanchor": "right", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.75)",
+            "font": {"size": 11},
+        }  # fmt: skip
+
+
+def _mark(layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float | None = None, y: float | None = None):
+    """A straight grey line across a panel, with its name."""
+    line = {"color": "#52606d", "width": 1.2, "dash": "dash"}
+    text = {
+        "text": name,
+        "showarrow": False,
+        "font": {"size": 11, "color": "#52606d"},
+        "bgcolor": "rgba(255,255,255,0.7)",
+    }
+    if y is not None:
+        level = math.log10(y) if log else y
+        layout["shapes"].append(
+            {
+                "type": "line",
+                "xref": f"x{suffix} domain",
+                "x0": 0,
+                "x1": 1,
+                "yref": f"y{suffix}",
+                "y0": y,
+                "y1": y,
+                "line": line,
+            }
+        )
+        layout["annotations"].append(
+            text
+            | {
+                "xref": f"x{suffix} domain",
+                "x": 0.01,
+                "xanchor": "left",
+                "yref": f"y{suffix}",
+                "y": level,
+                "yanchor": "bottom",
+            }
+        )
+    elif x is not None:
+        place = math.log10(x) if log else x
+        layout["shapes"].append(
+            {
+                "type": "line",
+                "yref": f"y{suffix} domain",
+                "y0": 0,
+                "y1": 1,
+                "xref": f"x{suffix}",
+                "x0": x,
+                "x1": x,
+                "line": line,
+            }
+        )
+        layout["annotations"].append(
+            text
+            | {
+                "yref": f"y{suffix} domain",
+                "y": 0.02,
+                "yanchor": "bottom",
+                "xref": f"x{suffix}",
+                "x": place,
+                "xanchor": "left",
+            }
+        )
+
+
+def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any], *, bar: bool) -> None:
+    left, right, bottom, top = box
+    box = (left, right - (0.062 if bar else 0.0), bottom, top)
+    _axes(panel, suffix, box, layout)
+    low, high = panel.limits or (float(panel.z.min()), float(panel.z.max()))
+    trace: dict[str, Any] = {
+        "type": "heatmap", "z": _numbers(panel.z), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "zmin": low,
+        "zmax": high if high > low else low + 1.0, "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
+        "hovertemplate": "i %{y}, j %{x}: %{z:.4g}<extra></extra>" if panel.labels else "%{y}, %{x}: %{z:.4g}<extra></extra>",
+        "colorbar": {
+            "x": box[1] + 0.004, "y": (bottom + top) / 2, "len": top - bottom, "lenmode": "fraction",
+            "thickness": 10, "thicknessmode": "pixels", "xanchor": "left", "outlinewidth": 0, "xpad": 0,
+            "tickfont": {"size": 10}, "title": {"text": panel.unit, "side": "right", "font": {"size": 10}}, "nticks": 5,
+        },
+    }  # fmt: skip
+    trace["showscale"] = bar
+    if panel.labels is None:
+        trace |= {"x": _numbers(panel.x), "y": _numbers(panel.y)}
+    else:
+        rows, columns = panel.labels
+        # the same word may stand twice, so cells are numbered and the words are tick texts
+        for axis, names in (("xaxis", columns), ("yaxis", rows)):
+            layout[f"{axis}{suffix}"] |= {
+                "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [_isolated(n) for n in names],
+            }  # fmt: skip
+    layout[f"yaxis{suffix}"]["autorange"] = "reversed"
+    for axis in ("xaxis", "yaxis"):
+        layout[f"{axis}{suffix}"]["showgrid"] = False
+    data.append(trace)
+
+
+def _isolated(word: str) -> str:
+    """A word that cannot turn its neighbours around (right-to-left text) or be read as markup."""
+    shown = word if len(word) <= 12 else word[:11] + "…"
+    return "\u2068" + shown.replace("&", "&amp;").replace("<", "&lt;") + "\u2069"

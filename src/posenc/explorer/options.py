@@ -1,0 +1,83 @@
+"""Controls made from a scheme's own options: read from its signature, so a new scheme has sliders at once."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from ..plot.numbers import DRAWN
+from ..registry import SIZES, card
+
+# What no picture of scores can show, or what a slider cannot give (tensors, objects)
+HIDDEN = {
+    "dropout", "norm_eps", "table", "norm", "u", "v", "w", "scaling", "scale", "values", "bi_data", "temper",
+    "own_key_bias", "projections", "terms",
+}  # fmt: skip
+# (lowest, highest, step) where four times the default is not a good range
+RANGES: dict[str, tuple[float, float, float]] = {
+    "buckets": (4, 128, 2),
+    "max_distance": (16, 1024, 16),
+    "k": (1, 128, 1),
+    "std": (0.0, 2.0, 0.02),
+    "extent": (16, 4096, 16),
+    "max_len": (64, 8192, 64),
+    "offset": (0, 8, 1),
+}
+BASES = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One control: a slider (low, high, step), a switch, or a choice."""
+
+    name: str
+    kind: Literal["slider", "switch", "choice"]
+    default: Any
+    low: float = 0
+    high: float = 0
+    step: float = 1
+    choices: tuple[Any, ...] = ()
+
+    def value(self, given: Any) -> Any:
+        """What a control holds, as the option wants it."""
+        if self.kind == "slider":
+            return int(given) if isinstance(self.default, int) else float(given)
+        if self.kind == "switch":
+            return bool(given)
+        kind = type(self.default)
+        return kind(given)
+
+
+@lru_cache(maxsize=64)
+def options_of(name: str) -> tuple[Option, ...]:
+    """The controls of a scheme, in its signature's order."""
+    cls = card(name).load()
+    hints = typing.get_type_hints(cls.__init__)
+    found = []
+    for parameter in inspect.signature(cls.__init__).parameters.values():
+        if parameter.name == "self" or parameter.name in SIZES or parameter.name in HIDDEN:
+            continue
+        default = DRAWN.get(name, {}).get(parameter.name, parameter.default)
+        option = _option(parameter.name, default, hints.get(parameter.name))
+        if option is not None:
+            found.append(option)
+    return tuple(found)
+
+
+def _option(name: str, default: Any, hint: Any) -> Option | None:
+    if typing.get_origin(hint) is Literal:
+        return Option(name, "choice", default, choices=typing.get_args(hint))
+    if isinstance(default, bool):
+        return Option(name, "switch", default)
+    if name == "base" and isinstance(default, float):
+        return Option(name, "choice", default, choices=tuple(sorted({*BASES, default})))
+    if isinstance(default, (int, float)):
+        whole = isinstance(default, int)
+        low, high, step = RANGES.get(
+            name, (1 if whole else 0.0, max(8, 4 * default), 1 if whole else default / 20 or 0.05)
+        )
+        return Option(name, "slider", default, min(low, default), max(high, default), step)
+    return None

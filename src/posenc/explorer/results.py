@@ -1,0 +1,104 @@
+"""Results: open a run of the lab and browse its report."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+import numpy as np
+
+from ..plot.panels import Lines, Panel
+from ..plot.words import Words
+from .state import State
+from .view import Controls, Figure, Page, View
+
+PLACES = ("out", "runs", ".")
+
+
+class Results(Page):
+    key = "results"
+    figures = 1
+    defaults = {"run": ""}
+
+    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
+        text = state_["run"].strip()
+        if not text:
+            found = runs()
+            raise ValueError(words("no run") if not found else words("choose run", runs=", ".join(found)))
+        folder = run_folder(text)
+        if folder is None:
+            raise ValueError(words("not a run", run=text[:200]))
+        drawn: list[Panel] = []
+        notes: list[str] = []
+        code = ""
+        if (folder / "results.json").is_file():
+            code = f"from posenc.lab import results\nrun = results.read({str(folder)!r})\nrows = run.rows"
+            try:
+                drawn = _figures(folder, words)
+            except Exception as error:  # another version's file, or none of ours: its report may still open
+                notes.append(words("unreadable", error=f"{type(error).__name__}: {error}"))
+        if not (folder / "report.html").is_file():
+            notes.append(words("no report", run=str(folder)))
+            return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, notes=notes)
+        address = f"/report?run={quote(str(folder))}"
+        frame = (
+            f'<p><a href="{escape(address)}" target="_blank" rel="noopener">{escape(words("open report"))}</a></p>'
+            f'<iframe src="{escape(address)}" title="{escape(words("report of", run=folder.name))}" '
+            'sandbox="allow-scripts allow-downloads" class="report"></iframe>'
+        )
+        return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, html=frame, notes=notes)
+
+    def controls(self, words: Words) -> Controls:
+        run = gr.Dropdown(
+            runs(), value=None, label=words("run"), info=words("run why"), allow_custom_value=True,
+            elem_id="results-run",
+        )  # fmt: skip
+        return Controls([run], lambda text: {"run": text or ""}, lambda state_: [state_["run"] or None])
+
+
+def runs() -> list[str]:
+    """Run folders near the working directory, newest first."""
+    found: dict[Path, float] = {}
+    for place in PLACES:
+        for pattern in ("*/results.json", "*/report.html"):
+            for file in Path(place).glob(pattern):
+                found[file.parent] = max(found.get(file.parent, 0.0), file.stat().st_mtime)
+    return [str(folder) for folder in sorted(found, key=lambda folder: -found[folder])][:50]
+
+
+def run_folder(text: str) -> Path | None:
+    """The folder of a run, or None where this is none: only folders that hold a report or results are opened."""
+    try:
+        folder = Path(text).expanduser().resolve()
+        known = any((folder / name).is_file() for name in ("report.html", "results.json"))
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return folder if known else None
+
+
+def _figures(folder: Path, words: Words) -> list[Panel]:
+    """One panel a task: its metric over the tested size, a curve a scheme."""
+    from ..lab import results
+
+    run = results.read(folder)
+    drawn: list[Panel] = []
+    for task in run.tasks():
+        metric = results.metric_of(task)
+        rows = [row for row in run.rows if row["task"] == task["task"]]
+        sizes = sorted({row["size"] for row in rows})
+        series: dict[str, Any] = {}
+        for scheme in run.schemes(task):
+            points = [run.point(task, scheme, size, metric) for size in sizes]
+            series[scheme] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
+        if series and sizes:
+            drawn.append(
+                Lines(
+                    words("run task", task=task["task"], metric=words(metric)), np.array(sizes, dtype=float), series,
+                    words("tested size"), words(metric),
+                    upright={words("trained", length=task["train"]): float(task["train"])},
+                )
+            )  # fmt: skip
+    return drawn

@@ -1,0 +1,256 @@
+"""Your sentence: tokens, the attention pattern under each scheme, its terms, and what swapping or shifting changes."""
+
+from __future__ import annotations
+
+import inspect
+import unicodedata
+import zlib
+from html import escape
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+from torch import Tensor
+
+import posenc
+
+from ..attention import Attention
+from ..plot import panels
+from ..plot.numbers import DRAWN
+from ..plot.panels import Heat, Panel, array
+from ..plot.words import Words
+from ..registry import card, names
+from ..where import Where
+from . import state
+from .state import State
+from .view import Controls, Figure, Page, View
+
+D_MODEL, HEADS = 64, 4
+LONGEST, MOST = 2000, 48
+"""Characters of a text, and tokens that are drawn of it."""
+CHANGES = ("swap", "shift")
+
+
+class Sentence(Page):
+    key = "sentence"
+    figures = 3
+    defaults = {
+        "text": "the cat sat on the mat because the mat was warm", "scheme": "t5", "head": "0", "causal": "false",
+        "strength": "0.5", "change": "swap", "first": "1", "second": "5", "shift": "100",
+    }  # fmt: skip
+
+    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
+        text = state_["text"]
+        if len(text) > LONGEST:
+            raise ValueError(words("text long", length=len(text), most=LONGEST))
+        tokens = split(text)
+        if not tokens:
+            raise ValueError(words("text empty"))
+        notes = [words("tokens cut", most=MOST, number=len(tokens))] if len(tokens) > MOST else []
+        tokens = tokens[:MOST]
+        name = state.choice(state_, "scheme", names())
+        head = state.number(state_, "head", 0, HEADS - 1)
+        causal = state.choice(state_, "causal", ("true", "false")) == "true"
+        strength = state.real(state_, "strength", 0.0, 2.0)
+        change = state.choice(state_, "change", CHANGES)
+        shown: dict[str, Tensor] = {}
+        for other in names():
+            try:
+                weights = attention(layer(other, strength), vectors(tokens), causal=causal)[head]
+            except ValueError:
+                continue  # positions of images and video: a sentence has one axis
+            shown[other] = weights
+        # half of the schemes fill the colours, so that one sharp pattern does not darken all others
+        bright = float(np.median([weights.max().item() for weights in shown.values()]))
+        patterns = [_heat(other, weights, tokens, words, bright, labelled=False) for other, weights in shown.items()]
+        chosen = layer(name, strength)
+        terms = panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
+        if change == "swap":
+            pair = [state.number(state_, key, 0, LONGEST) for key in ("first", "second")]
+            if max(pair) >= len(tokens):
+                raise ValueError(words("no such word", last=len(tokens) - 1))
+            changed, said = _swapped(chosen, tokens, head, causal, pair, name, words)
+        else:
+            shift = state.number(state_, "shift", 0, 1_000_000)
+            changed, said = _shifted(chosen, tokens, head, causal, shift, name, words)
+        listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
+        return View(
+            [
+                Figure(patterns, columns=4, height=250),
+                Figure(terms, columns=3, height=380),
+                Figure(changed, columns=3, height=400),
+            ],
+            code=_code(tokens, name, strength, causal),
+            html=f'<h3>{escape(words("tokens"))}</h3><ol class="tokens" start="0">{listed}</ol>',
+            notes=[*notes, said],
+        )
+
+    def controls(self, words: Words) -> Controls:
+        d = self.defaults
+        text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
+        scheme = gr.Dropdown(list(names()), value=d["scheme"], label=words("scheme"), elem_id="sentence-scheme")
+        head = gr.Slider(0, HEADS - 1, 0, step=1, label=words("which head"), elem_id="sentence-head")
+        strength = gr.Slider(
+            0.0, 2.0, 0.5, step=0.05, label=words("strength"), info=words("strength why"), elem_id="sentence-strength"
+        )
+        causal = gr.Checkbox(False, label=words("causal"), elem_id="sentence-causal")
+        change = gr.Radio(
+            [(words(c), c) for c in CHANGES], value=d["change"], label=words("change"), elem_id="sentence-change"
+        )
+        first = gr.Number(int(d["first"]), label=words("first word"), precision=0, minimum=0, elem_id="sentence-first")
+        second = gr.Number(
+            int(d["second"]), label=words("second word"), precision=0, minimum=0, elem_id="sentence-second"
+        )
+        shift = gr.Slider(0, 1000, int(d["shift"]), step=1, label=words("shift by"), elem_id="sentence-shift")
+
+        def read(text, scheme, head, strength, causal, change, first, second, shift) -> State:
+            return {
+                "text": text or "", "scheme": scheme, "head": _whole(head), "strength": f"{strength:g}",
+                "causal": str(bool(causal)).lower(), "change": change, "first": _whole(first),
+                "second": _whole(second), "shift": _whole(shift),
+            }  # fmt: skip
+
+        def write(wanted: State) -> list[Any]:
+            return [
+                wanted["text"], wanted["scheme"], int(wanted["head"]), float(wanted["strength"]),
+                wanted["causal"] == "true", wanted["change"], int(wanted["first"]), int(wanted["second"]),
+                int(wanted["shift"]),
+            ]  # fmt: skip
+
+        return Controls([text, scheme, head, strength, causal, change, first, second, shift], read, write)
+
+
+def _whole(value: Any) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def split(text: str) -> list[str]:
+    """Words and marks: runs of letters, digits and their accents; every Chinese character alone; other signs
+    (an emoji with its modifiers) together.
+    """
+    tokens: list[str] = []
+    before = " "
+    for character in text:
+        category = unicodedata.category(character)
+        if category.startswith(("Z", "C")) and character != "\u200d":
+            before = " "
+            continue
+        alone = _ideograph(character)
+        kind = "letter" if category[0] in "LNM" and not alone else "sign"
+        joined = (kind == before and not alone) or (before != " " and (category[0] == "M" or character == "\u200d"))
+        if joined and tokens:
+            tokens[-1] += character
+        else:
+            tokens.append(character)
+        before = "alone" if alone else before if joined else kind
+    return tokens
+
+
+def _ideograph(character: str) -> bool:
+    code = ord(character)
+    return (
+        0x3040 <= code <= 0x30FF or 0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x3FFFF
+    )
+
+
+def vectors(tokens: list[str]) -> Tensor:
+    """One random vector for each different word, the same wherever it stands: [1, L, D_MODEL]."""
+    seeds = [zlib.crc32(token.encode("utf-8", "replace")) for token in tokens]
+    return torch.stack([torch.randn(D_MODEL, generator=torch.Generator().manual_seed(seed)) for seed in seeds])[None]
+
+
+def settings(name: str, strength: float) -> dict[str, Any]:
+    """Options that make untrained tables large enough to be seen."""
+    accepted = inspect.signature(card(name).load().__init__).parameters
+    drawn = {key: value for key, value in DRAWN.get(name, {}).items() if key != "std"}
+    return drawn | ({"std": strength} if "std" in accepted and strength > 0 else {})
+
+
+def layer(name: str, strength: float) -> Attention:
+    """An untrained layer in which a word looks for words like itself: keys and queries share their weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        scheme = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
+        made = Attention(D_MODEL, HEADS, position=scheme)
+    made.k_proj.weight = made.q_proj.weight
+    return made
+
+
+@torch.no_grad()
+def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Tensor:
+    """Attention weights [heads, L, L] of a layer over x, at positions from `start`."""
+    where = Where((start, x.shape[1]))
+    x = made.position.embed(x, where)
+    q, k = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (made.q_proj, made.k_proj))
+    return posenc.scores(q, k, made.position.plan(where, x=x, host=made), causal=causal).softmax(-1)[0]
+
+
+def _heat(title: str, weights: Tensor, tokens: list[str], words: Words, bright: float, labelled: bool = True) -> Heat:
+    place = np.arange(len(tokens))
+    return Heat(
+        title, place, place, array(weights), words("key word"), words("query word"), words("weight"), (0.0, bright),
+        diverging=False, labels=(tokens, tokens) if labelled else None,
+    )  # fmt: skip
+
+
+def _change(
+    before: Tensor, after: Tensor, tokens: list[str], titles: tuple[str, str, str], words: Words
+) -> list[Panel]:
+    difference = array(after - before)
+    most = max(float(np.abs(difference).max()), 1e-3)
+    place, bright = np.arange(len(tokens)), max(float(before.max()), float(after.max()))
+    return [
+        _heat(titles[0], before, tokens, words, bright),
+        _heat(titles[1], after, tokens, words, bright),
+        Heat(
+            titles[2], place, place, difference, words("key word"), words("query word"), words("difference"),
+            (-most, most), labels=(tokens, tokens),
+        ),
+    ]  # fmt: skip
+
+
+def _swapped(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel], str]:
+    """Two words change places; the new pattern is put back into the old order, so only position can differ."""
+    order = list(range(len(tokens)))
+    order[pair[0]], order[pair[1]] = order[pair[1]], order[pair[0]]
+    before = attention(made, vectors(tokens), causal=causal)[head]
+    after = attention(made, vectors([tokens[i] for i in order]), causal=causal)[head][order][:, order]
+    most = float((after - before).abs().max())
+    one, other = tokens[pair[0]], tokens[pair[1]]
+    key = "swap nothing" if most < 1e-5 else "swap something"
+    said = words(key, name=name, one=one, other=other, most=f"{most:.3f}")
+    return _change(before, after, tokens, (words("before"), words("after swap"), words("difference swap")), words), said
+
+
+def _shifted(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel], str]:
+    """The same words, `shift` positions later."""
+    before = attention(made, vectors(tokens), causal=causal)[head]
+    after = attention(made, vectors(tokens), causal=causal, start=shift)[head]
+    most = float((after - before).abs().max())
+    key = "shift nothing" if most < 1e-4 else "shift something"
+    said = words(key, name=name, shift=shift, most=f"{most:.3f}")
+    titles = words("before"), words("after shift", shift=shift), words("difference shift")
+    return _change(before, after, tokens, titles, words), said
+
+
+def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
+    options = "".join(f", {key}={value!r}" for key, value in settings(name, strength).items())
+    return "\n".join(
+        [
+            "import torch, zlib, posenc",
+            f"words = {tokens!r}",
+            "seeds = [torch.Generator().manual_seed(zlib.crc32(w.encode('utf-8', 'replace'))) for w in words]",
+            f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
+            "torch.manual_seed(0)",
+            f"scheme = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
+            f"layer, where = posenc.Attention({D_MODEL}, {HEADS}, position=scheme), posenc.Where({len(tokens)})",
+            "layer.k_proj.weight = layer.q_proj.weight  # a word looks for words like itself",
+            "x = scheme.embed(x, where)",
+            f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
+            "scores = posenc.scores(q, k, scheme.plan(where, x=x, host=layer)"
+            + (", causal=True" if causal else "")
+            + ")",
+            "attention = scores.softmax(-1)[0]",
+        ]
+    )

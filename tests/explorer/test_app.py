@@ -1,0 +1,91 @@
+"""The server without a browser: exports, reports, and who is answered."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gradio")
+
+from starlette.testclient import TestClient
+
+from posenc.explorer import app, command, frame
+from posenc.explorer.texts import LANGUAGES
+
+
+@pytest.fixture(scope="module")
+def client():
+    with TestClient(app.make(), base_url="http://127.0.0.1") as made:
+        yield made
+
+
+def test_both_languages_are_served(client):
+    assert client.get("/").status_code == 200
+    assert client.get("/zh/").status_code == 200
+    for path, word in (("/", "Your sentence"), ("/zh", "你的句子")):
+        assert word in client.get(f"{path.rstrip('/')}/config").text
+
+
+def test_the_export_holds_the_numbers_of_its_link(client):
+    answer = client.get("/export.csv", params={"view": "compare", "a": "alibi", "b": "none", "c": "", "length": 20})
+    assert answer.status_code == 200 and "attachment" in answer.headers["content-disposition"]
+    rows = list(csv.reader(io.StringIO(answer.content.decode("utf-8-sig"))))
+    page = frame.PAGES["compare"]
+    view = page.draw(page.complete({"a": "alibi", "b": "none", "c": "", "length": "20"}), LANGUAGES["en"])
+    over = view.panels()[0]
+    assert rows[0] == [over.title]
+    drawn = np.array(rows[2:22], dtype=float)
+    np.testing.assert_allclose(drawn[:, 0], over.x)
+    np.testing.assert_allclose(drawn[:, 1], over.series["alibi"])
+    assert "位置" in client.get("/export.csv", params={"view": "gallery", "lang": "zh"}).text
+
+
+@pytest.mark.parametrize("query", ["", "view=nothing", "view=compare&length=x", "view=gallery&lang=fr"])
+def test_a_wrong_export_is_refused_in_words(client, query):
+    answer = client.get(f"/export.csv?{query}")
+    assert answer.status_code == 400 and "Traceback" not in answer.text
+
+
+def test_only_reports_of_runs_are_served_and_they_get_no_rights(client, tmp_path):
+    (tmp_path / "report.html").write_text("<h1>hello</h1>")
+    answer = client.get("/report", params={"run": str(tmp_path)})
+    assert answer.text == "<h1>hello</h1>"
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    for other in ("/etc", "/etc/passwd", str(tmp_path / "report.html"), "\0"):
+        assert client.get("/report", params={"run": other}).status_code == 404
+
+
+def test_a_name_that_is_not_this_machine_s_gets_nothing(client):
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/export.csv?view=gallery", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
+    first = command.listen(47860)
+    first.listen()
+    second = command.listen(first.getsockname()[1])
+    try:
+        assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
+        assert second.getsockname()[1] > first.getsockname()[1]
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_bad_port_is_refused_in_words():
+    with pytest.raises(ValueError, match="not a port"):
+        command.main(["--port", "99999"])
+
+
+def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
+    def broken(*arguments, **options):
+        raise ZeroDivisionError("oops")
+
+    page = frame.PAGES["extend"]
+    monkeypatch.setattr(page, "draw", broken)
+    built = frame.Built(page, LANGUAGES["en"], None)
+    built.outputs = [None] * 5
+    told = built.show({}, coarse=False)[0]
+    assert "This cannot be shown: ZeroDivisionError: oops" in told and "Traceback" not in told
+    assert "drawing extend failed" in caplog.text

@@ -1,0 +1,314 @@
+"""Each page as a function of its link: the numbers it draws, the code it shows, the sentences for bad input."""
+
+import ast
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("gradio")
+
+import posenc
+from posenc.explorer import about, compare, extend, frame, results, sentence, state
+from posenc.explorer.figures import as_json, plotly
+from posenc.explorer.options import options_of
+from posenc.explorer.texts import FIGURES_ZH, LANGUAGES, TEXTS
+from posenc.plot import numbers
+from posenc.plot.panels import Heat, Lines
+from posenc.plot.words import ENGLISH
+
+EN, ZH = LANGUAGES["en"], LANGUAGES["zh"]
+SOURCE = Path(compare.__file__).parent
+
+
+def draw(key, words=EN, **given):
+    page = frame.PAGES[key]
+    return page.draw(page.complete({name: str(value) for name, value in given.items()}), words)
+
+
+def run(code):
+    names = {}
+    exec(code, names)
+    return names
+
+
+# ---- the numbers and the code that is shown beside them ----------------------------------------------------------
+@pytest.mark.parametrize("name", posenc.names())
+def test_the_gallery_s_code_makes_the_drawn_kernel(name):
+    view = draw("gallery", scheme=name)
+    (kernel,) = (p for p in view.panels() if isinstance(p, Heat) and p.x_label == EN("key j"))
+    assert len(view.code.splitlines()) <= 6
+    scores = run(view.code)["scores"].detach()
+    np.testing.assert_allclose(kernel.z, scores[0], atol=1e-9)
+
+
+def test_compare_s_code_makes_the_drawn_kernels_and_options_reach_them():
+    view = draw("compare", a="t5:buckets=8,max_distance=32", b="t5", c="shaw:k=3", length=40, head=2)
+    kernels = run(view.code)["kernels"]
+    assert list(kernels) == ["t5 (A)", "t5 (B)", "shaw"]
+    drawn = [p for p in view.panels() if isinstance(p, Heat)]
+    for panel, kernel in zip(drawn, kernels.values(), strict=True):
+        np.testing.assert_allclose(panel.z, kernel[2], atol=1e-9)
+    assert not np.allclose(drawn[0].z, drawn[1].z)
+
+
+def test_compare_s_last_query_attends_as_attend_does():
+    """The weights drawn are the softmax of ALiBi's penalty, and the table says how much lies past the training."""
+    view = draw("compare", a="alibi", b="none", c="", length=64, train=32, head=7)
+    attention = view.panels()[2]
+    r = attention.x
+    weights = np.exp(r * posenc.formulas.alibi_slopes(8)[7])
+    np.testing.assert_allclose(attention.series["alibi"], weights / weights.sum(), rtol=1e-6)
+    np.testing.assert_allclose(attention.series["none"], np.full(64, 1 / 64), rtol=1e-6)
+    assert "50.0%" in view.html  # no position: 32 of 64 keys lie 32 or more back
+
+
+def test_compare_draws_a_long_sequence_coarsely_first_and_from_true_positions():
+    page = frame.PAGES["compare"]
+    asked = page.complete({"a": "alibi", "b": "rope", "c": "", "length": "20000"})
+    first, second = (page.draw(asked, EN, coarse=coarse) for coarse in (True, False))
+    assert first.finer and not second.finer
+    rough, fine = (view.panels()[3] for view in (first, second))
+    assert rough.z.shape[0] <= 64 < fine.z.shape[0] <= 192
+    slope = posenc.formulas.alibi_slopes(8)[0]
+    np.testing.assert_allclose(fine.z, -slope * np.abs(fine.x[None] - fine.y[:, None]), rtol=1e-6)
+    assert not page.draw(page.complete({"length": "512"}), EN, coarse=True).finer
+
+
+def test_compare_keeps_the_schemes_that_can_be_drawn():
+    view = draw("compare", a="learned:max_len=64", b="alibi", c="", length=100)
+    assert len(view.notes) == 1 and "max_len=64" in view.notes[0]
+    assert list(view.panels()[0].series) == ["alibi"]
+
+
+@pytest.mark.parametrize("name", [n for n in posenc.names() if n != "learned"])
+def test_own_memory_is_that_of_the_plan(name):
+    subject = numbers.subject(name)
+    if subject.absolute:
+        return
+    plan = subject.plan(posenc.Where(33))
+    tensors = [t for _, t in plan.tensors()]
+    if plan.rotate is not None:
+        tensors += [*plan.rotate.k]
+    assert compare.own_memory(subject, 33) == sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_the_sentence_s_code_makes_the_drawn_attention(name):
+    view = draw("sentence", scheme=name, head=1, causal="true", text="a b c a d", first=0, second=2)
+    before = view.figures[2].panels[0]
+    np.testing.assert_allclose(before.z, run(view.code)["attention"][1].detach(), atol=1e-6)
+    assert np.all(before.z[np.triu_indices(5, 1)] == 0)
+    shown = {p.title: p.z for p in view.figures[0].panels}
+    np.testing.assert_allclose(shown[name], before.z)
+    total, *terms = (p.z for p in view.figures[1].panels)
+    np.testing.assert_allclose(np.sum(terms, axis=0), total, atol=1e-6)
+
+
+def test_equivariance_is_what_the_sentence_says():
+    def said(**given):
+        return draw("sentence", text="to be or not to be", first=0, second=3, **given).notes[-1]
+
+    assert said(scheme="none") == EN("swap nothing", name="none", one="to", other="not")
+    assert "it notices order" in said(scheme="alibi")
+    for relative in ("t5", "rope", "alibi", "shaw", "transformer_xl", "deberta"):
+        assert "changes nothing" in said(scheme=relative, change="shift", shift=300), relative
+    for absolute in ("sinusoidal", "learned"):
+        assert "the place itself counts" in said(scheme=absolute, change="shift", shift=300), absolute
+
+
+def test_extend_draws_the_scaling_s_own_wavelengths_and_its_config_reads_back():
+    for kind in ("linear", "ntk", "dynamic", "yarn", "llama3", "proportional"):
+        view = draw("extend", scaling=kind, target=32768)
+        names = run(view.code)
+        drawn = list(view.panels()[0].series.values())[-1]
+        np.testing.assert_allclose(drawn, names["wavelengths"], rtol=1e-12)
+        shown = json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
+        again = posenc.scaling.from_config(shown)
+        if kind != "ntk":  # written as another base, which is what it is
+            assert again == names["scaling"], kind
+    assert "1.1386" in draw("extend", scaling="yarn", target=16384).html
+
+
+def test_extend_shows_which_phases_training_never_saw():
+    plain, linear = draw("extend", scaling="linear", target=16384).figures[1].panels
+    slow = numbers.wavelengths(128, 10000.0) > 4096
+    assert plain.z[slow.numpy()].any(axis=1).all() and not plain.z[~slow.numpy()].any()
+    assert not linear.z[:, :-1].any()  # interpolation stays inside what was seen
+
+
+def test_extend_reads_a_pasted_configuration():
+    text = json.dumps(
+        {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 8192, "rope_theta": 500000.0}
+    )
+    assert extend.from_json(text) == (128, 500000.0, 8192, "none")
+    for wrong, words in (("{", "not JSON"), ("[1]", "object"), ("x" * 200_000, "characters")):
+        with pytest.raises(ValueError, match=words):
+            extend.from_json(wrong)
+
+
+def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no run here yet"):
+        draw("results")
+    with pytest.raises(ValueError, match="not a run"):
+        draw("results", run=tmp_path)
+    folder = tmp_path / "out" / "first"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<h1>hello</h1>")
+    assert results.runs() == ["out/first"]
+    view = draw("results", run="out/first")
+    assert "<iframe" in view.html and "sandbox" in view.html
+    (folder / "results.json").write_text("not json")
+    assert "cannot be read" in draw("results", run="out/first").notes[0]
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "key, given, words",
+    [
+        ("gallery", {"scheme": "t6"}, "unknown"),
+        ("compare", {"a": "", "b": "", "c": ""}, "at least one"),
+        ("compare", {"a": "t5:buckets=7", "b": "", "c": ""}, "buckets"),
+        ("compare", {"a": "t5:shoes=7", "b": "", "c": ""}, "no option 'shoes'"),
+        ("compare", {"a": "t5:buckets=many", "b": "", "c": ""}, "buckets"),
+        ("compare", {"length": "-3"}, "whole number from 2"),
+        ("compare", {"length": "1e9"}, "whole number"),
+        ("compare", {"length": "nan"}, "whole number"),
+        ("compare", {"length": "long"}, "not a number"),
+        ("sentence", {"text": ""}, "no words"),
+        ("sentence", {"text": " \n\t​"}, "no words"),
+        ("sentence", {"text": "x" * 1_000_000}, "1,000,000 characters"),
+        ("sentence", {"first": "99"}, "numbered 0 to 10"),
+        ("sentence", {"strength": "9"}, "between 0 and 2"),
+        ("extend", {"head_dim": "7"}, "even"),
+        ("extend", {"base": "-1"}, "between"),
+        ("extend", {"scaling": "magic"}, "unknown"),
+        ("extend", {"scaling": "longrope"}, "give 64 numbers"),
+        ("extend", {"scaling": "longrope", "factors": "a, b"}, "must be numbers"),
+        ("results", {"run": "/etc"}, "not a run"),
+        ("results", {"run": "\0"}, "not a run"),
+    ],
+)
+def test_bad_input_gets_a_sentence(key, given, words):
+    with pytest.raises(ValueError, match=words):
+        draw(key, **given)
+
+
+@pytest.mark.parametrize(
+    "text, tokens",
+    [
+        ("the cat's mat.", ["the", "cat", "'", "s", "mat", "."]),
+        ("我爱你", ["我", "爱", "你"]),
+        ("GPT-4写作", ["GPT", "-", "4", "写", "作"]),
+        ("مرحبا بالعالم", ["مرحبا", "بالعالم"]),
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),
+        ("hi 👩‍👩‍👧!", ["hi", "👩‍👩‍👧!"]),
+        ("é vs é", ["é", "vs", "é"]),
+    ],
+)
+def test_any_script_is_split_into_tokens(text, tokens):
+    assert sentence.split(text) == tokens
+    view = draw("sentence", text=text, first=0, second=1)
+    json.loads(as_json(plotly(view.figures[2].panels)))
+
+
+def test_strange_text_is_drawn_and_cannot_become_markup():
+    view = draw("sentence", text='<img src=x onerror="alert(1)"> & \ud800 ‮evil', first=0, second=1)
+    assert "<img" not in view.html
+    assert "<img" not in as_json(plotly(view.figures[2].panels))
+
+
+# ---- links, languages, options -----------------------------------------------------------------------------------
+def test_a_link_restores_its_state():
+    page = frame.PAGES["compare"]
+    wanted = page.complete({"a": "t5:buckets=16,causal=true", "b": "rope:base=500000.0", "c": "", "length": "96"})
+    query = state.link("compare", wanted, page.defaults)
+    assert query.startswith("?view=compare&a=t5:buckets=16,causal=true&")
+    assert page.complete(state.read(query)) == wanted
+    odd = {"text": "a&b=c #d 你好 \"'<>", "scheme": "t5"}
+    assert state.read(state.link("sentence", odd)) == {"view": "sentence", **odd}
+    with pytest.raises(ValueError, match="characters long"):
+        state.read("?text=" + "x" * 30_000)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_controls_are_made_from_the_options_and_give_the_same_word_back(name):
+    placed, shapes = compare._placed(name), compare._shape(name)
+    found = [option for option in placed if option is not None]
+    assert found == [o for kind in ("slider", "switch", "choice") for o in options_of(name) if o.kind == kind]
+    values = [shape.get("value", False) for shape in shapes]
+    slot = object.__new__(compare._Slot)
+    assert slot.read((name, *values)) == name
+    for place, option in enumerate(placed):
+        if option is not None and option.kind == "slider":
+            changed = list(values)
+            changed[place] = option.high
+            word = slot.read((name, *changed))
+            assert state.scheme(word) == (
+                name,
+                {option.name: option.value(option.high)} if option.high != option.default else {},
+            )
+
+
+def test_both_languages_say_everything():
+    assert set(FIGURES_ZH) >= set(ENGLISH.table)
+    for key, (english, chinese) in TEXTS.items():
+        fields = [set(re.findall(r"{(\w+)", text)) for text in (english, chinese)]
+        assert english and chinese and fields[0] == fields[1], key
+    for key, english in ENGLISH.table.items():
+        assert set(re.findall(r"{(\w+)", english)) == set(re.findall(r"{(\w+)", FIGURES_ZH[key])), key
+
+
+def test_every_word_that_the_code_asks_for_is_in_the_tables():
+    asked = set()
+    for path in [*SOURCE.glob("*.py"), *(SOURCE.parent / "plot").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "words":
+                asked |= {a.value for a in node.args[:1] if isinstance(a, ast.Constant)}
+    missing = {key for key in asked if key not in EN.table or key not in ZH.table}
+    assert len(asked) > 60 and not missing
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_scheme_is_described_in_both_languages(name):
+    for language in ("en", "zh"):
+        assert all(about.about(name, language))
+
+
+def test_pages_in_chinese_have_chinese_titles():
+    for key in ("gallery", "compare", "sentence", "extend"):
+        titles = [p.title + p.x_label + p.y_label for p in draw(key, ZH).panels()]
+        assert all(re.search(r"[\u4e00-\u9fff]", title) for title in titles), titles
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+def unpack(packed):
+    values = np.frombuffer(base64.b64decode(packed["bdata"]), dtype=np.float32)
+    return values.reshape([int(n) for n in packed["shape"].split(",")]) if "shape" in packed else values
+
+
+def test_plotly_figures_hold_the_panels_numbers_titles_and_axes():
+    lines = Lines(
+        "see < this", np.arange(3), {"one": np.array([1.0, np.inf, 3.0]), "two": np.zeros(3)}, "x", "y", log_x=True
+    )
+    heat = Heat("that", np.arange(2), np.arange(3), np.arange(6.0).reshape(3, 2), "j", "i", "unit")
+    figure = json.loads(as_json(plotly([lines, heat])))
+    one, two, picture = figure["data"]
+    np.testing.assert_array_equal(unpack(one["y"]), np.array([1.0, np.nan, 3.0], dtype=np.float32))
+    np.testing.assert_array_equal(unpack(picture["z"]), heat.z)
+    assert [a["text"] for a in figure["layout"]["annotations"]] == ["see &lt; this", "that"]
+    assert figure["layout"]["xaxis"]["title"]["text"] == "x" and figure["layout"]["xaxis"]["type"] == "log"
+    assert figure["layout"]["yaxis2"]["title"]["text"] == "i" and figure["layout"]["yaxis2"]["autorange"] == "reversed"
+    assert one["line"]["color"] != two["line"]["color"] and one["line"]["dash"] != two["line"]["dash"]
+
+
+def test_drawing_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    for key in ("gallery", "compare", "sentence"):
+        draw(key)
+    assert torch.equal(torch.get_rng_state(), before)
