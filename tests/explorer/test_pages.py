@@ -93,7 +93,7 @@ def test_own_memory_is_that_of_the_plan(name):
     plan = subject.plan(posenc.Where(33))
     tensors = [t for _, t in plan.tensors()]
     if plan.rotate is not None:
-        tensors += [*plan.rotate.k]
+        tensors += [*plan.rotate.k, *(plan.rotate.q if plan.rotate.q is not plan.rotate.k else ())]
     assert compare.own_memory(subject, 33) == sum(t.numel() * t.element_size() for t in tensors)
 
 

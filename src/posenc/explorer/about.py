@@ -34,6 +34,8 @@ WHEN = {
     "xlnet": "To load XLNet, or when two text segments must be told apart inside attention.",
     "deberta": "For encoders that must understand sentences: position meets content in both directions.",
     "rope": "The default for decoders: no parameters, nothing but q and k changes, and many ways to extend it.",
+    "mrope": "For images and video among text: time, row and column each turn their own share of the pairs.",
+    "xpos": "For decoders that should forget smoothly: rotation with a decay over distance.",
     "relative_logits": "For rotary-free decoders in which each token decides how distance counts.",
     "alibi": "To train short and test long, when nearby tokens matter most.",
 }
@@ -48,6 +50,8 @@ CHINESE = {
     "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_len", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
     "deberta": About("", "", "2k × d_model + 投影", "是：超过最后一个桶的距离共用一行", "需要理解句子的编码器：位置与内容双向相互作用。"),
     "rope": About("", "", "无", "否；配合缩放（线性、NTK、动态 NTK 等）可以", "解码器的默认选择：没有参数，只改变 q 和 k，且有多种扩展方法。"),
+    "mrope": About("", "", "无", "同 RoPE", "文本中夹有图像和视频时：时间、行、列各自转动一部分通道对。"),
+    "xpos": About("", "", "无", "是：随距离衰减", "希望平滑遗忘的解码器：旋转加上随距离的衰减。"),
     "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × extent", "是：超出 extent 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
     "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
 }  # fmt: skip
