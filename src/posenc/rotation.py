@@ -52,7 +52,17 @@ class Rotation:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype."""
+    """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype.
+
+    Every rotation of the library goes through here. Compiled code gets the formula, which fuses into one pass; eager
+    code on a CPU gets it block by block, so that what is read twice is read from the cache.
+    """
+    if _eager_on_cpu(x, cos, sin):
+        return _Blockwise.apply(x, cos, sin, layout)
+    return _formula(x, cos, sin, layout)
+
+
+def _formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
@@ -65,3 +75,66 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         out = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
     out = out.to(x.dtype)
     return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)
+
+
+def _eager_on_cpu(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if (
+        x.device.type != "cpu"
+        or x.numel() < SMALL
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return False
+    return not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+
+
+class _Blockwise(torch.autograd.Function):
+    """The formula in blocks of rows. Its gradient is the rotation back (times the same magnitude)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
+        ctx.layout = layout
+        precision = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
+        width = 2 * cos.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out[..., width:] = x[..., width:]
+        rows = max(BLOCK // max(x.shape[0] * x.shape[1] * width, 1), 8)
+        for start in range(0, x.shape[2] if width else 0, rows):
+            block = slice(start, start + rows)
+            _turn_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return rotate(grad, cos, -sin, ctx.layout), None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, *rest):  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return rotate(tangent, cos, sin, ctx.layout)
+
+
+SMALL = 2**16
+"""Numbers below which the formula's few calls cost less than the blocks' bookkeeping."""
+BLOCK = 2**19
+"""Numbers in a block: a few megabytes, which the cores' caches hold."""
+
+
+def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+    """Write x [B, H, rows, R], turned, into out of the same shape."""
+    result = out if out.dtype == cos.dtype else torch.empty(out.shape, dtype=cos.dtype)
+    x = x.to(cos.dtype)
+    if layout == "half":
+        (a, b), (left, right) = x.chunk(2, dim=-1), result.chunk(2, dim=-1)
+        torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
+        torch.mul(a, sin, out=right).addcmul_(b, cos)
+    else:  # neighbours are the two parts of a complex number
+        x = x if x.stride(-1) == 1 and not any(step % 2 for step in x.stride()[:-1]) else x.contiguous()
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+        result.copy_(torch.view_as_real(turned).flatten(-2))
+    if result is not out:
+        out.copy_(result)
