@@ -74,7 +74,7 @@ def test_what_both_sides_share_imports_neither():
     assert not {m for m in loaded if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
 
 
-APPLICATIONS = ("hf", "lab", "explorer", "plot", "bench")
+APPLICATIONS = ("hf", "lab", "explorer", "plot", "bench", "rope_diff")
 
 
 def test_the_core_imports_no_application_and_no_application_an_engine():

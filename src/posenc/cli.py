@@ -34,7 +34,9 @@ COMMANDS: dict[str, Command] = {
         "lab.cli:compare", "train small models that differ in their encoding and say which to use", "lab"
     ),
     "report": Command("lab.cli:show_report", "build a comparison's report again, or set two side by side", "lab"),
-    "explore": Command("explorer.command:main", "look at every scheme in the browser, on this machine alone", "explorer"),
+    "explore": Command(
+        "explorer.command:main", "look at every scheme in the browser, on this machine alone", "explorer"
+    ),
 }
 
 # What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.

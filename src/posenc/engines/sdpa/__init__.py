@@ -23,6 +23,8 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
     if not fused(q, k) or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
+    # the fused kernel reads channels as neighbours in memory and does not look whether they are
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     terms, band = terms_of(q, plan, mask)
     scale = plan.scale_of(q.shape[3])
     assert isinstance(scale, float)
