@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, modeling_rope_utils
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import posenc
 from posenc import scaling
@@ -71,16 +74,42 @@ def test_frequencies_equal_transformers(name, total, wide):
     config = config_of(RECIPES[name])
     kind = RECIPES[name]["rope_type"]
     theirs, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=total)
-    for given in (
+    for source in (
         config,
         config.to_dict(),
         {**config.to_dict(), "rope_scaling": RECIPES[name], "rope_parameters": None},
     ):
-        rope = posenc.rotary.from_config(given)
+        rope = posenc.rotary.from_config(source)
         ours = torch.tensor(rope.frequencies(total), dtype=torch.float64)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0.0)
         assert rope.attention_factor == pytest.approx(magnitude, rel=1e-12)
     assert {recipe["rope_type"] for recipe in RECIPES.values() if recipe} == set(ROPE_INIT_FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_rotated_queries_and_keys_equal_transformers(name):
+    config = config_of(RECIPES[name])
+    if name == "dynamic":
+        config.max_position_embeddings = 8
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 2, 11, 32)
+    cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(11)[None])
+    theirs = apply_rotary_pos_emb(q, k, cos, sin)
+    rotation = posenc.rotary.from_config(config).rotation(posenc.Where(11))
+    torch.testing.assert_close(rotation.queries(q), theirs[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rotation.keys(k), theirs[1], atol=1e-6, rtol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shift=st.integers(-(2**20), 2**20), name=st.sampled_from([n for n in RECIPES if "long" not in n and n != "dynamic"])
+)
+def test_only_differences_of_positions_matter(shift, name):
+    rope = posenc.rotary.from_config(config_of(RECIPES[name])).double()
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 7, 32, generator=generator, dtype=torch.float64)
+    there = posenc.scores(q, k, rope.plan(posenc.Where((shift, 7))))
+    torch.testing.assert_close(there, posenc.scores(q, k, rope.plan(posenc.Where(7))), atol=1e-11, rtol=1e-11)
 
 
 def test_partial_rotary_uses_the_rotated_width(wide):
