@@ -1,4 +1,4 @@
-"""Layer: what every swapped attention layer can do.
+"""Part and Layer: what every swapped attention layer can do.
 
 A swap changes the class of one module to a subclass of its own, with the same parameters, buffers and hooks; nothing
 is copied, so state_dict, deepcopy, pickle and training go on as before, and changing the class back undoes it.
@@ -17,24 +17,29 @@ from .. import Plan, attend
 logger = logging.getLogger("posenc.hf")
 
 
-class Layer(nn.Module):
-    """Base of the swapped layers. `original` is the class it stands in for."""
+class Part(nn.Module):
+    """Base of everything that is swapped. `original` is the class it stands in for."""
 
     original: type[nn.Module]
-    scheme: str
-    posenc_engine = "auto"
 
     if TYPE_CHECKING:  # the attributes are transformers'
 
         def __getattr__(self, name: str) -> Any: ...
 
     @staticmethod
-    def refuses(module: nn.Module) -> str | None:
+    def refuses(module: Any) -> str | None:
         """Why this module cannot be swapped, or None."""
         return None
 
     def posenc_prepare(self) -> None:
         """Keep what does not change from call to call, in attributes named posenc_*; `restore` takes them away."""
+
+
+class Layer(Part):
+    """An attention layer."""
+
+    scheme: str
+    posenc_engine = "auto"
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""

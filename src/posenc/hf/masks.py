@@ -51,10 +51,14 @@ def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
 def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     """Whether this call asks for the attention weights, which only the original layers keep."""
     asked = kwargs.get("output_attentions")
-    if getattr(module.config, "output_attentions", False) if asked is None else asked:
-        say("output_attentions=True: this call runs the original attention, with its dense scores")
-        return True
-    return False
+    wanted = bool(getattr(module.config, "output_attentions", False) if asked is None else asked)
+    if wanted:
+        say_dense()
+    return wanted
+
+
+def say_dense() -> None:
+    say("output_attentions=True: this call runs the original attention, with its dense scores")
 
 
 def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from torch import nn
 
 from .. import ENGINES, engine_for
 from . import versions
-from .layer import Layer, say
+from .layer import Layer, Part, say
 
 FAMILIES = {
     "t5": "t5", "mt5": "t5", "umt5": "t5",
+    "deberta": "deberta", "deberta_v2": "deberta",
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
 
@@ -48,7 +49,7 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
     found = _survey(model)
     if found.refused:
         raise UnsupportedModel("nothing was changed, because " + "; ".join(found.refused))
-    if not found.layers and not any(isinstance(module, Layer) for module in model.modules()):
+    if not found.parts and not any(isinstance(module, Part) for module in model.modules()):
         kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
         if kind not in ABSOLUTE:
             raise UnsupportedModel(
@@ -56,8 +57,8 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
                 f"{', '.join(sorted(FAMILIES))}, passes absolute models through, and extends rotary ones (posenc.hf.extend)"
             )
         say(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
-    for module, layer in found.layers:
-        module.__class__ = layer
+    for module, part in found.parts:
+        module.__class__ = part
         module.posenc_prepare()
     for module, hook in found.hooks:
         module.__dict__["posenc_hook"] = module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -74,7 +75,7 @@ def restore(model: nn.Module) -> nn.Module:
             module.__dict__["posenc_hook"].remove()
         for name in [name for name in module.__dict__ if name.startswith("posenc_")]:
             del module.__dict__[name]
-        if isinstance(module, Layer):
+        if isinstance(module, Part):
             module.__class__ = module.original  # type: ignore[assignment]
     return model
 
@@ -115,7 +116,7 @@ def report(model: nn.Module, *, length: int = 512) -> Report:
 
 @dataclass
 class _Found:
-    layers: list[tuple[nn.Module, type[Layer]]] = field(default_factory=list)
+    parts: list[tuple[nn.Module, type[Part]]] = field(default_factory=list)
     hooks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -125,16 +126,16 @@ def _survey(model: nn.Module) -> _Found:
     found = _Found()
     for name, module in model.named_modules():
         for family in _families(module):
-            for layer in family.LAYERS:
-                if type(module) is layer.original:
-                    reason = layer.refuses(module)
+            for part in family.PARTS:
+                if type(module) is part.original:
+                    reason = part.refuses(module)
                     if reason is None:
-                        found.layers.append((module, layer))
+                        found.parts.append((module, part))
                     else:
                         found.refused.append(f"{name} ({type(module).__name__}) {reason}")
-                elif isinstance(module, layer.original) and not isinstance(module, Layer):
+                elif isinstance(module, part.original) and not isinstance(module, Part):
                     found.refused.append(
-                        f"{name} is a {type(module).__name__}, a subclass of {layer.original.__name__} "
+                        f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"
                     )
             hook = family.HOOKS.get(type(module))

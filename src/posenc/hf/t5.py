@@ -133,7 +133,7 @@ def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-LAYERS = (T5Attention, MT5Attention, UMT5Attention)
+PARTS = (T5Attention, MT5Attention, UMT5Attention)
 HOOKS = {
     modeling_t5.T5Stack: before_stack,
     modeling_mt5.MT5Stack: before_stack,

@@ -1,0 +1,195 @@
+"""DeBERTa v1, v2 and v3: content against position, both ways.
+
+    s = [ q_i·k_j + q_i·K_r[δ(i-j)] + k_j·Q_r[δ(i-j)] ] / sqrt(t d)        t = 1 + number of terms
+
+K_r and Q_r are the shared table through projections: the layer's own for positions, or (v2, v3: share_att_key) those
+of its keys and queries. The encoders build a [B, 1, L, L] mask and an [1, L, L] distance matrix; here they do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+from .. import Index, Lookup, Plan, Where, index
+from . import masks
+from .layer import Layer, Part, split
+
+TERMS = {"c2p", "p2c"}
+
+
+class Disentangled(Layer):
+    """What v1 and v2 share."""
+
+    scheme = "deberta"
+
+    @staticmethod
+    def refuses(module: Any) -> str | None:
+        unknown = set(module.pos_att_type) - TERMS
+        if unknown:
+            return f"has the position term {', '.join(sorted(unknown))}; only c2p and p2c are known"
+        if getattr(module, "talking_head", False):
+            return "mixes the heads' scores (talking_head=True), which needs all of them at once"
+        if module.relative_attention:
+            try:
+                _index(module)
+            except ValueError as error:
+                return f"has distances that posenc cannot index: {error}"
+        return None
+
+    def posenc_prepare(self) -> None:
+        self.posenc_index = _index(self) if self.relative_attention else None
+
+    def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
+        where, terms = Where(length), self.pos_att_type
+        scale = (self.attention_head_size * (1 + len(terms))) ** -0.5
+        if table is None or not self.relative_attention or not terms:
+            return Plan(where, scale=scale)
+        table, rows = self.posenc_rows(self.pos_dropout(table), length)
+        key, query = self.posenc_projections()
+        lookup = Lookup(
+            rows,
+            dot_query=self.posenc_heads(key(table)) if "c2p" in terms else None,
+            dot_key=self.posenc_heads(query(table)) if "p2c" in terms else None,
+        )
+        return Plan(where, lookups=(lookup,), scale=scale)
+
+    def posenc_rows(self, table: Tensor, length: int) -> tuple[Tensor, Index]:
+        """The table's rows that a length needs, and their index."""
+        return table[: self.posenc_index.n], self.posenc_index
+
+    def posenc_projections(self):
+        """The modules that turn the table into K_r and into Q_r."""
+        raise NotImplementedError
+
+    def posenc_heads(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (self.num_attention_heads, -1)).transpose(0, 1)
+
+    def posenc_projected(self, hidden_states: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        weight = (self.in_proj if hasattr(self, "in_proj") else self.query_proj).weight
+        table = None
+        if self.relative_attention:
+            table = weight.new_zeros(2 * self.max_relative_positions, weight.shape[1])
+        plan = self.posenc_plan(length, table)
+        return self.num_attention_heads, self.attention_head_size, plan, {}
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask,
+        output_attentions=False,
+        query_states=None,
+        relative_pos=None,
+        rel_embeddings=None,
+    ):
+        if output_attentions or relative_pos is not None:
+            if output_attentions:
+                masks.say_dense()
+            return super().forward(
+                hidden_states,
+                _dense(attention_mask, hidden_states.shape[1]),
+                output_attentions,
+                query_states=query_states,
+                relative_pos=self.posenc_distances(hidden_states) if relative_pos is None else relative_pos,
+                rel_embeddings=rel_embeddings,
+            )
+        q, k, v = self.posenc_projected(hidden_states, query_states)
+        plan = self.posenc_plan(k.shape[2], rel_embeddings)
+        seen = masks.seen(_boolean(attention_mask), q.shape[2], causal=False)
+        return self.posenc_run(q, k, v, plan, seen, self.dropout.p), None
+
+    def posenc_distances(self, states: Tensor) -> Tensor | None:
+        """The distances as the original's own function makes them."""
+        raise NotImplementedError
+
+
+class DebertaSelfAttention(Disentangled, modeling_deberta.DisentangledSelfAttention):
+    original = modeling_deberta.DisentangledSelfAttention
+
+    def posenc_projected(self, hidden_states, query_states):
+        # in_proj holds [q, k, v] for each head in turn
+        shape = (self.num_attention_heads, 3, self.attention_head_size)
+        q, k, v = self.in_proj(hidden_states).unflatten(-1, shape).permute(3, 0, 2, 1, 4)
+        if query_states is not None:
+            q = self.in_proj(query_states).unflatten(-1, shape).permute(3, 0, 2, 1, 4)[0]
+        head = (self.num_attention_heads, 1, self.attention_head_size)
+        return q + self.q_bias.view(head), k, v + self.v_bias.view(head)
+
+    def posenc_rows(self, table, length):
+        most = self.max_relative_positions
+        span = min(length, most)
+        if span == most:
+            return table, self.posenc_index
+        return table[most - span : most + span], Index(-span + 1, span - 1, tuple(range(2 * span - 1, 0, -1)), 2 * span)
+
+    def posenc_projections(self):
+        return getattr(self, "pos_proj", None), getattr(self, "pos_q_proj", None)
+
+    def posenc_distances(self, states):
+        return modeling_deberta.build_relative_position(states, states) if self.relative_attention else None
+
+
+class DebertaV2SelfAttention(Disentangled, modeling_deberta_v2.DisentangledSelfAttention):
+    original = modeling_deberta_v2.DisentangledSelfAttention
+
+    def posenc_projected(self, hidden_states, query_states):
+        size = self.attention_head_size
+        q = split(self.query_proj(hidden_states if query_states is None else query_states), size)
+        return q, split(self.key_proj(hidden_states), size), split(self.value_proj(hidden_states), size)
+
+    def posenc_projections(self):
+        if self.share_att_key:
+            return self.key_proj, self.query_proj
+        return getattr(self, "pos_key_proj", None), getattr(self, "pos_query_proj", None)
+
+    def posenc_distances(self, states):
+        return None  # the original makes them itself
+
+
+class _Encoder(Part):
+    """An encoder that builds neither the mask nor the distances."""
+
+    def get_attention_mask(self, attention_mask):
+        if attention_mask.dim() > 2:
+            return super().get_attention_mask(attention_mask)  # type: ignore[misc]
+        return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device)
+
+    def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
+        return relative_pos
+
+
+class DebertaEncoder(_Encoder, modeling_deberta.DebertaEncoder):
+    original = modeling_deberta.DebertaEncoder
+
+
+class DebertaV2Encoder(_Encoder, modeling_deberta_v2.DebertaV2Encoder):
+    original = modeling_deberta_v2.DebertaV2Encoder
+
+
+def _index(module: Any) -> Index:
+    most = module.max_relative_positions
+    buckets = getattr(module, "position_buckets", -1)
+    return index.deberta_buckets(buckets if buckets > 0 else most, most)
+
+
+def _boolean(mask: Tensor | None) -> Tensor | None:
+    """Masks of the user's own hold ones and zeros of any type here."""
+    return mask if mask is None or masks.is_compact(mask) else mask.bool()
+
+
+def _dense(mask: Tensor, length: int) -> Tensor:
+    """The compact mask as the original's: a padded query sees nothing."""
+    if not masks.is_compact(mask):
+        return mask
+    return (mask * mask.transpose(-1, -2)).expand(-1, 1, length, length).to(torch.int64)
+
+
+PARTS = (DebertaSelfAttention, DebertaV2SelfAttention, DebertaEncoder, DebertaV2Encoder)
+HOOKS: dict[type[nn.Module], Any] = {}
