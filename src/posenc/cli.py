@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "explore": Command(
         "explorer.command:main", "look at every scheme in the browser, on this machine alone", "explorer"
     ),
+    "claims": Command("lab.claims:main", "what textbooks say about positional encodings, put on trial", "lab"),
 }
 
 # What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.

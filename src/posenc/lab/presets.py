@@ -166,6 +166,8 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
         if missing:
             raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
         made.append(TaskSettings(**{k: _checked(name, known[k], v) for k, v in given.items()}))
+    if len({t.task for t in made}) < len(made):
+        raise LabError(f"preset {name} has a task twice; give each its own preset")
     experiment = Experiment(
         name=name,
         title=str(content.get("title", name)),

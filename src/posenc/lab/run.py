@@ -49,15 +49,30 @@ def compare(
             work.do(cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds)
         return results.collect(experiment, cells, store, {})
     with store.alone():
-        about = {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {}
-        results.begin(experiment, store, about)
+        results.begin(
+            experiment,
+            store,
+            {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {},
+        )
         left = _missing(cells, store, team)
-        if left:
-            with progress.start(left, len(cells) - len(left), store) as shown:
-                _work_through(left, store, words, jobs, on, team, checkpoint_seconds, shown.see)
+        _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
         found = results.read(out)
         report.save(found, store.root)
     return found
+
+
+def complete(
+    experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None
+) -> Results:
+    """The same without a report: the cells that are missing in a folder, and the results of this experiment."""
+    experiment.check()
+    words = corpus.read(text) if experiment.needs_text else None
+    cells = experiment.cells(words.digest if words else "")
+    store = Store(out)
+    with store.alone():
+        left = _missing(cells, store, ALONE)
+        _work_through(left, len(cells), store, words, jobs, "here", ALONE, CHECKPOINT_SECONDS)
+    return results.collect(experiment, cells, store, {})
 
 
 def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
@@ -68,6 +83,22 @@ def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
 
 
 def _work_through(
+    left: list[Cell],
+    number: int,
+    store: Store,
+    words: Corpus | None,
+    jobs: int | None,
+    on: str,
+    team: Team,
+    checkpoint_seconds: float,
+) -> None:
+    """Do what is left of `number` cells, and show it."""
+    if left:
+        with progress.start(left, number - len(left), store) as shown:
+            _spread(left, store, words, jobs, on, team, checkpoint_seconds, shown.see)
+
+
+def _spread(
     left: list[Cell],
     store: Store,
     words: Corpus | None,

@@ -1,0 +1,309 @@
+"""Claims on trial: what textbooks say about positional encodings, what is measured, and the verdict.
+
+Some claims are arithmetic and are checked on the spot; the others are read off small trained models, the text models
+of the `quick` preset (in the same folder, so that nothing is trained twice) and a few encoders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import posenc
+
+from . import corpus, presets, run, train, words
+from .corpus import Corpus
+from .model import Transformer
+from .results import Mean, Results
+from .store import Store, write
+
+TEXT = ("none", "sinusoidal", "learned", "shaw", "shaw:k=2", "clipped", "t5", "t5:max_distance=32", "alibi", "rope")
+EXTENDED = ("rope+linear:4", "rope+ntk:8", "rope+dynamic", "rope+yarn:4,beta_fast=4")
+CLEARLY = 0.05  # nats
+
+
+class Finding(NamedTuple):
+    evidence: str
+    verdict: str  # true, false, partly
+    why: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the trained claims read."""
+
+    text: Results
+    neighbour: Results
+    store: Store
+    corpus: Corpus
+
+    def task(self) -> dict[str, Any]:
+        return self.text.tasks()[0]
+
+    def loss(self, scheme: str, times: int) -> float:
+        """The loss at a multiple of the training length; infinite where the scheme cannot run."""
+        task = self.task()
+        point = self.text.point(task, scheme, times * task["train"], "loss")
+        return point.value if isinstance(point, Mean) else math.inf
+
+    def change(self, scheme: str, times: int = 4) -> float:
+        return self.loss(scheme, times) - self.loss(scheme, 1)
+
+    def moved(self, *schemes: str, times: int = 4) -> str:
+        return ", ".join(f"{s} {self.loss(s, 1):.2f} → {self.loss(s, times):.2f}" for s in schemes)
+
+
+# ---- arithmetic ---------------------------------------------------------------------------------------------------
+def order_needs_positions(_: Measured) -> Finding:
+    """dog bites man (0 1 2) and man bites dog (2 1 0): the states, put back in order, are they the same?"""
+    order = [2, 1, 0]
+
+    def difference(scheme: str, causal: bool) -> float:
+        model = Transformer(scheme, vocabulary=3, width=32, heads=2, layers=2, causal=causal, longest=3)
+        with torch.no_grad():
+            one, other = model(torch.tensor([[0, 1, 2], order]))
+        return float((one[order] - other).abs().max())
+
+    none, masked, sinusoidal = difference("none", False), difference("none", True), difference("sinusoidal", False)
+    return Finding(
+        f"largest difference between the two sentences' states: {none:.0e} without positions, {sinusoidal:.2f} with "
+        f"sinusoidal ones; {masked:.2f} without positions under a causal mask",
+        "true" if none < 1e-5 < min(masked, sinusoidal) else "false",
+        "for an encoder; a causal mask alone already tells the order",
+    )
+
+
+def learned_stop(_: Measured) -> Finding:
+    scheme = posenc.create("learned", d_model=8, max_len=16)
+    scheme.embed(torch.zeros(1, 16, 8), posenc.Where(16))
+    try:
+        scheme.embed(torch.zeros(1, 17, 8), posenc.Where(17))
+        said = None
+    except ValueError as error:
+        said = str(error)
+    return Finding(
+        f"at 17 tokens: “{said}”" if said else "17 tokens ran on a table of 16",
+        "true" if said else "false",
+        "there is no row for them; interpolating the table makes another model",
+    )
+
+
+def rope_sees_distance_only(_: Measured) -> Finding:
+    scheme = posenc.create("rope", head_dim=64)
+    q, k = torch.randn(2, 1, 1, 32, 64, generator=torch.Generator().manual_seed(0))
+    scores = [posenc.scores(q, k, scheme.plan(posenc.Where((s, 32)))) for s in (0, 1000, 1_000_000)]
+    apart = [float((scores[0] - other).abs().max()) for other in scores[1:]]
+    size = float(scores[0].abs().max())
+    return Finding(
+        f"scores of size {size:.1f} moved by 1000 and by 1000000 positions change by {apart[0]:.0e} and {apart[1]:.0e}",
+        "true" if max(apart) < 1e-4 * size else "false",
+        "given exact phases: computed in bfloat16, positions past 256 would merge",
+    )
+
+
+def t5_near_is_exact(_: Measured) -> Finding:
+    exact = {}
+    for causal in (True, False):
+        scheme = posenc.create("t5", heads=1, causal=causal)
+        index = scheme.index
+        rows = [index.rows[max(index.lo, -distance) - index.lo] for distance in range(200)]
+        exact[causal] = next(d for d in range(1, 200) if rows[d] == rows[d - 1]) - 1
+    return Finding(
+        f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "
+        "each side in a bidirectional one; all further ones share",
+        "true" if min(exact.values()) >= 7 else "false",
+        "near means a quarter or half of the buckets; a token 20 away has no place of its own",
+    )
+
+
+# ---- trained ------------------------------------------------------------------------------------------------------
+def sinusoidal_extrapolates(m: Measured) -> Finding:
+    return Finding(
+        f"text, trained at {m.task()['train']} bytes, loss at 1 × → 2 × and 4 ×: {m.moved('sinusoidal', times=2)}, "
+        f"{m.moved('sinusoidal')}",
+        "false" if m.change("sinusoidal") > CLEARLY else "true",
+        "it is defined at every position; the model has never seen the further ones",
+    )
+
+
+def relative_extrapolates(m: Measured) -> Finding:
+    relative = ("alibi", "clipped", "shaw", "t5:max_distance=32", "t5", "rope")
+    hold = [s for s in relative if m.change(s) <= CLEARLY]
+    lose = [s for s in relative if m.change(s) > CLEARLY]
+    verdict = "true" if not lose else "false" if not hold else "partly"
+    return Finding(
+        f"all see the distance only; loss at 1 × → 4 ×: {m.moved(*relative)}",
+        verdict,
+        f"{', '.join(hold) or 'none'} hold and {', '.join(lose) or 'none'} lose: what counts is that a distance never "
+        "seen in training acts like one that was",
+    )
+
+
+def rope_extrapolates(m: Measured) -> Finding:
+    return Finding(
+        f"loss at 1 × → 2 × and 4 ×: {m.moved('rope', times=2)}, {m.moved('rope')}",
+        "false" if m.change("rope") > CLEARLY else "true",
+        "angles that training never reached",
+    )
+
+
+def rope_extends(m: Measured) -> Finding:
+    """Linear interpolation, NTK and dynamic NTK against plain RoPE on the same weights, without fine-tuning."""
+    plain = m.loss("rope", 4)
+    better = [s for s in EXTENDED if m.loss(s, 4) < plain - CLEARLY]
+    whole = [s for s in EXTENDED if m.loss(s, 4) <= m.loss("rope", 1) + CLEARLY]
+    shown = ", ".join(f"{s} {m.loss(s, 1):.2f} → {m.loss(s, 4):.2f}" for s in EXTENDED)
+    verdict = "true" if len(better) == len(EXTENDED) else "false" if not better else "partly"
+    return Finding(
+        f"the same weights, no fine-tuning, loss at 1 × → 4 ×: {shown}; plain RoPE {m.loss('rope', 1):.2f} → {plain:.2f}",
+        verdict,
+        f"better than plain RoPE at 4 ×: {', '.join(better) or 'none'}; as good as at the training length: "
+        f"{', '.join(whole) or 'none'}. Fixed factors cost something at short lengths, dynamic NTK nothing",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half(posenc.scaling.Scaling):
+    """RoPE with one half of its pairs standing still: what do the others carry?"""
+
+    fast: bool
+
+    def frequencies(self, w, size, base, total=None):
+        middle = len(w) // 2
+        return tuple(x if (c < middle) == self.fast else 0.0 for c, x in enumerate(w))
+
+
+def fast_pairs_are_local(m: Measured) -> Finding:
+    length = m.task()["train"]
+    head_dim = m.task()["width"] // m.task()["heads"]
+    w = posenc.create("rope", head_dim=head_dim).frequencies()
+    turns = sum(x * length >= 2 * math.pi for x in w)
+    losses = {name: _text_loss(m, scaling) for name, scaling in (
+        ("all", None), ("fast", Half(fast=True)), ("slow", Half(fast=False)),
+    )}  # fmt: skip
+    return Finding(
+        f"wavelengths grow from {2 * math.pi / w[0]:.1f} to {2 * math.pi / w[-1]:.0f} tokens, {turns} of {len(w)} pairs "
+        f"turn once within {length} tokens; loss {losses['all']:.2f} with all pairs, {losses['fast']:.2f} with the fast "
+        f"half only, {losses['slow']:.2f} with the slow half only",
+        "true" if losses["fast"] < losses["slow"] else "partly",
+        "as a statement about wavelengths; at this length the slow pairs hardly turn, and what a model uses is learnt",
+    )
+
+
+def small_clip_is_enough(m: Measured) -> Finding:
+    scores: dict[str, dict[int, float]] = {}
+    for task in m.neighbour.tasks():
+        of = scores.setdefault(task["task"].split("=")[1], {})
+        for scheme in m.neighbour.schemes(task):
+            point = m.neighbour.point(task, scheme, task["train"], "accuracy")
+            of[int(scheme.split("=")[1])] = point.value if isinstance(point, Mean) else 0.0
+    near, far = scores["1"], scores["4"]
+    gap = m.loss("shaw:k=2", 1) - m.loss("shaw", 1)
+    shown = "; ".join(
+        f"{distance} places away: " + ", ".join(f"k={k} {value:.2f}" for k, value in sorted(of.items()))
+        for distance, of in sorted(scores.items())
+    )
+    small = near[1] > 0.9 and abs(gap) < 3 * CLEARLY
+    return Finding(
+        f"text, 3 layers: loss {m.loss('shaw:k=2', 1):.2f} with k=2, {m.loss('shaw', 1):.2f} with k=16. One layer that "
+        f"must name the symbol some places away, right answers: {shown}",
+        "partly" if small and far[2] < 0.9 else "true" if small else "false",
+        "one layer tells places apart up to k and no further; several layers add up, which is why text forgives a small k",
+    )
+
+
+def _text_loss(m: Measured, scaling) -> float:
+    """The trained rope model's loss at the training length, with another scaling."""
+    cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.scheme == "rope")
+    task = train.make_task(cell.training, m.corpus)
+    model = train.make_model(cell.training, task)
+    train.load_weights(model, cell.training, m.store)
+    for block in model.blocks:
+        attention: Any = block.attention
+        attention.position = posenc.create("rope", head_dim=attention.head_dim, scaling=scaling)
+    batch = task.windows(cell.training.train, 8192)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()))
+
+
+CLAIMS: tuple[tuple[str, Callable[[Measured], Finding]], ...] = (
+    ("Attention without positions cannot tell “dog bites man” from “man bites dog”.", order_needs_positions),
+    ("Learned positions stop at max_len.", learned_stop),
+    ("Sinusoidal positions extrapolate.", sinusoidal_extrapolates),
+    ("Relative encodings extrapolate, because only the distance matters.", relative_extrapolates),
+    ("RoPE's scores depend on the distance only.", rope_sees_distance_only),
+    ("RoPE extrapolates without help.", rope_extrapolates),
+    ("Linear interpolation, NTK and dynamic NTK extend RoPE.", rope_extends),
+    ("Low dimensions carry local order, high dimensions global order.", fast_pairs_are_local),
+    ("T5's buckets keep near distances exact.", t5_near_is_exact),
+    ("Shaw's clip at a small k is enough.", small_clip_is_enough),
+)
+
+
+def text_experiment() -> presets.Experiment:
+    """The text of quick, with the schemes that the claims speak of."""
+    quick = presets.load("quick")
+    text = presets.Experiment("claims", "claims", tuple(t for t in quick.tasks if t.task == "text"))
+    wanted = (*TEXT, *EXTENDED)
+    assert all(words.scheme(word).trained in TEXT for word in wanted)
+    return text.change(schemes=wanted)
+
+
+def measure(out: Path, *, text: str | None = None, jobs: int | None = None) -> list[dict[str, str]]:
+    """Train what is missing in the folder and put every claim on trial."""
+    measured = Measured(
+        run.complete(text_experiment(), out, text=text, jobs=jobs),
+        run.complete(presets.load("claims"), out, jobs=jobs),
+        Store(out),
+        corpus.read(text),
+    )
+    return [{"claim": said, **finding._asdict()} for said, finding in ((c, test(measured)) for c, test in CLAIMS)]
+
+
+def as_markdown(trials: list[dict[str, str]], about: str) -> str:
+    lines = ["| claim | measured | verdict |", "| --- | --- | --- |"]
+    for trial in trials:
+        lines.append(f"| {trial['claim']} | {trial['evidence']} | **{trial['verdict']}**: {trial['why']} |")
+    return "\n".join([*lines, "", about, ""])
+
+
+def as_text(trials: list[dict[str, str]]) -> str:
+    from .. import terminal
+
+    lines = []
+    for trial in trials:
+        lines += ["", terminal.bold(trial["claim"])]
+        lines += terminal.hanging("  measured  ", trial["evidence"])
+        lines += terminal.hanging(f"  {trial['verdict']:<8}  ", trial["why"])
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """posenc claims"""
+    parser = argparse.ArgumentParser(
+        prog="posenc claims", description="Put what textbooks say about positional encodings on trial."
+    )
+    parser.add_argument("--out", default="out/quick", help="the folder of the trained models (out/quick)")
+    parser.add_argument("--text", metavar="FILE", help="another text than the Python standard library's source")
+    parser.add_argument("--jobs", type=int, help="worker processes (one for each processor)")
+    given = parser.parse_args(arguments)
+    out = Path(given.out)
+    trials = measure(out, text=given.text, jobs=given.jobs)
+    task = asdict(text_experiment())["tasks"][0]
+    about = (
+        f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes for "
+        f"{task['steps']} steps of {task['batch']}, one seed; losses in nats per byte. `posenc claims` measures all of it again."
+    )
+    write(out / "claims.json", json.dumps(trials, indent=1).encode())
+    write(out / "claims.md", as_markdown(trials, about).encode())
+    print(as_text(trials))
+    print(f"\n{out / 'claims.md'}")
+    return 0
