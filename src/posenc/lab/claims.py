@@ -115,7 +115,7 @@ def t5_near_is_exact(_: Measured) -> Finding:
         scheme = posenc.create("t5", heads=1, causal=causal)
         index = scheme.index
         rows = [index.rows[max(index.lo, -distance) - index.lo] for distance in range(200)]
-        exact[causal] = next(d for d in range(1, 200) if rows[d] == rows[d - 1]) - 1
+        exact[causal] = next(d for d in range(199) if rows[d] == rows[d + 1]) - 1
     return Finding(
         f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "
         "each side in a bidirectional one; all further ones share",

@@ -16,7 +16,7 @@ from .store import Store
 from .tasks import IGNORE, Batch, Task
 from .train import answers_loss, load_weights, make_model, make_task
 
-TOKENS = 16384  # in one forward
+TOKENS = {"cpu": 16384, "cuda": 65536}  # in one forward
 SEED = 1 << 40  # problems that no training has seen
 
 
@@ -53,7 +53,7 @@ def _problems(model, task: Task, size: int, testing: Testing) -> dict[str, Any]:
     batch = task.batch(size, testing.count, generator)
     device = next(model.parameters()).device
     loss, right, asked, exact = 0.0, 0, 0, 0
-    for part in _parts(batch):
+    for part in _parts(batch, device):
         inputs, targets = part.inputs.to(device), part.targets.to(device)
         logits = model(inputs)
         wanted = targets != IGNORE
@@ -78,14 +78,14 @@ def _text(model, task, size: int, testing: Testing) -> dict[str, Any]:
 def _mean_loss(model, batch: Batch, counted: int) -> float:
     """The mean over the last `counted` places of every row."""
     total = 0.0
-    for part in _parts(batch):
+    for part in _parts(batch, batch.inputs.device):
         logits = model(part.inputs)[:, -counted:]
         total += float(answers_loss(logits, part.targets[:, -counted:]))
     return total / (batch.targets.shape[0] * counted)
 
 
-def _parts(batch: Batch) -> list[Batch]:
-    rows = max(1, TOKENS // batch.inputs.shape[1])
+def _parts(batch: Batch, device: torch.device) -> list[Batch]:
+    rows = max(1, TOKENS[device.type] // batch.inputs.shape[1])
     return [Batch(*pair) for pair in zip(batch.inputs.split(rows), batch.targets.split(rows))]
 
 

@@ -25,16 +25,17 @@ class Team:
         return self.rank == 0
 
     def shard(self, model: nn.Module) -> None:
-        """FSDP2, block by block; what several blocks share (T5's table) stays with the whole model."""
+        """FSDP2, block by block; where blocks share a parameter (T5's table) the model is sharded as one piece, for a
+        parameter belongs to one piece only."""
         if self.size == 1:
             return
         from torch.distributed.fsdp import fully_shard
 
         blocks: Any = model.blocks
         used = Counter(id(p) for block in blocks for p in block.parameters())
-        shared = {p for p in model.parameters() if used[id(p)] > 1}
-        for block in blocks:
-            fully_shard(block, ignored_params=shared)
+        if max(used.values()) == 1:
+            for block in blocks:
+                fully_shard(block)
         fully_shard(model)
 
     def rows(self, count: int) -> slice:

@@ -7,6 +7,7 @@ Written here so that a training machine needs nothing but torch; the safetensors
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from pathlib import Path
@@ -26,7 +27,7 @@ def dump(tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> byte
     parts, place = [], 0
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
-        data = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        data = ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
         header[name] = {
             "dtype": NAMES[flat.dtype],
             "shape": list(flat.shape),

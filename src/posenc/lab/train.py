@@ -109,9 +109,7 @@ def train(
     }
     team.shard(model)
     optimiser = make_optimiser(model, training)
-    if training.compile:
-        for block in model.blocks:
-            block.compile()
+    compiled = _compile(model, task, training, team) if training.compile else "not asked for"
     start, curve, spent = _resume(training, store, model, optimiser, team)
     every = max(1, training.steps // 50)
     status = "trained"
@@ -162,9 +160,27 @@ def train(
         "seconds": seconds,
         "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
         "memory": memory.peak(device),
+        "compile": compiled,
         "torch": torch.__version__,
         **counts,
     }
+
+
+def _compile(model: Transformer, task: Task, training: Training, team: Team) -> str:
+    """Compile the block, whose code all layers share, and try it; what cannot be compiled runs as it is, and says so."""
+    for block in model.blocks:
+        block.compile()
+    batch = training_batch(task, training, 0, team)
+    try:
+        with torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"):
+            answers_loss(model(batch.inputs), batch.targets).backward()
+        said = "compiled"
+    except Exception as error:  # a compiler fails in many ways, and none of them is the experiment's
+        for block in model.blocks:
+            block._compiled_call_impl = None
+        said = f"failed, trained without: {type(error).__name__}: {str(error)[:500]}"
+    model.zero_grad(set_to_none=True)
+    return said
 
 
 def load_weights(model: nn.Module, training: Training, store: Store) -> None:

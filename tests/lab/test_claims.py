@@ -1,0 +1,96 @@
+"""Claims on trial: the arithmetic ones for real, the trained ones on numbers that leave no doubt."""
+
+import math
+
+import pytest
+
+from posenc.lab import claims, presets
+from posenc.lab.claims import Measured
+from posenc.lab.results import Results
+
+
+def measured(text=None, neighbour=None):
+    """What the trained claims read, from {scheme: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
+    task = {"task": "text", "train": 64, "test": [64, 128, 256], "lr": 1.0, "schemes": list(text or {}), "seeds": 1}
+    rows = [
+        {"task": "text", "scheme": scheme, "seed": 0, "lr": 1.0, "size": size}
+        | ({"loss": loss} if math.isfinite(loss) else {"error": "cannot"})
+        for scheme, losses in (text or {}).items()
+        for size, loss in zip((64, 128, 256), losses)
+    ]
+    tasks, other = [], []
+    for distance, of in (neighbour or {}).items():
+        word = f"neighbour:distance={distance}"
+        tasks.append({"task": word, "train": 8, "lr": 1.0, "schemes": [f"shaw:k={k}" for k in of], "seeds": 1})
+        other += [
+            {"task": word, "scheme": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
+            for k, a in of.items()
+        ]
+    return Measured(
+        Results({"tasks": [task]}, {}, [], rows, 0, 0), Results({"tasks": tasks}, {}, [], other, 0, 0), None, None
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 8])
+def test_arithmetic_claims_are_true(number):
+    said, test = claims.CLAIMS[number]
+    finding = test(measured())
+    assert finding.verdict == "true", (said, finding)
+
+
+def test_t5_buckets_are_those_of_the_specification():
+    evidence = claims.t5_near_is_exact(measured()).evidence
+    assert "distances 0 to 15" in evidence and "0 to 7 to" in evidence
+
+
+LOSING = (1.6, 1.8, 2.4)
+FLAT = (1.7, 1.69, 1.68)
+
+
+def test_trained_claims_follow_the_numbers():
+    assert claims.sinusoidal_extrapolates(measured({"sinusoidal": LOSING})).verdict == "false"
+    assert claims.sinusoidal_extrapolates(measured({"sinusoidal": FLAT})).verdict == "true"
+    assert claims.rope_extrapolates(measured({"rope": LOSING})).verdict == "false"
+    relative = ("alibi", "clipped", "shaw", "t5:max_distance=32", "t5", "rope")
+    mixed = claims.relative_extrapolates(measured({s: LOSING if s in ("rope", "t5") else FLAT for s in relative}))
+    assert mixed.verdict == "partly" and "t5, rope lose" in mixed.why
+    assert claims.relative_extrapolates(measured(dict.fromkeys(relative, FLAT))).verdict == "true"
+    extended = claims.rope_extends(measured({"rope": LOSING, **dict.fromkeys(claims.EXTENDED, FLAT)}))
+    assert extended.verdict == "true"
+    some = {"rope": LOSING, **dict.fromkeys(claims.EXTENDED, FLAT), "rope+linear:4": (2.4, 2.4, 2.4)}
+    assert claims.rope_extends(measured(some)).verdict == "partly"
+
+
+def test_a_small_clip():
+    text = {"shaw": FLAT, "shaw:k=2": FLAT}
+    near = {0: 0.2, 1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}
+    finding = claims.small_clip_is_enough(measured(text, {1: near, 4: {0: 0.2, 1: 0.2, 2: 0.3, 4: 1.0, 8: 1.0}}))
+    assert finding.verdict == "partly" and "k=2 0.30" in finding.evidence
+    assert claims.small_clip_is_enough(measured(text, {1: near, 4: near})).verdict == "true"
+
+
+def test_the_claims_train_what_quick_trains():
+    """So that `posenc claims` after `posenc compare` has little left to do."""
+    ours = {cell.training.key for cell in claims.text_experiment().cells("x")}
+    quick = {cell.training.key for cell in presets.load("quick").cells("x")}
+    assert len(ours - quick) == 1  # shaw:k=2
+
+
+def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setattr(presets, "load", _tiny(presets.load))
+    assert claims.main(["--out", str(tmp_path), "--text", str(text), "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    table = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    for claim, _ in claims.CLAIMS:
+        assert claim in said and claim in table
+    assert table.count("\n| ") == len(claims.CLAIMS) + 1
+
+
+def _tiny(load):
+    def made(name):
+        small = load(name).change(steps=3, width=16, heads=2, layers=1, batch=4, count=1024)
+        if name == "quick":
+            return small.change(train=16, test=(16, 32, 64), sliding=0)
+        return small
+
+    return made

@@ -1,0 +1,46 @@
+"""The presets that come with the lab are whole; throughput refuses a wrong result."""
+
+import time
+
+import pytest
+
+from posenc.lab import presets, throughput
+from posenc.lab.errors import LabError
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_is_whole(name):
+    experiment = presets.load(name)
+    experiment.check()
+    cells = experiment.cells("digest")
+    assert len({cell.training.key for cell in cells}) == len(cells)
+    assert all(t.train in t.test and max(t.test) >= 2 * t.train for t in experiment.tasks)
+
+
+def test_what_each_preset_promises():
+    assert {"smoke", "quick", "full", "paper"} <= set(presets.names())
+    quick, paper, full = (presets.load(name) for name in ("quick", "paper", "full"))
+    for experiment in (quick, paper):
+        for task in experiment.tasks:
+            assert len({s.split("+")[0].split(":")[0] for s in task.schemes}) >= 8
+    assert quick.device == "cpu" and {t.task for t in quick.tasks} == {"text", "previous"}
+    assert paper.device == "cuda" and paper.precision == "bfloat16" and paper.compile
+    assert paper.tasks[0].train == 512 and max(paper.tasks[0].test) == 16384 and paper.tasks[0].seeds == 2
+    assert all(t.seeds >= 3 and t.rates for t in full.tasks)
+
+
+def test_throughput_measures_every_scheme_and_the_textbook():
+    began = time.perf_counter()
+    speeds = throughput.measure(["shaw", "alibi"], length=32, batch=2, width=16, heads=2, layers=1, rounds=1)
+    assert [s.scheme for s in speeds] == ["none", "shaw", "alibi", throughput.TEXTBOOK]
+    assert speeds[0].ratio == 1.0 and all(0 < s.seconds < time.perf_counter() - began for s in speeds)
+    assert "× none" in throughput.as_text(speeds)
+    with pytest.raises(LabError, match="for evaluation"):
+        throughput.measure(["rope+ntk:8"])
+
+
+def test_throughput_reports_no_speed_of_a_wrong_result(monkeypatch):
+    right = throughput.TextbookShaw.forward
+    monkeypatch.setattr(throughput.TextbookShaw, "forward", lambda self, x: right(self, x) * 1.5)
+    with pytest.raises(LabError, match="nothing is measured"):
+        throughput.measure(["shaw"], length=32, batch=2, width=16, heads=2, layers=1, rounds=1)
