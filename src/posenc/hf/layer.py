@@ -56,6 +56,14 @@ def split(projected: Tensor, size: int) -> Tensor:
     return projected.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
+def against(other: Tensor, shift: Tensor, table: Tensor, scale: float) -> Tensor:
+    """(other - shift)·table, scaled, [H, n]: queries carry `shift` already, a further bias vector is a difference."""
+    with torch.autocast(table.device.type, enabled=False):
+        precision = torch.promote_types(table.dtype, torch.float32)
+        difference = other.to(precision) - shift.to(precision)
+        return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * scale
+
+
 _said: set[str] = set()
 
 

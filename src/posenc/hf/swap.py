@@ -20,7 +20,10 @@ from .layer import Layer, Part, say
 
 FAMILIES = {
     "t5": "t5", "mt5": "t5", "umt5": "t5",
-    "deberta": "deberta", "deberta_v2": "deberta",
+    "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
+    "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
+    "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
+    "bloom": "alibi", "mpt": "alibi",
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
 
@@ -140,8 +143,16 @@ def _survey(model: nn.Module) -> _Found:
                     )
             hook = family.HOOKS.get(type(module))
             if hook is not None and "posenc_hook" not in module.__dict__:
-                found.hooks.append((module, hook))
+                reason = getattr(hook, "refuses", _accepts)(module)
+                if reason is None:
+                    found.hooks.append((module, hook))
+                else:
+                    found.refused.append(f"{name or 'the model'} ({type(module).__name__}) {reason}")
     return found
+
+
+def _accepts(module: nn.Module) -> None:
+    return None
 
 
 def _families(module: nn.Module) -> Iterator:

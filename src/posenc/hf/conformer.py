@@ -1,0 +1,105 @@
+"""Speech encoders: wav2vec2-conformer, wav2vec2-BERT, Seamless v1 and v2.
+
+    relative       s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)                       (Transformer-XL's)
+    relative_key   s = [ q·k_j + q·a[clip(j - i, -left, right)] ] / sqrt(d)                   (Shaw's, on keys)
+
+The originals make the second term dense, [B, H, L, L], in every layer. Their encoders also need the padding mask to
+silence padded frames, so the mask arrives dense, [B, 1, L, L], once for all layers; its rows are alike and one is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.seamless_m4t import modeling_seamless_m4t
+from transformers.models.seamless_m4t_v2 import modeling_seamless_m4t_v2
+from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
+from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
+
+from .. import Index, Lookup, Plan, Where, index
+from . import masks
+from .layer import Layer, against, split
+
+
+class Conformer(Layer):
+    @property
+    def scheme(self) -> str:  # type: ignore[override]
+        return {"relative": "transformer_xl", "relative_key": "shaw", "rotary": "rope"}.get(
+            self.position_embeddings_type, "none"
+        )
+
+    @staticmethod
+    def refuses(module: Any) -> str | None:
+        kind = module.position_embeddings_type
+        if kind in (None, "relative", "relative_key", "rotary"):
+            return None
+        return f"has position_embeddings_type={kind!r}; known are relative, relative_key and rotary"
+
+    def posenc_prepare(self) -> None:
+        if self.position_embeddings_type == "relative_key":
+            self.posenc_index = index.clip(self.left_max_position_embeddings, self.right_max_position_embeddings)
+
+    def posenc_plan(self, length: int, waves: Tensor | None, dtype: torch.dtype) -> Plan:
+        where = Where(length)
+        if self.position_embeddings_type == "relative_key":
+            table = self.distance_embedding.weight.to(dtype)[None]
+            return Plan(where, lookups=(Lookup(self.posenc_index, dot_query=table),), scale=self.scaling)
+        if self.position_embeddings_type == "relative" and waves is not None:
+            # rows run from i - j = L - 1 down to 1 - L
+            table = self.linear_pos(waves[0]).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+            bias = against(self.pos_bias_v, self.pos_bias_u, table, self.scaling)
+            lookup = Lookup(Index(1 - length, length - 1), bias=bias, dot_query=table)
+            return Plan(where, shift=self.pos_bias_u, lookups=(lookup,), scale=self.scaling)
+        return Plan(where, scale=self.scaling)
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        weight = self.linear_q.weight
+        waves = weight.new_zeros(1, 2 * length - 1, weight.shape[1])
+        return self.num_heads, self.head_size, self.posenc_plan(length, waves, weight.dtype), {}
+
+    def posenc_seen(self, mask: Tensor | None, length: int) -> dict[str, Any]:
+        if mask is None or mask.dim() != 4 or getattr(self.config, "speech_encoder_chunk_size", None) is not None:
+            return masks.seen(mask, length, causal=False)
+        row = mask[:, 0, 0]
+        return {"key_mask": row if row.dtype == torch.bool else row == 0}
+
+    def forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **kwargs):
+        if masks.wants_attentions(self, kwargs):
+            if relative_position_embeddings is not None:
+                kwargs["relative_position_embeddings"] = relative_position_embeddings
+            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
+        turned = hidden_states
+        if self.position_embeddings_type == "rotary":
+            turned = self._apply_rotary_embedding(hidden_states, relative_position_embeddings)
+        q, k = split(self.linear_q(turned), self.head_size), split(self.linear_k(turned), self.head_size)
+        v = split(self.linear_v(hidden_states), self.head_size)
+        plan = self.posenc_plan(q.shape[2], relative_position_embeddings, q.dtype)
+        seen = self.posenc_seen(attention_mask, q.shape[2])
+        return self.linear_out(self.posenc_run(q, k, v, plan, seen, self.dropout.p)), None
+
+
+class Wav2Vec2ConformerSelfAttention(Conformer, modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention):
+    original = modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention
+
+
+class Wav2Vec2BertSelfAttention(Conformer, modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention):
+    original = modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention
+
+
+class SeamlessM4TConformerSelfAttention(Conformer, modeling_seamless_m4t.SeamlessM4TConformerSelfAttention):
+    original = modeling_seamless_m4t.SeamlessM4TConformerSelfAttention
+
+
+class SeamlessM4Tv2ConformerSelfAttention(Conformer, modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention):
+    original = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention
+
+
+PARTS = (
+    Wav2Vec2ConformerSelfAttention,
+    Wav2Vec2BertSelfAttention,
+    SeamlessM4TConformerSelfAttention,
+    SeamlessM4Tv2ConformerSelfAttention,
+)
+HOOKS: dict[type[nn.Module], Any] = {}

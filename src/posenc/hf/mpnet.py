@@ -1,0 +1,75 @@
+"""MPNet: T5's buckets in one table for the encoder, and 1/sqrt(d).
+
+    s = q·k / sqrt(d) + b[bucket(j - i), h]           32 buckets up to distance 128, whatever the config says
+
+The original makes the bias dense, [B, H, L, L], and repeats it for every row of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.mpnet import modeling_mpnet
+
+from .. import Lookup, Plan, Where, index
+from . import masks
+from .layer import Layer, Part, split
+
+BUCKETS = index.log_buckets(32, 128, causal=False)
+
+
+class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
+    original = modeling_mpnet.MPNetSelfAttention
+    scheme = "t5"
+
+    def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
+        lookups = () if table is None else (Lookup(BUCKETS, bias=table[:32].t()),)
+        return Plan(Where(length), lookups=lookups)
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        table = self.q.weight.new_zeros(32, self.num_attention_heads)
+        return self.num_attention_heads, self.attention_head_size, self.posenc_plan(length, table), {}
+
+    def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
+        if output_attentions or (position_bias is not None and position_bias.dim() == 4):
+            return super().forward(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
+        q, k, v = (split(project(hidden_states), self.attention_head_size) for project in (self.q, self.k, self.v))
+        plan = self.posenc_plan(q.shape[2], position_bias)
+        seen = masks.seen(attention_mask, q.shape[2], causal=False)
+        return (self.o(self.posenc_run(q, k, v, plan, seen, self.dropout.p)),)
+
+
+class MPNetEncoder(Part, modeling_mpnet.MPNetEncoder):
+    """An encoder whose position bias is the table itself, unless attention weights are asked for."""
+
+    original = modeling_mpnet.MPNetEncoder
+    posenc_dense = False
+
+    @staticmethod
+    def refuses(module: Any) -> str | None:
+        rows = module.relative_attention_bias.weight.shape[0]
+        return None if rows >= 32 else f"has a table of {rows} rows, and its bucket function needs 32"
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False, **kwargs):
+        self.posenc_dense = bool(output_attentions)
+        return super().forward(hidden_states, attention_mask, output_attentions, **kwargs)
+
+    def compute_position_bias(self, x, position_ids=None, num_buckets=32):
+        if self.posenc_dense or position_ids is not None:
+            return super().compute_position_bias(x, position_ids, num_buckets)
+        return self.relative_attention_bias.weight
+
+
+def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
+    if masks.wants_attentions(model, kwargs):
+        return args, kwargs
+    kwargs = dict(masks.by_name(model, args, kwargs))
+    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    if tokens is not None:
+        kwargs["attention_mask"] = masks.padding(kwargs.get("attention_mask"), tokens.shape[1], tokens.device)
+    return (), kwargs
+
+
+PARTS = (MPNetSelfAttention, MPNetEncoder)
+HOOKS = {modeling_mpnet.MPNetModel: before_model}

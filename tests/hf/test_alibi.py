@@ -1,0 +1,66 @@
+"""BLOOM and MPT against transformers: padded prompts, caches, generation."""
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, BloomModel, MptConfig, MptForCausalLM, MptModel
+
+from posenc import hf
+from tests.hf.compare import same
+
+MODELS = {
+    "bloom": (BloomModel, BloomForCausalLM, BloomConfig, dict(hidden_size=36, n_layer=2, n_head=6)),
+    "mpt": (MptModel, MptForCausalLM, MptConfig, dict(d_model=36, n_layers=2, n_heads=6, max_seq_len=64)),
+}
+
+
+def make(family, head=False):
+    torch.manual_seed(1)
+    model, with_head, config, sizes = MODELS[family]
+    made = (with_head if head else model)(config(vocab_size=99, **sizes, pad_token_id=0, eos_token_id=1)).eval()
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+def batch(holes=False):
+    torch.manual_seed(2)
+    ids = torch.randint(2, 99, (3, 23))
+    mask = torch.ones(3, 23, dtype=torch.long)
+    mask[1, 15:] = 0
+    mask[2, :6] = 0
+    if holes:
+        mask[0, 4:9] = 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("family", MODELS)
+def test_outputs_gradients_and_restore(family, holes):
+    ids, mask = batch(holes)
+    same(make(family), dict(input_ids=ids, attention_mask=mask), mask, layers=2)
+
+
+@pytest.mark.parametrize("options", [{}, dict(num_beams=3)])
+@pytest.mark.parametrize("family", MODELS)
+def test_generate_from_left_padded_prompts(family, options):
+    ids, mask = batch()
+    mask[1] = 1
+    model = make(family, head=True)
+    options = dict(max_new_tokens=8, do_sample=False, **options)
+    theirs = model.generate(input_ids=ids, attention_mask=mask, **options)
+    hf.accelerate(model)
+    assert torch.equal(model.generate(input_ids=ids, attention_mask=mask, **options), theirs)
+    assert theirs.shape[1] > 25
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_output_attentions_falls_back(family):
+    ids, mask = batch()
+    model = make(family)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    theirs = model(**inputs, output_attentions=True).attentions
+    hf.accelerate(model)
+    for a, b in zip(model(**inputs, output_attentions=True).attentions, theirs, strict=True):
+        assert torch.equal(a, b)
+    assert model(**inputs).attentions is None

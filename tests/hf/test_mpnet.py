@@ -1,0 +1,40 @@
+"""MPNet against transformers."""
+
+import torch
+from transformers import MPNetConfig, MPNetModel
+
+from posenc import hf
+from tests.hf.compare import same
+
+
+def make():
+    torch.manual_seed(1)
+    model = MPNetModel(
+        MPNetConfig(
+            vocab_size=99,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=37,
+            max_position_embeddings=200,
+        )
+    ).eval()
+    torch.nn.init.normal_(model.encoder.relative_attention_bias.weight)
+    return model
+
+
+def test_outputs_gradients_and_restore():
+    torch.manual_seed(2)
+    ids = torch.randint(3, 99, (3, 150))
+    mask = torch.ones(3, 150, dtype=torch.long)
+    mask[1, 90:] = 0
+    mask[2, :33] = 0
+    same(make(), dict(input_ids=ids, attention_mask=mask), mask, layers=2)
+
+
+def test_output_attentions_falls_back():
+    ids = torch.randint(3, 99, (2, 20))
+    model = make()
+    theirs = model(input_ids=ids, output_attentions=True).attentions
+    for a, b in zip(hf.accelerate(model)(input_ids=ids, output_attentions=True).attentions, theirs, strict=True):
+        assert torch.equal(a, b)

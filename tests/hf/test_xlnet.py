@@ -1,0 +1,97 @@
+"""XLNet against transformers: padding, segments, memories, two streams, generation."""
+
+import pytest
+import torch
+from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
+
+from posenc import hf
+from tests.hf.compare import outputs_agree, run, same
+
+SIZES = dict(vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=37, dropout=0.1)
+
+
+def make(model=XLNetModel, **options):
+    torch.manual_seed(1)
+    made = model(XLNetConfig(**SIZES, **options)).eval()
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+def batch(length=21):
+    torch.manual_seed(2)
+    ids = torch.randint(2, 99, (3, length))
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, 15:] = 0
+    mask[2, :6] = 0
+    segments = (torch.arange(length)[None, :] > torch.tensor([[5], [9], [12]])).long()
+    return ids, mask, segments
+
+
+@pytest.mark.parametrize("options", [{}, dict(clamp_len=7)])
+def test_outputs_gradients_and_restore(options):
+    ids, mask, segments = batch()
+    inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+    same(make(**options), inputs, mask, layers=2)
+
+
+def test_one_direction():
+    ids, _, segments = batch()
+    same(make(attn_type="uni"), dict(input_ids=ids, token_type_ids=segments), None, layers=2)
+
+
+def test_memories():
+    ids, mask, segments = batch()
+    model = make(mem_len=30)
+    first = dict(input_ids=ids, use_mems=True)
+    second = dict(input_ids=ids.flip(1), attention_mask=mask, token_type_ids=segments, use_mems=True)
+    with torch.no_grad():
+        theirs = model(**second, mems=model(**first).mems)
+        hf.accelerate(model)
+        ours = model(**second, mems=model(**first).mems)
+    outputs_agree(ours.last_hidden_state[mask.bool()], theirs.last_hidden_state[mask.bool()])
+    for a, b in zip(ours.mems, theirs.mems, strict=True):
+        real = torch.cat((torch.ones_like(mask), mask), dim=1)[:, -30:].t().bool()
+        outputs_agree(a[real], b[real])
+
+
+def test_two_streams():
+    ids, mask, segments = batch()
+    order = torch.rand(3, 21).argsort(1)
+    perm_mask = (order[:, :, None] <= order[:, None, :]).float()
+    target = torch.zeros(3, 4, 21)
+    target[:, torch.arange(4), torch.tensor([2, 7, 8, 13])] = 1.0
+    inputs = dict(
+        input_ids=ids, attention_mask=mask, token_type_ids=segments, perm_mask=perm_mask, target_mapping=target
+    )
+    model = make(XLNetLMHeadModel)
+    theirs, _ = run(model, inputs, None, backward=False)  # the first of the order sees nothing
+    outputs_agree(run(hf.accelerate(model), inputs, None, backward=False)[0], theirs)
+    perm_mask[:, :, 0], mask[2] = 0.0, 1
+    same(hf.restore(model), inputs, None, layers=2)
+
+
+def test_generate_and_output_attentions():
+    ids, mask, _ = batch()
+    model = make(XLNetLMHeadModel)
+    options = dict(max_new_tokens=4, do_sample=False)
+    theirs = model.generate(input_ids=ids, **options)
+    weights = model(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
+    hf.accelerate(model)
+    assert torch.equal(model.generate(input_ids=ids, **options), theirs)
+    for a, b in zip(model(input_ids=ids, attention_mask=mask, output_attentions=True).attentions, weights, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_nothing_of_a_call_stays_behind():
+    ids, mask, _ = batch()
+    model = hf.accelerate(make())
+    alone, _ = run(model, dict(input_ids=ids), None, backward=False)
+    run(model, dict(input_ids=ids, attention_mask=mask), None, backward=False)
+    assert torch.equal(run(model, dict(input_ids=ids), None, backward=False)[0], alone)
+
+
+def test_bi_data_is_refused():
+    with pytest.raises(hf.UnsupportedModel, match=r"XLNetModel\) reads half of the batch backwards"):
+        hf.accelerate(make(bi_data=True))
