@@ -85,7 +85,7 @@ def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
     page = frame.PAGES["extend"]
     monkeypatch.setattr(page, "draw", broken)
     built = frame.Built(page, LANGUAGES["en"], None)
-    built.outputs = [None] * 5
+    built.outputs = [None] * 6
     told = built.show({}, coarse=False)[0]
     assert "This cannot be shown: ZeroDivisionError: oops" in told and "Traceback" not in told
     assert "drawing extend failed" in caplog.text

@@ -118,8 +118,8 @@ class _Slot:
     """One scheme: its name and a pool of controls that take the shape of its options."""
 
     def __init__(self, key: str, name: str, words: Words):
-        self.key, self.none = key, words("no third") if key == SLOTS[-1] else None
-        choices = [*names()] if self.none is None else [(self.none, ""), *((n, n) for n in names())]
+        self.key = key
+        choices = [(words("no scheme here"), ""), *((n, n) for n in names())]
         with gr.Group(elem_id=f"compare-slot-{key}"):
             self.name = gr.Dropdown(
                 choices, value=name, label=words("scheme of", slot=key.upper()), elem_id=f"compare-{key}"

@@ -131,7 +131,7 @@ class Extend(Page):
             write,
             first=[
                 (model.input, fill, [model], [head_dim, base, original]),
-                (config.input, paste, [config], [head_dim, base, original, scaling, said]),
+                (config.change, paste, [config], [head_dim, base, original, scaling, said]),
             ],
         )
 

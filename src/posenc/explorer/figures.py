@@ -43,16 +43,6 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
     for number, panel in enumerate(panels):
         box = _box(number, rows, columns, height, panel)
         suffix = "" if number == 0 else str(number + 1)
-        if isinstance(panel, Lines):
-            _lines(panel, suffix, box, data, layout)
-        else:
-            neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
-            _heat(panel, suffix, box, data, layout, bar=not _shares(panel, neighbour))
-        before = panels[number - 1] if number % columns else None
-        if before is not None and before.y_label == panel.y_label and columns > 2:
-            layout[f"yaxis{suffix}"]["title"]["text"] = ""
-            if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
-                layout[f"yaxis{suffix}"]["showticklabels"] = False
         layout["annotations"].append(
             {
                 "text": _wrapped(panel.title, 140 // columns),
@@ -67,6 +57,16 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
                 "font": {"size": 13 if columns < 4 else 12, "color": "#102a43"},
             }
         )
+        if isinstance(panel, Lines):
+            _lines(panel, suffix, box, data, layout)
+        else:
+            neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
+            _heat(panel, suffix, box, data, layout, bar=not _shares(panel, neighbour))
+        before = panels[number - 1] if number % columns else None
+        if before is not None and before.y_label == panel.y_label and columns > 2:
+            layout[f"yaxis{suffix}"]["title"]["text"] = ""
+            if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
+                layout[f"yaxis{suffix}"]["showticklabels"] = False
     return {"data": data, "layout": layout, "config": {"displaylogo": False, "responsive": True}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from html import escape
@@ -42,6 +43,8 @@ class Built:
         self.page, self.words, self.tab = page, words, tab
         self.controls: Controls
         self.outputs: list[Any] = []
+        self.finer: Any = None
+        self.drawings = itertools.count(1)
 
     def build(self) -> None:
         page, words = self.page, self.words
@@ -61,34 +64,34 @@ class Built:
                 with gr.Accordion(words("code"), open=False, elem_id=f"{page.key}-code"):
                     code = gr.Code("", language="python", label=words("code label"), interactive=False)
                 tools = gr.HTML("", elem_id=f"{page.key}-tools")
-        self.outputs = [status, *plots, html, code, tools]
+                # changes when a view was drawn coarsely, and so asks for the finer one
+                self.finer = gr.Textbox("", visible="hidden", elem_id=f"{page.key}-finer", interactive=False)
+        self.outputs = [status, *plots, html, code, tools, self.finer]
 
     def wire(self) -> None:
-        """Every control redraws; what a long view leaves out at first follows at once."""
+        """Every control redraws; what a long view leaves out at first follows by itself."""
         for component in self.controls.components:
             if component not in self.controls.quiet:
-                self._follow(component.input(self.redraw, self.controls.components, self.outputs, **FAST))
+                # a text's input event misses deletions and pasting; its change event sees them all
+                typed = isinstance(component, (gr.Textbox, gr.Number))
+                event = component.change if typed else component.input
+                self._follow(event(self.redraw, self.controls.components, self.outputs, **FAST))
         for event, function, inputs, outputs in self.controls.first:
             before = event(function, inputs, outputs, **FAST)
             self._follow(before.then(self.redraw, self.controls.components, self.outputs, **FAST))
+        self.finer.change(self.refine, self.controls.components, self.outputs, **LONG)
         self.tab.select(None, None, None, js=f"() => posencAddress('{self.page.key}')", **FAST)
 
     def _follow(self, event: Any) -> None:
+        """The address follows what is shown."""
         event.then(None, None, None, js=f"() => posencAddress('{self.page.key}')", **FAST)
-        if type(self.page) is Compare:
-            event.then(self.refine, self.controls.components, self.outputs, **LONG)
 
     # ---- what events call -----------------------------------------------------------------------------------
     def redraw(self, *values: Any) -> list[Any]:
         return self._show(values, coarse=True)
 
     def refine(self, *values: Any) -> list[Any]:
-        """The finer picture; nothing where the first one was whole."""
-        try:
-            if int(self.controls.read(*values)["length"]) <= 512:
-                return [gr.skip()] * len(self.outputs)
-        except (ValueError, TypeError, KeyError):
-            return [gr.skip()] * len(self.outputs)
+        """The finer picture of a view that was drawn coarsely."""
         return self._show(values, coarse=False)
 
     def nothing(self) -> list[Any]:
@@ -99,8 +102,8 @@ class Built:
         """Values of the controls, then the outputs, of a link."""
         try:
             written = self.controls.write(state)
-        except (ValueError, TypeError, KeyError) as error:
-            return [gr.skip()] * len(self.controls.components) + self._sorry(str(error))
+        except (ValueError, TypeError, KeyError):  # drawing the same state says what is wrong with it
+            written = [gr.skip()] * len(self.controls.components)
         return written + self.show(state, coarse=True)
 
     def _show(self, values: tuple[Any, ...], *, coarse: bool) -> list[Any]:
@@ -121,7 +124,8 @@ class Built:
         figures = [plotly(f.panels, columns=f.columns, height=f.height) for f in view.figures]
         plots: list[Any] = [PlotData(type="plotly", plot=as_json(figure)) for figure in figures]
         plots += [None] * (self.page.figures - len(plots))
-        return [self._status(view), *plots, view.html, view.code, self._tools(state)]
+        asked = str(next(self.drawings)) if view.finer else gr.skip()
+        return [self._status(view), *plots, view.html, view.code, self._tools(state), asked]
 
     def _sorry(self, sentence: str) -> list[Any]:
         """The sentence, and everything else as it was."""

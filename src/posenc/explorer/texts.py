@@ -63,7 +63,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     # compare
     "scheme of": ("Scheme {slot}", "方案 {slot}"),
-    "no third": ("(none)", "（无）"),
+    "no scheme here": ("(none)", "（无）"),
     "no scheme": ("Choose at least one scheme.", "请至少选择一种方案。"),
     "bad options": (
         "{options}: an option has a value of the wrong kind (a word for a number?).",
