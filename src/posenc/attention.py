@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .cache import KVCache
 from .dispatch import attend
+from .formulas import head_size
 from .plan import Plan
 from .registry import create
 from .scheme import Scheme
@@ -49,10 +50,7 @@ class Attention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
-        if head_dim is None:
-            if d_model % heads:
-                raise ValueError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
-            head_dim = d_model // heads
+        head_dim = head_size(d_model, heads, head_dim)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
         if isinstance(position, str):

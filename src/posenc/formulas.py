@@ -8,6 +8,17 @@ Every other place calls these functions; none of the formulas is written twice.
 import math
 from functools import lru_cache
 
+from .errors import OptionError
+
+
+def head_size(d_model: int, heads: int, head_dim: int | None = None) -> int:
+    """head_dim where it is given, else d_model / heads."""
+    if head_dim is not None:
+        return head_dim
+    if heads < 1 or d_model % heads:
+        raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
+    return d_model // heads
+
 
 @lru_cache(maxsize=256)
 def t5_thresholds(buckets: int, max_distance: int) -> tuple[int, ...]:

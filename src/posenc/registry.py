@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import OptionError
+from .formulas import head_size
 
 if TYPE_CHECKING:
     from .scheme import Scheme
@@ -115,10 +116,8 @@ def create(name: str, *, d_model: int | None = None, heads: int | None = None, h
     (head_dim defaults to d_model / heads). Any other option must be one of the scheme's own.
     """
     cls = card(name).load()
-    if head_dim is None and d_model is not None and heads is not None:
-        if heads < 1 or d_model % heads:
-            raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
-        head_dim = d_model // heads
+    if d_model is not None and heads is not None:
+        head_dim = head_size(d_model, heads, head_dim)
     accepted = options_of(name)
     unknown = [option for option in options if option not in accepted]
     if unknown:

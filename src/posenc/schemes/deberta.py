@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import index
 from ..errors import OptionError
+from ..formulas import head_size
 from ..plan import Lookup, Plan
 from ..scheme import Host, Scheme
 from ..where import Where
@@ -60,10 +61,7 @@ class DeBERTa(Scheme):
             raise OptionError("own_key_bias goes with projections='own'; shared projections have the layer's biases")
         if norm is not None and not normalise:
             raise OptionError("norm was given but normalise=False; give normalise=True")
-        if head_dim is None:
-            if heads < 1 or d_model % heads:
-                raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
-            head_dim = d_model // heads
+        head_dim = head_size(d_model, heads, head_dim)
         self.heads, self.head_dim, self.std, self.dropout = heads, head_dim, std, dropout
         self.active, self.projections, self.sign = active, projections, sign
         size = max_distance if buckets is None else buckets

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .. import index
 from ..errors import OptionError
+from ..formulas import head_size
 from ..index import Index
 from ..plan import Lookup, Plan
 from ..precision import no_autocast
@@ -48,7 +49,7 @@ class TransformerXL(Scheme):
             raise OptionError(f"layout={layout!r} is unknown; use 'concatenated' or 'interleaved'")
         if clamp_len is not None and clamp_len < 1:
             raise OptionError(f"clamp_len={clamp_len} must be at least 1 (None: no clamp)")
-        head_dim = _head_dim(d_model, heads, head_dim)
+        head_dim = head_size(d_model, heads, head_dim)
         self.d_model, self.heads, self.head_dim = d_model, heads, head_dim
         self.causal, self.clamp_len, self.base, self.layout, self.dropout, self.std = (
             causal, clamp_len, base, layout, dropout, std,
@@ -154,14 +155,6 @@ class XLNet(TransformerXL):
             more=[(axis.q, axis.k) for axis in where.axes[1:]],
             reach=(min(lo, -hi), max(hi, -lo)),
         )
-
-
-def _head_dim(d_model: int, heads: int, head_dim: int | None) -> int:
-    if head_dim is None:
-        if heads < 1 or d_model % heads:
-            raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
-        return d_model // heads
-    return head_dim
 
 
 def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:
