@@ -1,0 +1,274 @@
+"""The `hf` suite: a transformers model as it is against the same model accelerated, in one run.
+
+    python -m posenc.hf.measure --device cpu         L 2048, float32, forward; each cell in a process of its own
+    python -m posenc.hf.measure --device cuda        4 × 4096 tokens, bfloat16, forward and training step
+
+Random weights at the published sizes. The outputs are compared before any time is reported. Memory on a CPU is the
+peak of the resident set above the loaded model (its total is given too); on a GPU torch's peak allocation, all in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import posenc
+
+MODELS = ("t5-base-encoder", "deberta-v3-base")
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 6e-2}  # of the output's spread, through twelve layers
+
+
+def make(name: str) -> Any:
+    """A model at its published size, random weights."""
+    from transformers import DebertaV2Config, DebertaV2Model, T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    if name == "t5-base-encoder":
+        return T5EncoderModel(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, d_kv=64))
+    config = DebertaV2Config(
+        vocab_size=128100, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        max_position_embeddings=512, relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm",
+        share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False, type_vocab_size=0,
+    )  # fmt: skip
+    return DebertaV2Model(config)
+
+
+def tokens(model: Any, rows: int, length: int, device: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(2, model.config.vocab_size, (rows, length), generator=generator).to(device)
+
+
+def timed(run, times: int, device: str) -> float:
+    """Median seconds of a call, after one that is not counted."""
+    taken = []
+    for number in range(times + 1):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if number:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+# ---- CPU -----------------------------------------------------------------------------------------------------------
+def cell(name: str, label: str, length: int, times: int, threads: int, out: str) -> dict[str, Any]:
+    """One model, one way ("original", "eager", "accelerated"), alone in this process."""
+    from posenc import hf
+
+    torch.set_num_threads(threads)
+    model = make(name).eval()
+    ids = tokens(model, 1, length, "cpu")
+    accelerated = label == "accelerated"
+    if label == "eager":
+        model.set_attn_implementation("eager")
+    if accelerated:
+        hf.accelerate(model)
+    with torch.no_grad():
+        model(ids[:, :16])  # what is made once belongs to the loaded model
+        before = _resident()
+        _reset_peak()
+        kept = {}
+        seconds = timed(lambda: kept.update(model(ids)), times, "cpu")
+        peak = _peak()
+        torch.save(kept["last_hidden_state"], out)
+    engines = sorted({one.engine for one in hf.report(model, length=length).layers})
+    return {
+        "seconds": seconds, "extra_bytes": peak - before, "total_bytes": peak, "engines": engines,
+        "attention": "posenc" if accelerated else str(model.config._attn_implementation),
+    }  # fmt: skip
+
+
+def on_cpu(name: str, length: int, times: int, threads: int) -> dict[str, Any]:
+    results, outputs = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for label in ("original", "eager", "accelerated"):
+            if label == "eager" and results["original"]["attention"] == "eager":
+                continue
+            out = str(Path(folder) / label)
+            command = [sys.executable, "-m", "posenc.hf.measure", "--cell", name, label, out,
+                       "--length", str(length), "--times", str(times), "--threads", str(threads)]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+            if done.returncode:
+                raise RuntimeError(f"{name} {label} failed:\n{done.stderr[-2000:]}")
+            results[label] = json.loads(done.stdout.splitlines()[-1])
+            outputs[label] = torch.load(out, weights_only=True)
+    results["error"] = _compare(name, outputs["accelerated"], outputs["original"])
+    new, results["ratios"] = results["accelerated"], {}
+    for label in ("original", "eager"):
+        if label in results:
+            old, of = results[label], "" if label == "original" else ", eager"
+            results["ratios"]["time" + of] = old["seconds"] / new["seconds"]
+            results["ratios"]["extra memory" + of] = old["extra_bytes"] / max(new["extra_bytes"], 1)
+            results["ratios"]["total memory" + of] = old["total_bytes"] / new["total_bytes"]
+    return results
+
+
+def _resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
+
+
+def _peak() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# ---- GPU -----------------------------------------------------------------------------------------------------------
+def on_cuda(name: str, rows: int, length: int, times: int) -> dict[str, Any]:
+    from posenc import hf
+
+    model = make(name).to("cuda", torch.bfloat16)
+    ids = tokens(model, rows, length, "cuda")
+    few = ids[:1, : min(length, 1024)]
+    results: dict[str, Any] = {}
+    with torch.no_grad():
+        model.eval()
+        wanted = model(few).last_hidden_state.float()
+        hf.accelerate(model)
+        results["error"] = _compare(name, model(few).last_hidden_state.float(), wanted, torch.bfloat16)
+        hf.restore(model)
+
+    def forward():
+        with torch.no_grad():
+            model(ids)
+
+    def step():
+        model(ids).last_hidden_state.float().square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    for label in ("original", "accelerated"):
+        if label == "accelerated":
+            hf.accelerate(model)
+        results[label] = {
+            "forward": _gpu_cell(model.eval(), forward, times),
+            "step": _gpu_cell(model.train(), step, times),
+            "engines": sorted({one.engine for one in hf.report(model, length=length).layers}),
+            "attention": "posenc" if label == "accelerated" else str(model.config._attn_implementation),
+        }
+    results["ratios"] = {}
+    for what in ("forward", "step"):
+        old, new = results["original"][what], results["accelerated"][what]
+        if "seconds" in old and "seconds" in new:
+            results["ratios"][f"{what} time"] = old["seconds"] / new["seconds"]
+            results["ratios"][f"{what} memory"] = old["peak_bytes"] / new["peak_bytes"]
+    return results
+
+
+def _gpu_cell(model: Any, run, times: int) -> dict[str, Any]:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        seconds = timed(run, times, "cuda")
+    except torch.cuda.OutOfMemoryError:
+        model.zero_grad(set_to_none=True)
+        return {"failed": "out of memory"}
+    return {"seconds": seconds, "peak_bytes": torch.cuda.max_memory_allocated()}
+
+
+# ---- both ----------------------------------------------------------------------------------------------------------
+def _compare(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype = torch.float32) -> float:
+    worst = ((ours - theirs).abs().max() / theirs.std()).item()
+    if not worst <= ALLOWED[dtype]:
+        raise RuntimeError(f"{name}: accelerated outputs are off by {worst:.1e} of their spread; nothing is reported")
+    return worst
+
+
+def suite(device: str, *, models=MODELS, rows: int = 4, length: int | None = None, times: int = 3, threads: int = 0):
+    """Every model on a device: a dict ready for JSON."""
+    import transformers
+
+    threads = threads or torch.get_num_threads()
+    length = length or (4096 if device == "cuda" else 2048)
+    result: dict[str, Any] = {
+        "suite": "hf", "device": device, "rows": rows if device == "cuda" else 1, "length": length,
+        "machine": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {threads} threads",
+        "versions": {"posenc": posenc.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+                     "python": platform.python_version()},
+        "models": {},
+    }  # fmt: skip
+    for name in models:
+        if device == "cuda":
+            result["models"][name] = on_cuda(name, rows, length, times)
+            torch.cuda.empty_cache()
+        else:
+            result["models"][name] = on_cpu(name, length, times, threads)
+        print(describe(name, result["models"][name]), flush=True)
+    return result
+
+
+def describe(name: str, one: dict[str, Any]) -> str:
+    lines = [f"{name}  (outputs agree to {one['error']:.1e} of their spread)"]
+    for label in ("original", "eager", "accelerated"):
+        if label not in one:
+            continue
+        cells = one[label]
+        for what in ("forward", "step") if "forward" in cells else ("",):
+            cell = cells[what] if what else cells
+            if "failed" in cell:
+                text = cell["failed"]
+            else:
+                text = f"{1000 * cell['seconds']:9.1f} ms"
+                if "extra_bytes" in cell:
+                    text += f"  {cell['extra_bytes'] / 2**20:8.0f} MiB extra, {cell['total_bytes'] / 2**20:.0f} total"
+                else:
+                    text += f"  {cell['peak_bytes'] / 1e9:8.2f} GB"
+            lines.append(f"  {label:<12} {cells['attention']:<7} {what:<8} {text}  {' '.join(cells['engines'])}")
+    lines.append("  original / accelerated: " + ", ".join(f"{k} {v:.2f}" for k, v in one["ratios"].items()))
+    return "\n".join(lines)
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m posenc.hf.measure", description="original against accelerated")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rows", type=int, default=4, help="batch rows on a GPU")
+    parser.add_argument("--length", type=int, default=None)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="write the result here, as JSON")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.cell:
+        name, label, out = given.cell
+        print(json.dumps(cell(name, label, given.length, given.times, given.threads, out)))
+        return
+    result = suite(
+        given.device, models=given.models, rows=given.rows, length=given.length, times=given.times,
+        threads=given.threads,
+    )  # fmt: skip
+    if given.out is not None:
+        write(result, given.out)
+        print(f"written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()
