@@ -93,7 +93,8 @@ def cell(name: str, label: str, length: int, times: int, threads: int, out: str)
 
 
 def on_cpu(name: str, length: int, times: int, threads: int) -> dict[str, Any]:
-    results, outputs = {}, {}
+    results: dict[str, Any] = {}
+    outputs: dict[str, torch.Tensor] = {}
     with tempfile.TemporaryDirectory() as folder:
         for label in ("original", "eager", "accelerated"):
             if label == "eager" and results["original"]["attention"] == "eager":
