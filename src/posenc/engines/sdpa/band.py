@@ -101,6 +101,14 @@ class Band:
             tiles.insert(0, Tile(i0, i1, start, stop, 0))
         return tiles
 
+    def inner(self, tile: Tile) -> tuple[int, int]:
+        """The keys of a tile where the terms vary or the limits cut; the others are far left and far right."""
+        ca, cc = self.common(tile.i0, tile.i1, tile.j0, tile.j1)
+        left = tile.j0 if ca > tile.j0 else min(cc, tile.i0 + self.lo - self.offset + 1)
+        left = min(max(left, tile.j0), tile.j1)
+        right = tile.j1 if cc < tile.j1 else max(ca, tile.i1 - 1 + self.hi - self.offset)
+        return left, min(max(right, left), tile.j1)
+
     def first_distance(self, i1: int, j0: int) -> int:
         """The smallest r of a tile: its last row against its first key."""
         return j0 - (i1 - 1) + self.offset

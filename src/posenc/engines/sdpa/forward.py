@@ -16,7 +16,7 @@ from torch import Tensor
 from . import sizes
 from .band import Band, Tile
 from .mask import KeyDots, hankel, skewed
-from .skew import Skew, fold
+from .skew import Skew, clear_corners, fold
 from .slab import NEVER, Slab, slabs
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -139,14 +139,15 @@ class Tiles:
         total.masked_fill_(total == 0.0, 1.0)
         out = weights @ v
         assert self.buffer is not None
-        self.buffer.clear_corners(self.heads, rows, keys)
         distances = self.buffer.distances(self.heads, rows, keys)
         r0 = self.band.first_distance(tile.i1, tile.j0)
         for s in range(0, rows, sizes.CHUNK):
             e = min(s + sizes.CHUNK, rows)
             count = keys + e - s - 1
             pieces = self.band.pieces(r0 + rows - e, count)
-            binned = fold(distances[:, s:e, rows - e : rows - e + count], pieces)
+            chunk = distances[:, s:e, rows - e : rows - e + count]
+            clear_corners(chunk, keys)
+            binned = fold(chunk, pieces)
             out[:, s:e, : table.shape[2]] += binned @ table[:, pieces.first : pieces.last]
         return (out / total)[None], (top + total.log()).squeeze(-1)[None]
 
@@ -154,11 +155,14 @@ class Tiles:
     def added(self, tile: Tile) -> Tensor:
         """What the band adds to the scores, [X, R, K], in this slab's buffer."""
         rows, keys = tile.i1 - tile.i0, tile.j1 - tile.j0
-        if self.buffer is None or not self.buffer.holds(rows, keys):
+        if self.buffer is None or not self.buffer.holds(self.heads, rows, keys):
             like = torch.empty(0, dtype=self.precision, device=self.q.device)
             self.buffer = Skew(self.heads, rows, keys, like)
         skewed(self.buffer, self.slab, self.band, tile, self.states(tile), self.scale)
         pairs = self.buffer.pairs(self.heads, rows, keys)
+        columns = self.slab.key_columns(tile.j0, tile.j1)
+        if columns is not None:
+            pairs.add_(columns)
         if self.key_dots is not None:
             self.key_dots.add_to(pairs, tile, self.scale)
         return pairs

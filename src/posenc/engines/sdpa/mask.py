@@ -45,10 +45,8 @@ def forbid(table: Tensor, band: Band, r0: int) -> None:
         table[..., m:] = NEVER
 
 
-def skewed(
-    buffer: Skew, slab: Slab, band: Band, tile: Tile, states: Tensor, scale: float, minus: Tensor | None = None
-) -> None:
-    """Fill the buffer of a tile with everything but q·k. states [X, R, E] are the tile's; `minus` [X, R] is taken off."""
+def skewed(buffer: Skew, slab: Slab, band: Band, tile: Tile, states: Tensor, scale: float) -> None:
+    """Fill the buffer of a tile with what depends on distance. states [X, R, E] are the tile's."""
     table_q, bias = slab.terms.table_q, slab.terms.bias
     heads, rows = slab.heads.stop - slab.heads.start, tile.i1 - tile.i0
     keys = tile.j1 - tile.j0
@@ -58,7 +56,6 @@ def skewed(
         e = min(s + sizes.CHUNK, rows)
         at, count = r0 + rows - e, keys + e - s - 1
         chunk = distances[:, s:e, rows - e : rows - e + count]
-        less = None if minus is None else minus[:, s:e, None]
         pieces = band.pieces(at, count)
         some = slice(pieces.first, pieces.last)
         base = None if bias is None else bias[:, None, some]
@@ -66,8 +63,6 @@ def skewed(
             table = table_q[:, some].transpose(1, 2).expand(heads, -1, -1)
             if base is None:
                 base = states.new_zeros(1, 1, 1)
-            if less is not None:
-                base = base - less
             if pieces.before or pieces.after:
                 fill(chunk, torch.baddbmm(base, states[:, s:e], table, alpha=scale), pieces)
             else:
@@ -76,15 +71,10 @@ def skewed(
         elif base is not None:
             row = base.new_empty(base.shape[0], 1, count)
             fill(row, base, pieces)
-            chunk.copy_(row.expand(chunk.shape)) if less is None else torch.sub(row, less, out=chunk)
-        elif less is not None:
-            chunk.copy_((-less).expand(chunk.shape))
+            chunk.copy_(row.expand(chunk.shape))
         else:
             chunk.zero_()
         forbid(chunk, band, at)
-    columns = slab.key_columns(tile.j0, tile.j1)
-    if columns is not None:
-        buffer.pairs(heads, rows, keys).add_(columns)
 
 
 class KeyDots:

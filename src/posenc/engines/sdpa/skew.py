@@ -27,15 +27,14 @@ def stride_of(count: int) -> int:
 class Skew:
     """A buffer for `heads` × `rows` × `keys` pairs, made once and reused for smaller blocks."""
 
-    def __init__(self, heads: int, rows: int, keys: int, like: Tensor, *, zero: bool = False):
+    def __init__(self, heads: int, rows: int, keys: int, like: Tensor):
         self.stride = stride_of(rows + keys - 1)
         self.step = rows * self.stride
-        make = torch.zeros if zero else torch.empty
-        self.rows, self.keys = rows, keys
-        self.memory = make(heads * self.step, dtype=like.dtype, device=like.device)
+        self.heads, self.rows, self.keys = heads, rows, keys
+        self.memory = torch.empty(heads * self.step, dtype=like.dtype, device=like.device)
 
-    def holds(self, rows: int, keys: int) -> bool:
-        return rows <= self.rows and rows + keys <= self.rows + self.keys
+    def holds(self, heads: int, rows: int, keys: int) -> bool:
+        return heads <= self.heads and rows <= self.rows and rows + keys <= self.rows + self.keys
 
     def distances(self, heads: int, rows: int, keys: int) -> Tensor:
         """[X, R, R + K - 1]"""
@@ -45,15 +44,15 @@ class Skew:
         """[X, R, K]"""
         return self.memory.as_strided((heads, rows, keys), (self.step, self.stride - 1, 1), rows - 1)
 
-    def clear_corners(self, heads: int, rows: int, keys: int) -> None:
-        """Zero what belongs to no pair."""
-        if rows == 1:
-            return
-        buffer = self.distances(heads, rows, keys)
-        steps = torch.arange(rows, device=buffer.device)
+
+def clear_corners(distances: Tensor, keys: int) -> None:
+    """Zero what belongs to no pair in [X, R, R + K - 1]."""
+    rows = distances.shape[1]
+    if rows > 1:
+        steps = torch.arange(rows, device=distances.device)
         left = steps[:, None] + steps[None, :-1] < rows - 1
-        buffer[:, :, : rows - 1].masked_fill_(left, 0.0)
-        buffer[:, :, keys:].masked_fill_(~left, 0.0)
+        distances[:, :, : rows - 1].masked_fill_(left, 0.0)
+        distances[:, :, keys:].masked_fill_(~left, 0.0)
 
 
 def fill(buffer: Tensor, table: Tensor, pieces: Pieces) -> None:
