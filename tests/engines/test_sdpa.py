@@ -94,9 +94,9 @@ def places(q_length, k_length):
     return Where(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
 
 
-def compare(q, k, v, plan, *, extra=(), tolerance=1e-9, **options):
+def compare(q, k, v, plan, *, extra=(), among=None, tolerance=1e-9, **options):
     """Output and gradients of every leaf, against the reference."""
-    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors()), *extra]
+    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors()), *extra] if among is None else among
     results = []
     for engine in ("reference", "sdpa"):
         out = attend(q, k, v, plan, engine=engine, **options)
@@ -169,6 +169,23 @@ def test_key_padding(name, padding):
     plan = plans(places(40, 40))[name]
     compare(*tensors(40, 40), plan, key_mask=seen)
     compare(*tensors(40, 40), plan, key_mask=seen, causal=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 3)}], ids=str)
+@pytest.mark.parametrize("name", ["none", "bias", "shared bias", "slopes"])
+def test_tables_without_gradients(name, options, monkeypatch):
+    """PyTorch's own backward kernel serves these."""
+    small(monkeypatch)
+    plan = plans(places(50, 60))[name]
+    for _, tensor in plan.tensors():
+        tensor.requires_grad_(False)
+    q, k, v = tensors(50, 60, kv_heads=2, v_size=5)
+    compare(q, k, v, plan, among=[q, k, v], **options)
+    seen = torch.ones(B, 60, dtype=torch.bool)
+    seen[0, 30:] = False
+    compare(q, k, v, plan, among=[q, k, v], key_mask=seen, **options)
+    seen[1, 10:20] = False
+    compare(q, k, v, plan, among=[q, k, v], key_mask=seen, **options)
 
 
 def test_a_query_with_nothing_to_see_gives_zeros():

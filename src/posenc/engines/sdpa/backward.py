@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import sizes
 from .band import Band, Tile
-from .mask import KeyDots, skewed
+from .mask import KeyDots, product, skewed
 from .skew import Skew, clear_corners, fill, fold
 from .slab import NEVER, Slab, slabs
 from .terms import Terms
@@ -92,7 +92,10 @@ class _Slab:
         self.slab, self.band, self.scale, self.result, self.buffers = slab, band, scale, result, buffers
         self.b, self.heads = b, heads.stop - heads.start
         self.q, self.grad = q[b, heads].to(precision), grad[b, heads].to(precision)
-        self.k, self.v = self._spread(k[b, slab.kv_heads].to(precision)), self._spread(v[b, slab.kv_heads].to(precision))
+        self.k, self.v = (
+            self._spread(k[b, slab.kv_heads].to(precision)),
+            self._spread(v[b, slab.kv_heads].to(precision)),
+        )
         self.states = self.q if terms.states is None else terms.states
         delta = (self.grad * out[b, heads]).sum(-1)
 
@@ -105,6 +108,7 @@ class _Slab:
             edges = [(self.grad * terms.table_v[:, end, None]).sum(-1) for end in ends]
         self.grad_wide = torch.cat([self.grad, torch.stack([-delta, *edges], -1)], -1)
         self.v_wide = self._with_channels(self.v)
+        self.marked = [self.k_wide] if terms.table_v is None else [self.k_wide, self.v_wide]
 
         self.one_to_one = self.heads == slab.kv_heads.stop - slab.kv_heads.start
         # grouped queries: every head's own sum, added up at the end
@@ -151,10 +155,11 @@ class _Slab:
         left, right = self.band.inner(tile)
         middle = tile._replace(j0=left, j1=right)
         inner = slice(left - tile.j0, right - tile.j0)
-        for wide in (self.k_wide, self.v_wide):
-            wide[:, tile.j0 : left, -2:] = wide.new_tensor([1.0, 0.0])
-            wide[:, left:right, -2:] = 0.0
-            wide[:, right : tile.j1, -2:] = wide.new_tensor([0.0, 1.0])
+        for wide in self.marked:
+            wide[:, tile.j0 : left, -2] = 1.0
+            wide[:, left : tile.j1, -2] = 0.0
+            wide[:, tile.j0 : right, -1] = 0.0
+            wide[:, right : tile.j1, -1] = 1.0
 
         weights = self.buffers.block("weights", heads, rows, keys)
         product(self.q_wide[:, at], self.k_wide[:, to], weights)
@@ -264,9 +269,3 @@ class _Slab:
             to[0, some].add_(what.sum(0), alpha=scale)
         else:
             to[self.slab.heads, some].add_(what, alpha=scale)
-
-
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out [X, R, K] <- a [X, R, D] bᵀ [X, D, K], straight into a strided buffer."""
-    for x in range(out.shape[0]):
-        torch.mm(a[x], b[x].t(), out=out[x])

@@ -28,12 +28,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float) ->
     out = q.new_empty(*q.shape[:3], v.shape[3])
     sums = torch.empty(q.shape[:3], dtype=precision, device=q.device)
     q, k, v = one_size(q, k, v)
+    buffer = None  # the slabs share it
     for slab in slabs(q, k, terms, band, memory=sizes.FORWARD, rows=min(sizes.BLOCK, band.q_length), single=False):
-        tiles = Tiles(q, k, v, slab, band, scale)
+        tiles = Tiles(q, k, v, slab, band, scale, buffer)
         for i0, i1 in band.blocks():
             o, s = tiles.block(i0, i1)
             out[slab.rows, slab.heads, i0:i1] = o[..., : out.shape[3]]
             sums[slab.rows, slab.heads, i0:i1] = s
+        buffer = tiles.buffer
     return out, sums
 
 
@@ -46,7 +48,7 @@ def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
 class Tiles:
     """Runs the tiles of one slab."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, slab: Slab, band: Band, scale: float):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, slab: Slab, band: Band, scale: float, buffer: Skew | None):
         self.slab, self.band, self.scale = slab, band, scale
         self.q = q[slab.rows, slab.heads]
         self.k = k[slab.rows, slab.kv_heads]
@@ -57,7 +59,7 @@ class Tiles:
         if slab.terms.table_k is not None and slab.keys[0] < slab.keys[1]:
             keys = self.precise_keys(*slab.keys)[..., : slab.terms.table_k.shape[2]]
             self.key_dots = KeyDots(slab, band, keys, like=keys)
-        self.buffer: Skew | None = None
+        self.buffer = buffer
 
     def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor]:
         """Rows [i0, i1): their output and log-sums."""

@@ -52,29 +52,36 @@ def skewed(buffer: Skew, slab: Slab, band: Band, tile: Tile, states: Tensor, sca
     keys = tile.j1 - tile.j0
     distances = buffer.distances(heads, rows, keys)
     r0 = band.first_distance(tile.i1, tile.j0)
+    wide = None
+    if table_q is not None:
+        wide, states = table_q, states * scale
+        if bias is not None:  # one more channel
+            wide = slab.table_and_bias
+            states = torch.cat([states, states.new_ones(*states.shape[:2], 1)], -1)
     for s in range(0, rows, sizes.CHUNK):
         e = min(s + sizes.CHUNK, rows)
         at, count = r0 + rows - e, keys + e - s - 1
         chunk = distances[:, s:e, rows - e : rows - e + count]
         pieces = band.pieces(at, count)
         some = slice(pieces.first, pieces.last)
-        base = None if bias is None else bias[:, None, some]
-        if table_q is not None:
-            table = table_q[:, some].transpose(1, 2).expand(heads, -1, -1)
-            if base is None:
-                base = states.new_zeros(1, 1, 1)
+        if wide is not None:
             if pieces.before or pieces.after:
-                fill(chunk, torch.baddbmm(base, states[:, s:e], table, alpha=scale), pieces)
+                fill(chunk, states[:, s:e] @ wide[:, some].transpose(1, 2), pieces)
             else:
-                chunk.copy_(base.expand(chunk.shape))
-                chunk.baddbmm_(states[:, s:e], table, alpha=scale)
-        elif base is not None:
-            row = base.new_empty(base.shape[0], 1, count)
-            fill(row, base, pieces)
+                product(states[:, s:e], wide[:, some].expand(heads, -1, -1), chunk)
+        elif bias is not None:
+            row = bias.new_empty(bias.shape[0], 1, count)
+            fill(row, bias[:, None, some], pieces)
             chunk.copy_(row.expand(chunk.shape))
         else:
             chunk.zero_()
         forbid(chunk, band, at)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out [X, R, K] <- a [X, R, D] bᵀ [X, D, K], straight into a strided buffer."""
+    for x in range(out.shape[0]):
+        torch.mm(a[x], b[x].t(), out=out[x])
 
 
 class KeyDots:

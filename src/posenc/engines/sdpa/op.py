@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import backward as backward_pass
+from . import fixed
 from . import forward as forward_pass
 from .band import Band
 from .terms import Terms
@@ -76,6 +77,10 @@ def _backward(
     wanted: list[int],
 ) -> list[Tensor]:
     terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    if fixed.applies(terms, list(map(bool, wanted))):
+        own = fixed.backward(grad, q, k, v, out, sums, terms, _band(band), scale)
+        if own is not None:
+            return [x.to(q.dtype) for x in own]
     result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, list(map(bool, wanted)))
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]

@@ -6,14 +6,14 @@ SMALL = 256
 """Query rows where the visible keys change from row to row (causality, windows)."""
 FAR = 256
 """Fewer far keys than this are not worth a call of their own."""
-CHUNK = 128
+CHUNK = 256
 """Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
 FORWARD = 6 << 20
 """Numbers in the forward pass's skewed buffer: heads share a call while they fit."""
-ROWS = 128
+ROWS = 192
 """Query rows of one backward block."""
-BACKWARD = 3 << 18
-"""Numbers in each of the backward pass's two skewed buffers: 3 MiB of float32, near what a core's cache holds."""
+BACKWARD = 1 << 20
+"""Numbers in each of the backward pass's two skewed buffers: 4 MiB of float32."""
 SCORES = 1 << 22
 """Scores of one block of an unstructured plan: 16 MiB of float32 ..."""
 FEWEST = 64

@@ -13,6 +13,8 @@ the pairs, a gradient sums columns. The corners (.) belong to no pair.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -49,10 +51,16 @@ def clear_corners(distances: Tensor, keys: int) -> None:
     """Zero what belongs to no pair in [X, R, R + K - 1]."""
     rows = distances.shape[1]
     if rows > 1:
-        steps = torch.arange(rows, device=distances.device)
-        left = steps[:, None] + steps[None, :-1] < rows - 1
+        left, right = _corners(rows, distances.device)
         distances[:, :, : rows - 1].masked_fill_(left, 0.0)
-        distances[:, :, keys:].masked_fill_(~left, 0.0)
+        distances[:, :, keys:].masked_fill_(right, 0.0)
+
+
+@lru_cache(maxsize=16)
+def _corners(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    steps = torch.arange(rows, device=device)
+    left = steps[:, None] + steps[None, :-1] < rows - 1
+    return left, ~left
 
 
 def fill(buffer: Tensor, table: Tensor, pieces: Pieces) -> None:

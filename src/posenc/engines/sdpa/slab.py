@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,15 @@ class Slab:
     def dense(self) -> bool:
         """Whether a band tile's mask is more than a table."""
         return self.terms.content or self.holes is not None
+
+    @cached_property
+    def table_and_bias(self) -> Tensor:
+        """[H or 1, n, E + 1]"""
+        table, bias = self.terms.table_q, self.terms.bias
+        assert table is not None
+        assert bias is not None
+        heads = max(table.shape[0], bias.shape[0])
+        return torch.cat([table.expand(heads, -1, -1), bias[..., None].expand(heads, -1, 1)], -1)
 
     def row_constant(self, end: int, states: Tensor, scale: float) -> Tensor | None:
         """What a far tile adds to every score of a row, [X, R] or [X, 1]. end: 0 the lowest distance, -1 the highest."""
