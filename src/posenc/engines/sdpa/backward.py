@@ -22,9 +22,8 @@ from .skew import Skew, clear_corners, fill, fold
 from .slab import NEVER, Slab, slabs
 from .terms import Terms
 
-
 SMALLEST = -87.0
-"""exp of less is a subnormal float32, on which matrix products crawl; steep biases (ALiBi's) give many."""
+"""exp of less is a subnormal float32, on which matrix products crawl; steep biases give many."""
 
 
 class Gradients:
