@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "explore": Command(
         "explorer.command:main", "look at every scheme in the browser, on this machine alone", "explorer"
     ),
+    "bench": Command("bench.cli:main", "time and memory beside PyTorch's attention and other libraries", "bench"),
 }
 
 # What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.

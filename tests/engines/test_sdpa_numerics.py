@@ -13,13 +13,14 @@ from posenc.where import Where
 B, H, D = 1, 2, 32
 LENGTHS = [1, 7, 63, 129, 1000]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BUCKETS = log_buckets(32, 128, causal=False)
 PLANS = ["bias", "slopes", "keys and values", "both sides", "exact"]
 
 
 def make(name, where, draw):
     """A plan whose tensors come from `draw(shape)`."""
     if name == "bias":
-        return Plan(where, lookups=(Lookup(log_buckets(32, 128, causal=False), bias=draw(H, 32)),))
+        return Plan(where, lookups=(Lookup(BUCKETS, bias=draw(H, 32)),))
     if name == "slopes":
         return Plan(where, slopes=draw(H).abs())
     if name == "keys and values":

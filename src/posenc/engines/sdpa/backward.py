@@ -96,7 +96,11 @@ class _Slab:
             self._spread(v[b, slab.kv_heads].to(precision)),
         )
         self.states = self.q if terms.states is None else terms.states
+        # dO·O, except where O was rounded: there the blocks sum P dP, which is the same in exact arithmetic
+        self.rounded = out.dtype != precision
         delta = (self.grad * out[b, heads]).sum(-1)
+        if self.rounded:
+            delta.zero_()
 
         ends = (0, -1)
         edges = [self._full(slab.row_constant(end, self.states, scale), delta) for end in ends]
@@ -114,7 +118,8 @@ class _Slab:
         self.dk = result.k[b, slab.kv_heads] if self.one_to_one else torch.zeros_like(self.k)
         self.dv = result.v[b, slab.kv_heads] if self.one_to_one else torch.zeros_like(self.v)
         self.dq = result.q[b, heads]
-        self.dots = self.gathered = None
+        self.dots: KeyDots | None = None
+        self.gathered: KeyDots | None = None
         self.steep = terms.bias is not None and float(terms.bias.amax() - terms.bias.amin()) > -SMALLEST
 
     def _spread(self, x: Tensor) -> Tensor:
@@ -177,6 +182,8 @@ class _Slab:
         product(self.grad_wide[:, at], self.v_wide[:, to], scores)
         if self.slab.terms.table_v is not None:
             self.values(weights, scores, tile, middle)
+        if self.rounded:
+            scores.sub_((weights * scores).sum(-1, keepdim=True))
         scores.mul_(weights)
         torch.baddbmm(self.dq[:, at], scores, k, alpha=self.scale, out=self.dq[:, at])
         self.dk[:, to].baddbmm_(scores.transpose(1, 2), q, alpha=self.scale)
@@ -218,7 +225,7 @@ class _Slab:
         terms, wanted = self.slab.terms, self.result.terms
         at = slice(tile.i0, tile.i1)
         if terms.table_q is not None or wanted.bias is not None:
-            to_states = self.dq
+            to_states: Tensor | None = self.dq
             if terms.states is not None:
                 to_states = None if wanted.states is None else wanted.states[self.b, self.slab.heads]
             for some, part in self.parts(scores, tile, middle):

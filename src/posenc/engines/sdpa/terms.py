@@ -76,8 +76,9 @@ def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
     spans = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups if isinstance(lookup.index, Index)]
     if plan.slopes is not None:
         spans.append(reach)
-    lo = min([lo for lo, _ in spans] or [0])
-    hi = max([hi for _, hi in spans] or [0])
+    lo, hi = spans[0] if spans else (0, 0)
+    for span in spans[1:]:
+        lo, hi = min(lo, span[0]), max(hi, span[1])
     # rows that no pair reaches would only cost memory
     lo, hi = min(max(lo, reach[0]), reach[1]), max(min(hi, reach[1]), reach[0])
     band = Band(q_length, k_length, offset, lo, hi, left, right)
