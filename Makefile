@@ -59,7 +59,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e . numpy  # torch warns where there is no numpy
+	$(PIP) -e '.[lab]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
