@@ -9,6 +9,8 @@ Channels past the rotated width R pass through.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -55,10 +57,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype.
 
     Every rotation of the library goes through here. Compiled code gets the formula, which fuses into one pass; eager
-    code on a CPU gets it block by block, so that what is read twice is read from the cache.
+    code gets a kernel on CUDA, and blocks on a CPU, so that what is read twice is read from the cache.
     """
-    if _eager_on_cpu(x, cos, sin):
-        return _Blockwise.apply(x, cos, sin, layout)
+    if _eager(x, cos, sin):
+        return _OnePass.apply(x, cos, sin, layout)
     return _formula(x, cos, sin, layout)
 
 
@@ -77,35 +79,32 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)
 
 
-def _eager_on_cpu(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    if (
-        x.device.type != "cpu"
-        or x.numel() < SMALL
-        or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-    ):
+def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return False
+    return (x.is_cuda and _triton()) or (x.device.type == "cpu" and x.numel() >= SMALL)
 
 
-class _Blockwise(torch.autograd.Function):
-    """The formula in blocks of rows. Its gradient is the rotation back (times the same magnitude)."""
+@lru_cache(maxsize=1)
+def _triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class _OnePass(torch.autograd.Function):
+    """The formula in one pass over x. Its gradient is the rotation back (times the same magnitude)."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.save_for_forward(cos, sin)
         ctx.layout = layout
-        precision = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
-        width = 2 * cos.shape[-1]
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        out[..., width:] = x[..., width:]
-        rows = max(BLOCK // max(x.shape[0] * x.shape[1] * width, 1), 8)
-        for start in range(0, x.shape[2] if width else 0, rows):
-            block = slice(start, start + rows)
-            _turn_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
-        return out
+        if x.is_cuda:
+            from .rotation_kernel import turn
+
+            return turn(x, cos, sin, layout)
+        return _in_blocks(x, cos, sin, layout)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
@@ -116,6 +115,19 @@ class _Blockwise(torch.autograd.Function):
     def jvp(ctx, tangent: Tensor, *rest):  # type: ignore[override]
         cos, sin = ctx.saved_tensors
         return rotate(tangent, cos, sin, ctx.layout)
+
+
+def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    precision = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
+    width = 2 * cos.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out[..., width:] = x[..., width:]
+    rows = max(BLOCK // max(x.shape[0] * x.shape[1] * width, 1), 8)
+    for start in range(0, x.shape[2] if width else 0, rows):
+        block = slice(start, start + rows)
+        _turn_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
+    return out
 
 
 SMALL = 2**16

@@ -1,0 +1,64 @@
+"""The CUDA kernel against the formula: by Triton's interpreter where there is no device, and on the device."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import posenc
+from posenc.rotation import _formula, rotate
+
+CASES = [(2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0)]
+
+
+def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64)):
+    for batch, heads, length, size, width in CASES:
+        for layout in ("half", "interleaved"):
+            for dtype in dtypes:
+                for rows in {1, batch}:
+                    x = torch.randn(batch, length, heads, size, device=device).to(dtype).transpose(1, 2)
+                    angle = torch.rand(rows, length, width // 2, device=device) * 6
+                    wide = torch.promote_types(dtype, torch.float32)
+                    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+                    ours, exact = turn(x, cos, sin, layout), _formula(x.double(), cos.double(), sin.double(), layout)
+                    torch.testing.assert_close(ours.double(), exact, atol=1e-6, rtol=0.75 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested on the device")
+def test_the_kernel_by_the_interpreter():
+    pytest.importorskip("triton")
+    # the interpreter cuts bfloat16 off where a device rounds it, so that one is tested there
+    code = "import torch; from tests.test_rotation_kernel import check; from posenc.rotation_kernel import turn; check(turn, 'cpu', (torch.float32, torch.float16, torch.float64))"
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_on_the_device():
+    check(rotate, "cuda", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+    rope = posenc.RoPE(head_dim=64).cuda()
+    x = torch.randn(2, 4, 33, 64, device="cuda", requires_grad=True)
+    grad = torch.randn_like(x)
+    (ours,) = torch.autograd.grad(rope.rotate(x, 33), x, grad)
+    cos, sin = rope.rotation(posenc.Where(33)).q
+    (theirs,) = torch.autograd.grad(_formula(x, cos, sin, "half"), x, grad)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_phases_are_the_same_on_the_device():
+    for extension in (None, posenc.scaling.DynamicNTK(factor=2.0, original=64)):
+        rope = posenc.RoPE(head_dim=64, scaling=extension)
+        where = posenc.Where((2**20, 100))
+        here = rope.rotation(where).q
+        there = rope.cuda().rotation(where).q
+        for a, b in zip(here, there, strict=True):
+            torch.testing.assert_close(b.cpu(), a, atol=1.2e-7, rtol=0.0)
