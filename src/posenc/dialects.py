@@ -49,11 +49,13 @@ KEYS: dict[str, dict[str, set[str]]] = {
 }
 """Every key that a kind of scaling may have beyond ALWAYS."""
 SAME_KIND = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
-INTERLEAVED = frozenset(
-    ("gptj", "codegen", "roformer", "cohere", "cohere2", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium",
-     "llama4_text", "deepseek_v2", "deepseek_v3", "moonshine")
-)  # fmt: skip
-"""Model types whose Hugging Face code turns neighbouring channels; all others turn halves."""
+INTERLEAVED = frozenset((
+    "axk1", "axk2", "bailing_hybrid", "blt", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
+    "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4",
+    "glm4_moe_lite", "glm4v_text", "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash",
+    "mistral4", "mistral_large4", "moonshine", "moonshine_streaming", "roformer", "youtu",
+))  # fmt: skip
+"""Model types whose code in transformers 5.22 turns neighbouring channels; all others there turn halves."""
 
 
 @dataclass(frozen=True)
