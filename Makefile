@@ -45,7 +45,7 @@ bench-table: $(VENV)/.dev
 	$(PY) -m bench.table
 
 figures: $(VENV)/.dev
-	$(PY) -m posenc figures
+	$(PY) docs/figures.py
 
 clean:
 	rm -rf $(VENV) out build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

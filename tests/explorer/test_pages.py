@@ -312,3 +312,23 @@ def test_drawing_leaves_the_random_state_alone():
     for key in ("gallery", "compare", "sentence"):
         draw(key)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_results_draw_the_numbers_of_a_run_of_the_lab(tmp_path):
+    from posenc.lab.results import Results
+
+    task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "lr": 0.001}
+    rows = [
+        {"task": "copy", "scheme": scheme, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
+        for scheme, value in (("alibi", 0.4), ("rope", 0.2))
+        for size in (16, 32)
+        for seed in (0, 1)
+    ]
+    run = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
+    (tmp_path / "results.json").write_bytes(run.as_json())
+    view = draw("results", run=tmp_path)
+    (panel,) = view.panels()
+    assert list(panel.x) == [16, 32] and panel.upright == {"trained on 16 tokens": 16.0}
+    np.testing.assert_allclose(panel.series["alibi"], [0.45, 0.45])
+    np.testing.assert_allclose(panel.series["rope"], [0.25, 0.25])
+    assert "report.html" in view.notes[0]

@@ -1,0 +1,58 @@
+"""The pictures of the README, from the real thing: `make figures` writes them to docs/figures.
+
+    schemes.png    what position does to the score, for the schemes side by side (posenc.plot)
+    explorer.png   the explorer in a browser (posenc explore), where there is a Chromium
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from posenc.plot import canvas, numbers, panels
+
+FOLDER = Path(__file__).parent / "figures"
+SHOWN = ("t5", "alibi", "rope", "transformer_xl", "sinusoidal", "learned")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+VIEW = "?view=compare&a=t5&b=alibi&c=rope&length=512"
+
+
+def schemes() -> Path:
+    drawn = [panel for name in SHOWN for panel in panels.kernel(numbers.subject(name), 96)]
+    return canvas.save(canvas.figure(drawn, columns=3), FOLDER / "schemes.png")
+
+
+def explorer() -> Path | None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        print("explorer.png is left as it was: no Chromium on this machine", file=sys.stderr)
+        return None
+    from playwright.sync_api import sync_playwright
+
+    server = subprocess.Popen(
+        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "47830"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+            page = browser.new_page(viewport={"width": 1400, "height": 1180})
+            page.goto(address + VIEW)
+            page.wait_for_selector("#compare-plot-1 .js-plotly-plot .hm image", state="attached", timeout=60_000)
+            page.wait_for_timeout(2000)
+            path = FOLDER / "explorer.png"
+            page.screenshot(path=path)
+            browser.close()
+        return path
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+if __name__ == "__main__":
+    for path in (schemes(), explorer()):
+        if path is not None:
+            print(path)
