@@ -14,7 +14,7 @@ pytest.importorskip("gradio")
 
 import posenc
 from posenc.explorer import about, compare, extend, frame, results, sentence, state
-from posenc.explorer.figures import as_json, plotly
+from posenc.explorer.figures import as_json, mosaic, plotly
 from posenc.explorer.options import options_of
 from posenc.explorer.texts import FIGURES_ZH, LANGUAGES, TEXTS
 from posenc.plot import numbers
@@ -305,6 +305,19 @@ def test_plotly_figures_hold_the_panels_numbers_titles_and_axes():
     assert figure["layout"]["xaxis"]["title"]["text"] == "x" and figure["layout"]["xaxis"]["type"] == "log"
     assert figure["layout"]["yaxis2"]["title"]["text"] == "i" and figure["layout"]["yaxis2"]["autorange"] == "reversed"
     assert one["line"]["color"] != two["line"]["color"] and one["line"]["dash"] != two["line"]["dash"]
+
+
+def test_a_mosaic_holds_every_panel_at_its_place():
+    panels = [
+        Heat(f"p{n}", np.arange(3), np.arange(3), np.full((3, 3), float(n)), "j", "i", "unit", (0.0, 4.0))
+        for n in range(5)
+    ]
+    figure = json.loads(as_json(mosaic(panels, columns=2)))
+    (trace,) = figure["data"]
+    z = unpack(trace["z"])
+    assert z.shape == (12, 7) and np.nansum(z) == 9 * (1 + 2 + 3 + 4)
+    assert np.all(z[5:8, 4:7] == 3) and np.isnan(z[9:12, 4:7]).all()
+    assert [a["text"] for a in figure["layout"]["annotations"]] == ["p0", "p1", "p2", "p3", "p4"]
 
 
 def test_drawing_leaves_the_random_state_alone():

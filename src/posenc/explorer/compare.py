@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from html import escape
 from typing import Any
 
 import gradio as gr
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..plan import Plan
 from ..plot import numbers, panels
@@ -31,6 +33,50 @@ NOTHING = -24.0
 SLIDERS, SWITCHES, CHOICES = 3, 3, 3
 
 
+# What one slider does not touch is not computed again. Subjects are only read.
+@lru_cache(maxsize=32)
+def _subject(word: str) -> Subject:
+    name, options = state.scheme(word)
+    return numbers.subject(name, **options)
+
+
+@lru_cache(maxsize=32)
+def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
+    (drawn,) = panels.kernel(_subject(word), length, head, most=most, words=words)
+    return drawn
+
+
+@lru_cache(maxsize=32)
+def _over(word: str, length: int, some: int) -> Tensor:
+    """The last query's kernel over all distances, or over about `some` of them (0: all): [heads, n]."""
+    r = numbers.positions(length, some or None).flip(0).neg()
+    return numbers.over_distance(_subject(word), r, at=length - 1)
+
+
+FAR = torch.unique(torch.logspace(0, 5, 61).long()).neg().flip(0)
+
+
+@lru_cache(maxsize=32)
+def _far(word: str) -> Tensor:
+    """The kernel at distances up to 100 000: [heads, n]. A table with a row for each distance would be long, so such
+    schemes are asked one distance at a time.
+    """
+    subject = _subject(word)
+    try:
+        if not subject.absolute and numbers.span(subject, 16) != numbers.span(subject, 32):
+            return torch.cat([numbers.over_distance(subject, r[None]) for r in FAR], dim=1)
+        return numbers.over_distance(subject, FAR)
+    except ValueError:  # a table that ends has no far field
+        return torch.full((subject.heads, len(FAR)), torch.nan)
+
+
+@lru_cache(maxsize=64)
+def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
+    """(parameters, span) of a scheme."""
+    subject = _subject(word)
+    return subject.parameters, None if subject.absolute else numbers.span(subject, 256)
+
+
 class Compare(Page):
     key = "compare"
     figures = 2
@@ -46,33 +92,32 @@ class Compare(Page):
         coarse = coarse and length > EASY
         most = COARSE if coarse else FINE
         notes: list[str] = []
-        subjects: dict[str, Subject] = {}
+        chosen_words: dict[str, str] = {}
         heat: list[Panel] = []
-        for slot, (name, options) in chosen.items():
+        for slot, (name, _) in chosen.items():
             label = _label(name, slot, chosen)
             try:
-                subject = numbers.subject(name, **options)
-                (drawn,) = panels.kernel(subject, length, head, most=most, words=words)
+                drawn = _heat(state_[slot], length, head, most, words)
             except ValueError as error:
                 notes.append(f"{label}: {error}")
                 continue
             except TypeError:
                 notes.append(words("bad options", options=state_[slot][:200]))
                 continue
-            subjects[label] = subject
+            chosen_words[label] = state_[slot]
             heat.append(_renamed(drawn, label, name))
-        if not subjects:
+        if not chosen_words:
             raise ValueError(" ".join(notes))
-        curves, share = _curves(subjects, length, train, head, most, coarse, words)
+        curves, share = _curves(chosen_words, length, train, head, most, coarse, words)
         made = {
             _label(name, slot, chosen): {"name": name, "options": options}
             for slot, (name, options) in chosen.items()
-            if _label(name, slot, chosen) in subjects
+            if _label(name, slot, chosen) in chosen_words
         }
         return View(
             [Figure(curves, columns=3, height=370), Figure(heat, columns=3, height=390)],
             code=snippets.compared(made, length),
-            html=_costs(subjects, length, share, words),
+            html=_costs(chosen_words, length, share, words),
             notes=notes,
             finer=coarse,
         )
@@ -200,22 +245,19 @@ def _renamed(panel: Panel, label: str, name: str) -> Panel:
 
 
 def _curves(
-    subjects: dict[str, Subject], length: int, train: int, head: int, most: int, coarse: bool, words: Words
+    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, words: Words
 ) -> tuple[list[Panel], dict[str, float]]:
     """Over distance, far away, and the last query's attention; and its share past the training length."""
     near = numbers.positions(length, 2 * most).flip(0).neg()  # the query itself is always among them
-    far = torch.unique(torch.logspace(0, 5, 120).long()).neg().flip(0)
     over, away, attention, share = {}, {}, {}, {}
-    for label, subject in subjects.items():
-        over[label] = array(numbers.over_distance(subject, near, at=length - 1)[head])
+    for label, word in chosen.items():
+        scores = _over(word, length, 2 * most if coarse else 0)[head]
         whole = near if coarse else torch.arange(-(length - 1), 1)
-        weights = torch.softmax(numbers.over_distance(subject, whole, at=length - 1)[head], 0)
+        weights = torch.softmax(scores, 0)
+        shown = slice(None) if coarse else near + length - 1
+        over[label], attention[label] = array(scores[shown]), array(weights[shown])
         share[label] = float(weights[whole <= -train].sum())
-        attention[label] = array(weights if coarse else weights[near + length - 1])
-        try:
-            away[label] = array(numbers.over_distance(subject, far, at=int(far.abs().max()))[head])
-        except ValueError:  # a table that ends has no far field
-            away[label] = np.full(len(far), np.nan)
+        away[label] = array(_far(word)[head])
     mark = {words("trained", length=train): float(-train)} if train < length else {}
     tail = {words("trained", length=train): float(train)}
     low = min(share.values()), max(share.values())
@@ -227,7 +269,7 @@ def _curves(
             floor=floor,
         ),
         Lines(
-            words("compare far"), array(far.abs()), away, words("past distance"), words("score"), log_x=True,
+            words("compare far"), array(FAR.abs()), away, words("past distance"), words("score"), log_x=True,
             upright=tail, floor=floor,
         ),
         Lines(
@@ -238,17 +280,17 @@ def _curves(
     return drawn, share
 
 
-def _costs(subjects: dict[str, Subject], length: int, share: dict[str, float], words: Words) -> str:
+def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Words) -> str:
     """A table of what each scheme costs at this length."""
     heads = numbers.SIZES["heads"]
     header = ("scheme", "parameters", "own memory", "dense memory", "constant beyond", "share past")
     rows = []
-    for label, subject in subjects.items():
-        span = numbers.span(subject, 256) if not subject.absolute else None
+    for label, word in chosen.items():
+        parameters, span = _facts(word)
         ends = None if span is None else (-span[0], span[1])
         constant = words("never") if ends is None or max(ends) >= 255 else f"{ends[0]} / {ends[1]}"
         rows.append(
-            (label, f"{subject.parameters:,}", _size(own_memory(subject, length)), _size(4 * heads * length * length),
+            (label, f"{parameters:,}", _size(_memory(word, length)), _size(4 * heads * length * length),
              constant, f"{share[label]:.1%}")
         )  # fmt: skip
     head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
@@ -260,6 +302,18 @@ def _costs(subjects: dict[str, Subject], length: int, share: dict[str, float], w
         f'<table class="facts"><caption>{escape(words("costs", length=length))}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+@lru_cache(maxsize=64)
+def _growth(word: str) -> tuple[int, int]:
+    subject = _subject(word)
+    first, second = own_memory(subject, 16), own_memory(subject, 32)
+    return first, second - first
+
+
+def _memory(word: str, length: int) -> int:
+    first, step = _growth(word)
+    return first + step * (length - 16) // 16
 
 
 def own_memory(subject: Subject, length: int) -> int:

@@ -58,7 +58,10 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
             }
         )
         if isinstance(panel, Lines):
-            _lines(panel, suffix, box, data, layout)
+            first = next(
+                other for other in panels if isinstance(other, Lines) and list(other.series) == list(panel.series)
+            )
+            _lines(panel, suffix, box, data, layout, legend=first is panel)
         else:
             neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
             _heat(panel, suffix, box, data, layout, bar=not _shares(panel, neighbour))
@@ -68,6 +71,38 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
             if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
                 layout[f"yaxis{suffix}"]["showticklabels"] = False
     return {"data": data, "layout": layout, "config": {"displaylogo": False, "responsive": True}}
+
+
+def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200) -> dict[str, Any]:
+    """Many small heat maps of one size and one colour scale as a single one: fourteen drawn apart take the browser
+    several times as long.
+    """
+    panels = [panel for panel in given if isinstance(panel, Heat)]
+    columns = max(1, min(columns, len(panels)))
+    rows, size, gap = math.ceil(len(panels) / columns), len(panels[0].y), max(1, round(len(panels[0].y) / 6))
+    step = size + gap
+    z = np.full((rows * step, columns * step - gap), np.nan, dtype=np.float32)
+    names = []
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        z[row * step + gap : (row + 1) * step, column * step : column * step + size] = panel.z
+        names.append((panel.title, column * step - 0.5, row * step + gap - 0.6))
+    whole = Heat("", np.arange(z.shape[1]), np.arange(z.shape[0]), z, panels[0].x_label, panels[0].y_label,
+                 panels[0].unit, panels[0].limits, panels[0].diverging)  # fmt: skip
+    figure = plotly([whole], columns=1, height=height * rows + 60)
+    layout = figure["layout"]
+    layout["annotations"] = [
+        {
+            "text": _wrapped(title, 30), "x": x, "y": y, "xref": "x", "yref": "y", "xanchor": "left",
+            "yanchor": "bottom", "showarrow": False, "font": {"size": 12, "color": "#102a43"},
+        }
+        for title, x, y in names
+    ]  # fmt: skip
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] |= {"showticklabels": False, "showline": False, "ticks": ""}
+    layout["yaxis"]["domain"][1] = 1.0
+    figure["data"][0]["hovertemplate"] = "%{z:.4g}<extra></extra>"
+    return figure
 
 
 def as_json(figure: dict[str, Any]) -> str:
@@ -135,9 +170,9 @@ def _axes(panel: Panel, suffix: str, box: Box, layout: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, Any]) -> None:
+def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, Any], *, legend: bool) -> None:
     _axes(panel, suffix, box, layout)
-    several = len(panel.series) > 1
+    several = len(panel.series) > 1 and legend
     for number, (name, y) in enumerate(panel.series.items()):
         data.append(
             {

@@ -18,7 +18,7 @@ from gradio.components.plot import PlotData
 from ..plot.words import Words
 from .compare import Compare
 from .extend import Extend
-from .figures import as_json, plotly
+from .figures import as_json, mosaic, plotly
 from .gallery import Gallery
 from .results import Results
 from .sentence import Sentence
@@ -121,7 +121,7 @@ class Built:
         except Exception as error:
             logger.exception("drawing %s failed", self.page.key)
             return self._sorry(self.words("failed", error=f"{type(error).__name__}: {error}"))
-        figures = [plotly(f.panels, columns=f.columns, height=f.height) for f in view.figures]
+        figures = [(mosaic if f.mosaic else plotly)(f.panels, columns=f.columns, height=f.height) for f in view.figures]
         plots: list[Any] = [PlotData(type="plotly", plot=as_json(figure)) for figure in figures]
         plots += [None] * (self.page.figures - len(plots))
         asked = str(next(self.drawings)) if view.finer else gr.skip()

@@ -81,12 +81,12 @@ def run_folder(text: str) -> Path | None:
 
 def _figures(folder: Path, words: Words) -> list[Panel]:
     """One panel a task: its metric over the tested size, a curve a scheme."""
-    from ..lab import results
+    from ..lab.results import metric_of, read
 
-    run = results.read(folder)
+    run = read(folder)
     drawn: list[Panel] = []
     for task in run.tasks():
-        metric = results.metric_of(task)
+        metric = metric_of(task)
         rows = [row for row in run.rows if row["task"] == task["task"]]
         sizes = sorted({row["size"] for row in rows})
         series: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import unicodedata
 import zlib
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -57,7 +58,7 @@ class Sentence(Page):
         shown: dict[str, Tensor] = {}
         for other in names():
             try:
-                weights = attention(layer(other, strength), vectors(tokens), causal=causal)[head]
+                weights = _pattern(other, strength, tuple(tokens), causal)[head]
             except ValueError:
                 continue  # positions of images and video: a sentence has one axis
             shown[other] = weights
@@ -77,7 +78,7 @@ class Sentence(Page):
         listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
         return View(
             [
-                Figure(patterns, columns=4, height=250),
+                Figure(patterns, columns=5, height=190, mosaic=True),
                 Figure(terms, columns=3, height=380),
                 Figure(changed, columns=3, height=400),
             ],
@@ -167,6 +168,7 @@ def settings(name: str, strength: float) -> dict[str, Any]:
     return drawn | ({"std": strength} if "std" in accepted and strength > 0 else {})
 
 
+@lru_cache(maxsize=64)
 def layer(name: str, strength: float) -> Attention:
     """An untrained layer in which a word looks for words like itself: keys and queries share their weights."""
     with torch.random.fork_rng(devices=[]):
@@ -184,6 +186,12 @@ def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Te
     x = made.position.embed(x, where)
     q, k = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (made.q_proj, made.k_proj))
     return posenc.scores(q, k, made.position.plan(where, x=x, host=made), causal=causal).softmax(-1)[0]
+
+
+@lru_cache(maxsize=64)
+def _pattern(name: str, strength: float, tokens: tuple[str, ...], causal: bool) -> Tensor:
+    """Attention under a scheme; kept, for a moved slider leaves most patterns as they were."""
+    return attention(layer(name, strength), vectors(list(tokens)), causal=causal)
 
 
 def _heat(title: str, weights: Tensor, tokens: list[str], words: Words, bright: float, labelled: bool = True) -> Heat:

@@ -16,6 +16,7 @@ class Figure:
     panels: Sequence[Panel]
     columns: int = 2
     height: int = 380
+    mosaic: bool = False  # many small heat maps of one size
 
 
 @dataclass(frozen=True)

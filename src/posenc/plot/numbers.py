@@ -123,24 +123,51 @@ def positions(length: int, most: int | None = None, start: int = 0) -> Tensor:
     return torch.arange(start, start + length, stride)
 
 
+def one_head(plan: Plan, head: int) -> Plan | None:
+    """The plan of one head alone, so that the others are not computed; None where it cannot be cut."""
+
+    def cut(tensor: Tensor | None, axis: int = 0) -> Tensor | None:
+        return tensor if tensor is None or tensor.shape[axis] == 1 else tensor.narrow(axis, head, 1)
+
+    if plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
+        return None
+    return replace(
+        plan,
+        shift=cut(plan.shift),
+        slopes=cut(plan.slopes),
+        lookups=tuple(
+            replace(
+                lookup, bias=cut(lookup.bias), dot_query=cut(lookup.dot_query), states=cut(lookup.states, 1),
+                dot_key=cut(lookup.dot_key), add_value=cut(lookup.add_value),
+            )
+            for lookup in plan.lookups
+        ),
+    )  # fmt: skip
+
+
 @torch.no_grad()
-def kernel(subject: Subject, q: Tensor, k: Tensor) -> Tensor:
-    """What position does to the score of queries at q [Lq] and keys at k [Lk]: [heads, Lq, Lk], float64.
+def kernel(subject: Subject, q: Tensor, k: Tensor, head: int | None = None) -> Tensor:
+    """What position does to the score of queries at q [Lq] and keys at k [Lk]: [heads, Lq, Lk], float64;
+    with `head`, of that one alone: [1, Lq, Lk].
 
     The content is 1 in every channel, so that only positions differ.
         rotary     the whole score
         absolute   the score of the position vectors alone, cut into heads
         others     the score less that of the content
     """
+    chosen = slice(None) if head is None else slice(head, head + 1)
     if subject.absolute:
         sides = (_vectors(subject, place) for place in (q, k))
         first, second = (side.unflatten(-1, (subject.heads, -1)).transpose(0, 1)[None] for side in sides)
-        return scores(first, second)[0]
+        return scores(first[:, chosen], second[:, chosen])[0]
     where = Where(q, k)
     plan = subject.plan(where)
-    first, second = (torch.ones(1, subject.heads, n, subject.head_dim, dtype=torch.float64) for n in (len(q), len(k)))
+    heads = subject.heads
+    if head is not None and (alone := one_head(plan, head)) is not None:
+        plan, heads, chosen = alone, 1, slice(None)
+    first, second = (torch.ones(1, heads, n, subject.head_dim, dtype=torch.float64) for n in (len(q), len(k)))
     s = scores(first, second, plan)
-    return (s if plan.rotate is not None else s - scores(first, second, Plan(where, scale=plan.scale)))[0]
+    return (s if plan.rotate is not None else s - scores(first, second, Plan(where, scale=plan.scale)))[0, chosen]
 
 
 def _vectors(subject: Subject, place: Tensor) -> Tensor:
@@ -150,10 +177,10 @@ def _vectors(subject: Subject, place: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def over_distance(subject: Subject, r: Tensor, *, at: int | None = None) -> Tensor:
+def over_distance(subject: Subject, r: Tensor, *, at: int | None = None, head: int | None = None) -> Tensor:
     """The kernel of one query against keys r [n] away from it: [heads, n]. `at` is the query's position."""
     place = max(0, -int(r.min())) if at is None else at
-    return kernel(subject, torch.tensor([place]), place + r)[:, 0]
+    return kernel(subject, torch.tensor([place]), place + r, head)[:, 0]
 
 
 @dataclass(frozen=True)

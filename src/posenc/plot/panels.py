@@ -147,7 +147,7 @@ def kernel(
     """The score that position adds, over (i, j); about `most` positions of a long sequence are drawn."""
     _check_head(subject, head)
     place = numbers.positions(length, most)
-    z = array(numbers.kernel(subject, place, place)[head])
+    z = array(numbers.kernel(subject, place, place, head)[0])
     look = words("flat") if not z.any() else words("stripes") if _stripes(z) else words("no stripes")
     return [
         Heat(
