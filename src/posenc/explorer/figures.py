@@ -117,7 +117,7 @@ def _box(number: int, rows: int, columns: int, height: int, panel: Panel) -> Box
     row, column = divmod(number, columns)
     named = isinstance(panel, Heat) and panel.labels is not None
     wide, over, under = 1 / columns, 44 / (height * rows), (96 if named else 54) / (height * rows)
-    left = column * wide + (0.075 if named else 0.06) / columns**0.6
+    left = column * wide + (0.075 if named else 0.066) / columns**0.6
     return left, (column + 1) * wide - 0.012, 1 - (row + 1) / rows + under, 1 - row / rows - over
 
 
@@ -201,7 +201,8 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
     if several:
         layout["showlegend"] = True
         layout[f"legend{suffix}"] = {
-            "x": box[1], "y": box[3], "xanchor": "right", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.75)",
+            "x": box[1] if panel.log_y else box[0], "y": box[2], "xanchor": "right" if panel.log_y else "left",
+            "yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.75)",
             "font": {"size": 11},
         }  # fmt: skip
 
