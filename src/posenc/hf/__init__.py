@@ -3,6 +3,7 @@
     posenc.hf.accelerate(model)      attention on posenc's engines: same numbers, a fraction of the memory
     posenc.hf.report(model)          what was swapped, and which engine runs
     posenc.hf.extend(model, scaling) a longer context for a rotary model, configuration included
+    posenc.hf.to_posenc(layer)       one attention layer as a posenc.Attention; from_posenc brings it back
     posenc.hf.restore(model)         undo
 
 One model instance at a time; the library itself is never changed.
@@ -12,7 +13,7 @@ from importlib import import_module as _import_module
 
 _NAMES = {
     "accelerate": "swap", "restore": "swap", "report": "swap", "UnsupportedModel": "swap",
-    "extend": "extension",
+    "extend": "extension", "to_posenc": "convert", "from_posenc": "convert",
 }  # fmt: skip
 
 __all__ = sorted(_NAMES)

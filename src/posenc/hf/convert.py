@@ -1,0 +1,189 @@
+"""to_posenc, from_posenc: one attention layer of a transformers model as a `posenc.Attention`, and back.
+
+    attention = hf.to_posenc(model.encoder.block[0].layer[0].SelfAttention)
+    hf.from_posenc(attention, model.encoder.block[0].layer[0].SelfAttention)
+
+The weights are copied. What stands around attention in a layer (residual, LayerNorm) stays outside. Some layers need
+what the model keeps elsewhere, as `shared`: a T5 layer after the first, the first one (it has the table); a DeBERTa
+layer, the encoder (table and LayerNorm).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import T5, Attention, DeBERTa, RoPE, XLNet, rotary
+from . import versions
+from .swap import UnsupportedModel
+
+Pairs = list[tuple[Tensor, Tensor]]  # ours, a view of theirs with as many numbers in the same order
+
+
+def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
+    """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer."""
+    versions.check()
+    make, pairs = _family(module)
+    attention = make(module, shared)
+    weight = next(module.parameters())
+    attention.to(weight.device, weight.dtype).train(module.training)
+    with torch.no_grad():
+        for ours, theirs in pairs(attention, module, shared):
+            ours.copy_(theirs.reshape(ours.shape))
+    return attention
+
+
+def from_posenc(attention: Attention, module: nn.Module, shared: nn.Module | None = None) -> nn.Module:
+    """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer."""
+    versions.check()
+    _, pairs = _family(module)
+    with torch.no_grad():
+        both = pairs(attention, module, shared)
+        for ours, theirs in both:
+            if ours.numel() != theirs.numel():
+                raise ValueError(f"{list(ours.shape)} does not fit {list(theirs.shape)} of {type(module).__name__}")
+        for ours, theirs in both:
+            theirs.copy_(ours.reshape(theirs.shape))
+    return module
+
+
+def _linears(attention: Attention, q: nn.Linear, k: nn.Linear, v: nn.Linear, o: nn.Linear) -> Pairs:
+    result: Pairs = []
+    for ours, theirs in ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v), (attention.o_proj, o)):
+        result.append((ours.weight, theirs.weight))
+        if theirs.bias is not None:
+            result.append((ours.bias, theirs.bias))
+    return result
+
+
+# ---- T5 --------------------------------------------------------------------------------------------------------
+def _t5_table(module: Any, shared: Any) -> Tensor:
+    owner = module if module.has_relative_attention_bias else shared
+    if owner is None or not getattr(owner, "has_relative_attention_bias", False):
+        raise ValueError("this layer has no table of its own; give the layer that has it: to_posenc(layer, first)")
+    return owner.relative_attention_bias.weight
+
+
+def _t5(module: Any, shared: Any) -> Attention:
+    _t5_table(module, shared)
+    position = T5(
+        heads=module.n_heads, d_model=module.d_model, buckets=module.relative_attention_num_buckets,
+        max_distance=module.relative_attention_max_distance, causal=module.is_decoder,
+    )  # fmt: skip
+    return Attention(
+        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, position=position,
+        causal=module.is_decoder, dropout=module.dropout,
+    )  # fmt: skip
+
+
+def _t5_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
+    table = (attention.position.table, _t5_table(module, shared))
+    return [*_linears(attention, module.q, module.k, module.v, module.o), table]
+
+
+# ---- DeBERTa: the layer is DebertaAttention or DebertaV2Attention, `self` and `output` together ----------------------
+def _deberta(module: Any, shared: Any) -> Attention:
+    core, config = module.self, module.config
+    if not core.relative_attention or shared is None or not hasattr(shared, "rel_embeddings"):
+        raise ValueError("DeBERTa's positions are the encoder's: to_posenc(layer.attention, model.encoder)")
+    second = hasattr(core, "query_proj")
+    buckets = getattr(core, "position_buckets", -1)
+    position = DeBERTa(
+        d_model=config.hidden_size, heads=core.num_attention_heads, head_dim=core.attention_head_size,
+        max_distance=core.max_relative_positions, buckets=buckets if buckets > 0 else None, terms=core.pos_att_type,
+        projections="shared" if getattr(core, "share_att_key", False) else "own",
+        own_key_bias=second and not core.share_att_key, normalise=_normed(shared), norm_eps=config.layer_norm_eps,
+        dropout=core.pos_dropout.p,
+    )  # fmt: skip
+    return Attention(
+        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, position=position,
+        dropout=core.dropout.p, bias=True,
+    )  # fmt: skip
+
+
+def _normed(encoder: Any) -> bool:
+    return "layer_norm" in getattr(encoder, "norm_rel_ebd", ())
+
+
+def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
+    core, position = module.self, attention.position
+    pairs: Pairs = [(position.table, shared.rel_embeddings.weight[: position.table.shape[0]])]
+    if _normed(shared):
+        pairs += [(position.norm.weight, shared.LayerNorm.weight), (position.norm.bias, shared.LayerNorm.bias)]
+    output = module.output.dense
+    if hasattr(core, "query_proj"):
+        pairs += _linears(attention, core.query_proj, core.key_proj, core.value_proj, output)
+        own = [("pos_key", "pos_key_proj"), ("pos_query", "pos_query_proj")]
+    else:
+        heads = core.in_proj.weight.view(core.num_attention_heads, 3, core.attention_head_size, -1)
+        for number, ours in enumerate((attention.q_proj, attention.k_proj, attention.v_proj)):
+            pairs.append((ours.weight, heads[:, number]))
+        attention.k_proj.bias.data.zero_()  # v1's keys have none
+        pairs += [(attention.q_proj.bias, core.q_bias), (attention.v_proj.bias, core.v_bias)]
+        pairs += [(attention.o_proj.weight, output.weight), (attention.o_proj.bias, output.bias)]
+        own = [("pos_key", "pos_proj"), ("pos_query", "pos_q_proj")]
+    for name, theirs in own:
+        if getattr(position, name) is not None:
+            linear = getattr(core, theirs)
+            pairs.append((getattr(position, name).weight, linear.weight))
+            if linear.bias is not None:
+                pairs.append((getattr(position, name).bias, linear.bias))
+    return pairs
+
+
+# ---- XLNet -----------------------------------------------------------------------------------------------------
+def _xlnet(module: Any, shared: Any) -> Attention:
+    position = XLNet(d_model=module.d_model, heads=module.n_head, head_dim=module.d_head)
+    return Attention(module.d_model, module.n_head, head_dim=module.d_head, position=position, dropout=module.dropout.p)
+
+
+def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
+    position = attention.position
+    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
+    pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in turned]
+    pairs.append((attention.o_proj.weight, module.o))
+    names = (("u", "r_w_bias"), ("v", "r_r_bias"), ("w", "r_s_bias"), ("g", "seg_embed"))
+    return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in names]
+
+
+# ---- Llama-like ------------------------------------------------------------------------------------------------
+def _llama(module: Any, shared: Any) -> Attention:
+    if hasattr(module, "q_norm"):
+        raise UnsupportedModel(f"{type(module).__name__} normalises queries and keys, which posenc.Attention does not")
+    rope: RoPE = rotary.from_config(module.config)
+    if abs(module.scaling - module.head_dim**-0.5) > 1e-6:
+        raise UnsupportedModel(f"{type(module).__name__} scales scores by {module.scaling}, not by 1/sqrt(head_dim)")
+    return Attention(
+        module.q_proj.in_features, module.q_proj.out_features // module.head_dim, head_dim=module.head_dim,
+        kv_heads=module.k_proj.out_features // module.head_dim, position=rope, causal=True,
+        window=_window(module), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
+        out_bias=module.o_proj.bias is not None,
+    )  # fmt: skip
+
+
+def _window(module: Any) -> tuple[int, None] | None:
+    width = getattr(module, "sliding_window", None)
+    return None if width is None else (width - 1, None)
+
+
+def _llama_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
+    return _linears(attention, module.q_proj, module.k_proj, module.v_proj, module.o_proj)
+
+
+_FAMILIES: dict[str, tuple[Any, Any]] = {
+    **dict.fromkeys(("T5Attention", "MT5Attention", "UMT5Attention"), (_t5, _t5_pairs)),
+    **dict.fromkeys(("DebertaAttention", "DebertaV2Attention"), (_deberta, _deberta_pairs)),
+    "XLNetRelativeAttention": (_xlnet, _xlnet_pairs),
+    **dict.fromkeys(("LlamaAttention", "MistralAttention", "Qwen2Attention"), (_llama, _llama_pairs)),
+}
+
+
+def _family(module: nn.Module):
+    try:
+        return _FAMILIES[type(module).__name__]
+    except KeyError:
+        raise UnsupportedModel(
+            f"{type(module).__name__} is not a layer that can be converted; these are: {', '.join(_FAMILIES)}"
+        ) from None
