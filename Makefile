@@ -7,12 +7,13 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 # One thread a process: the tests run $(JOBS) processes, and torch's threads would fight for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo test test-gpu check lint format types bench bench-table figures clean
+.PHONY: help demo test test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
 	@echo "make demo         compare the schemes; a table and a picture in out/demo"
 	@echo "make test         install what the tests need and run them all"
 	@echo "make check        lint, types and tests: what CI runs"
+	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
@@ -25,7 +26,18 @@ test: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	$(PY) -m pytest -q -m gpu $(ARGS)
 
-check: lint types test
+# posenc.hf at the lower end of the transformers that it declares; `test` runs it at the upper end
+LOWEST := $(VENV)/transformers-lowest
+test-hf-lowest: $(LOWEST)/.done
+	PYTHONPATH=$(LOWEST) $(PY) -c 'import transformers as t; assert t.__version__ == "5.16.1", t.__version__'
+	PYTHONPATH=$(LOWEST) $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) tests/hf $(ARGS)
+
+$(LOWEST)/.done: $(VENV)/.dev
+	$(PY) -m pip --disable-pip-version-check install --quiet --upgrade --no-deps --target $(LOWEST) \
+		transformers==5.16.1 'huggingface-hub>=1.5,<2'
+	@touch $@
+
+check: lint types test test-hf-lowest
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .

@@ -15,6 +15,8 @@ def main(arguments: list[str]) -> int:
         "first, a wrong one is reported and not timed. Ratios are to PyTorch's attention without positions, same run.",
     )
     add = parser.add_argument
+    add("--suite", choices=("attention", "hf"), default="attention", help="hf: whole transformers models, as they are "
+        "and accelerated; takes --device, --repeats and --out, writes hf.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
     add("--schemes", nargs="+", metavar="WORKLOAD", help="which workloads (all); --list names them")
@@ -28,6 +30,13 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
 
     import torch
+
+    if given.suite == "hf":
+        from ..hf import measure
+
+        out = Path(given.out) / "hf.json"
+        measure.main(["--device", given.device, "--times", str(given.repeats), "--out", str(out)])
+        return 0
 
     from . import report
     from .peers import PEERS

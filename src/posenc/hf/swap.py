@@ -23,7 +23,7 @@ FAMILIES = {
     "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
-    "bloom": "alibi", "mpt": "alibi",
+    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling",
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
 

@@ -1,0 +1,95 @@
+"""Inkling: each token mixes a bank of bias-against-distance profiles; full and sliding layers, a query temperature.
+
+    s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < extent, else nothing is added;   causal
+
+The original makes r·bank dense, [B, H, L, L], in every layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import create_recurrent_attention_mask
+from transformers.models.inkling import modeling_inkling
+
+from .. import Lookup, Plan, Where, index
+from . import masks
+from .layer import Layer, split
+
+
+class InklingAttention(Layer, modeling_inkling.InklingAttention):
+    original = modeling_inkling.InklingAttention
+    scheme = "relative_logits"
+
+    def posenc_prepare(self) -> None:
+        self.posenc_index = index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
+
+    def posenc_plan(self, where: Where, states: Tensor) -> Plan:
+        """states [B, H, Lq, d_rel]; they are unscaled in the original, and a plan's dots stand inside the scale."""
+        table = nn.functional.pad(self.rel_logits_proj.proj.flip(1).t(), (0, 0, 1, 1))[None]
+        lookup = Lookup(self.posenc_index, dot_query=table, states=states / self.scaling)
+        scale: float | Tensor = self.scaling
+        floor = self.config.log_scaling_n_floor
+        if not self.is_sliding and floor is not None:
+            seen = where.q_positions(states.device).float() + 1.0
+            scale = self.scaling * (1.0 + self.config.log_scaling_alpha * (seen / floor).clamp(min=1.0).log())
+        return Plan(where, lookups=(lookup,), scale=scale)
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        states = self.q_proj.weight.new_zeros(1, self.num_heads, length, self.config.d_rel)
+        window = (self.sliding_window - 1, None) if self.is_sliding else None
+        return self.num_heads, self.head_dim, self.posenc_plan(Where(length), states), dict(causal=True, window=window)
+
+    def forward(self, hidden_states, attention_mask, conv_mask=None, past_key_values=None, **kwargs):
+        static = past_key_values is not None and past_key_values.is_compileable
+        if static or masks.wants_attentions(self, kwargs):
+            return super().forward(
+                hidden_states, attention_mask, conv_mask=conv_mask, past_key_values=past_key_values, **kwargs
+            )
+        q = self.q_norm(split(self.q_proj(hidden_states), self.head_dim))
+        k = self.k_sconv(self.k_proj(hidden_states), past_key_values=past_key_values, conv_mask=conv_mask)
+        v = self.v_sconv(self.v_proj(hidden_states), past_key_values=past_key_values, conv_mask=conv_mask)
+        k, v = self.k_norm(split(k, self.head_dim)), split(v, self.head_dim)
+        states = split(self.r_proj(hidden_states), self.config.d_rel)
+        queries, keys, first_query, first_key = q.shape[2], q.shape[2], 0, 0
+        if past_key_values is not None:
+            keys, first_key = past_key_values.get_mask_sizes(queries, self.layer_idx)
+            first_query = past_key_values.get_query_offset(self.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        plan = self.posenc_plan(Where((first_query, queries), (first_key, keys)), states)
+        seen = masks.seen(attention_mask, queries, causal=True)
+        if masks.is_compact(attention_mask):
+            if seen["key_mask"] is not None:
+                seen["key_mask"] = seen["key_mask"][:, first_key : first_key + keys]
+            if self.is_sliding:
+                seen["window"] = (self.sliding_window - 1, None)
+        return self.o_proj(self.posenc_run(q, k, v, plan, seen, self.attention_dropout)), None
+
+
+def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
+    """Hand the layers the padding as it is, for both kinds of layer and for the convolutions."""
+    kwargs = dict(masks.by_name(model, args, kwargs))
+    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    ready = isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2)
+    packed = mask is None and kwargs.get("position_ids") is not None and cache is None
+    static = cache is not None and cache.is_compileable
+    if ready or packed or static or tokens is None or masks.wants_attentions(model, kwargs):
+        return (), kwargs
+    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
+    if masks.is_compact(compact):
+        shape = torch.empty(*tokens.shape[:2], 0, device=tokens.device)
+        kwargs["attention_mask"] = {
+            "full_attention": compact,
+            "sliding_attention": compact,
+            "linear_attention": create_recurrent_attention_mask(
+                config=model.config, inputs_embeds=shape, attention_mask=mask, past_key_values=cache
+            ),
+        }
+    return (), kwargs
+
+
+PARTS = (InklingAttention,)
+HOOKS = {modeling_inkling.InklingTextModel: before_model}
