@@ -232,3 +232,20 @@ def test_score_factor_reaches_the_plan():
 
 def test_module_is_public():
     assert posenc.scaling is scaling
+
+
+def test_left_padding_is_not_counted():
+    """Each row has the frequencies of its own length, whatever the batch is padded to."""
+    torch.manual_seed(0)
+    rope = posenc.RoPE(head_dim=16, scaling=DynamicNTK(factor=2.0, original=8))
+    attention = posenc.Attention(32, 2, position=rope, causal=True)
+    x = torch.randn(2, 20, 32)
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[0, :7] = False
+    both = attention(x, key_mask=mask)
+    torch.testing.assert_close(both[0, 7:], attention(x[:1, 7:])[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both[1], attention(x[1:])[0], atol=1e-5, rtol=1e-5)
+    cache = posenc.KVCache()
+    attention(x[:, :15], key_mask=mask[:, :15], cache=cache)
+    last = attention(x[:, 15:], key_mask=mask[:, 15:], cache=cache)
+    torch.testing.assert_close(last, both[:, 15:], atol=1e-5, rtol=1e-5)
