@@ -19,7 +19,7 @@ from . import versions
 from .layer import Layer, Part, say
 
 FAMILIES = {
-    "t5": "t5", "mt5": "t5", "umt5": "t5",
+    "t5": "t5", "mt5": "t5", "umt5": "t5", "longt5": "longt5",
     "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
@@ -60,6 +60,8 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
                 f"{', '.join(sorted(FAMILIES))}, passes absolute models through, and extends rotary ones (posenc.hf.extend)"
             )
         say(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
+    for note in found.notes:
+        say(note)
     for module, part in found.parts:
         module.__class__ = part
         module.posenc_prepare()
@@ -124,6 +126,7 @@ class _Found:
     parts: list[tuple[nn.Module, type[Part]]] = field(default_factory=list)
     hooks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def _survey(model: nn.Module) -> _Found:
@@ -143,6 +146,8 @@ def _survey(model: nn.Module) -> _Found:
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"
                     )
+            if type(module) in getattr(family, "NOTES", ()):
+                found.notes.append(family.NOTES[type(module)])
             hook = family.HOOKS.get(type(module))
             if hook is not None and "posenc_hook" not in module.__dict__:
                 reason = getattr(hook, "refuses", _accepts)(module)

@@ -76,7 +76,7 @@ class Bucketed(Layer):
         return k, v
 
 
-class _Threaded(Bucketed):
+class Threaded(Bucketed):
     def forward(
         self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
     ):
@@ -93,11 +93,11 @@ class _Threaded(Bucketed):
         return out, None if key_value_states is not None else table, None
 
 
-class T5Attention(_Threaded, modeling_t5.T5Attention):
+class T5Attention(Threaded, modeling_t5.T5Attention):
     original = modeling_t5.T5Attention
 
 
-class MT5Attention(_Threaded, modeling_mt5.MT5Attention):
+class MT5Attention(Threaded, modeling_mt5.MT5Attention):
     original = modeling_mt5.MT5Attention
 
 
