@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 .PHONY: help demo test test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
-	@echo "make demo         compare the schemes; a table and a picture in out/demo"
+	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
 	@echo "make test         install what the tests need and run them all"
 	@echo "make check        lint, types and tests: what CI runs"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
@@ -18,7 +18,7 @@ help:
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
 demo: $(VENV)/.demo
-	$(PY) examples/demo.py --out out/demo
+	$(PY) -m posenc compare --preset quick --out out/quick
 
 test: $(VENV)/.dev
 	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
