@@ -120,6 +120,9 @@ def test_published_tables_are_set_next_to_ours():
     )
     page = report.published.as_html("kerple", run)
     assert "agrees" in page and "disagrees: published loses, measured holds" in page and "not measured" in page
+    run.experiment["published"] = ["kerple"]
+    said = verdict.sentences(run)[-1]
+    assert said.startswith("Next to KERPLE") and "4 of 5 entries agree" in said and "rope at 1024" in said
 
 
 def test_commands_refuse_what_makes_no_sense():

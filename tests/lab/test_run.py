@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from posenc.lab import corpus, evaluate, results, train, work, workers
 from posenc.lab.errors import LabError
@@ -205,3 +206,17 @@ def test_a_learning_rate_check_adds_cells(tiny):
     assert {cell.training.lr for cell in more} == {5e-4, 2e-3}
     assert {cell.training.scheme for cell in more} == {"none", "learned", "alibi", "rope"}
     assert replace(more[0].training, lr=1e-3).key in {cell.training.key for cell in plain.cells()}
+
+
+def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, monkeypatch):
+    cell = tiny(tasks=("previous",)).change(schemes=("alibi",)).cells()[0]
+
+    def broken(*_, **__):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    plain = train.train(cell.training, Store(tmp_path))
+    tried = train.train(replace(cell.training, compile=True), Store(tmp_path))
+    assert plain["compile"] == "not asked for"
+    assert tried["compile"] == "failed, trained without: RuntimeError: no compiler here"
+    assert tried["curve"] == plain["curve"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 from pathlib import Path
 
 import torch
@@ -15,6 +18,9 @@ def reset(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         _before = torch.cuda.memory_allocated(device)
         return
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc keeps what earlier work has freed; give it back
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:  # Linux: forget the process's high-water mark
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -61,6 +61,19 @@ def agreement(published: float, measured: float | None) -> str:
     return "agrees" if said[0] == said[1] else f"disagrees: published {said[0]}, measured {said[1]}"
 
 
+def sentence(name: str, results: Results) -> str:
+    """Agreement and disagreement, said plainly."""
+    found = [(row, agreement(row[2], row[3])) for row in rows(name, results) if row[3] is not None]
+    agree = sum(said == "agrees" for _, said in found)
+    apart = [f"{row[0]} at {row[1]} ({said})" for row, said in found if said != "agrees"]
+    title = TABLES[name][0].split(":")[0]
+    if not found:
+        return f"Next to {title}: nothing was measured at its lengths."
+    return f"Next to {title}: {agree} of {len(found)} entries agree on whether a scheme holds or loses" + (
+        f"; not {', '.join(apart)}." if apart else "."
+    )
+
+
 def as_html(name: str, results: Results) -> str:
     lines = "".join(
         f"<tr><td>{html.escape(scheme)}</td><td>{size}</td><td>{published:+.2f}</td>"

@@ -60,7 +60,9 @@ def make_optimiser(model: nn.Module, training: Training) -> torch.optim.AdamW:
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "share": 1.0},
         {"params": own, "weight_decay": 0.0, "share": training.position_lr},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=training.lr, betas=(0.9, 0.98), eps=1e-8)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=training.lr, betas=(0.9, 0.98), eps=1e-8, fused=training.device == "cuda"
+    )
 
 
 def rate(step: int, steps: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from . import published
 from .results import Mean, Results, metric_of
 
 HOLDS = {"loss": 0.05, "accuracy": 0.02}
@@ -61,6 +62,7 @@ def sentences(results: Results) -> list[str]:
     for task in results.tasks():
         said += _on_task(results, task)
     said += _overall(results)
+    said += [published.sentence(name, results) for name in results.experiment.get("published", ())]
     return said
 
 

@@ -45,7 +45,7 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
 
     def start() -> tuple[Any, Any]:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, store.root, corpus, threads), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, store.root, corpus, threads))
         process.start()
         theirs.close()
         everyone.append(process)
