@@ -30,7 +30,7 @@ def backward(
     dq, dk, dv = (torch.zeros(x.shape, dtype=precision, device=x.device) for x in (q, k, v))
     v_size, size = v.shape[3], q.shape[3]
     grad, q, k, v, out = one_size(grad, q, k, v, out)
-    for slab in slabs(q, k, terms, band, memory=1, rows=1, single=False):
+    for slab in slabs(q, k, terms, band, memory=1, rows=1, width=1, single=False):
         if slab.holes is not None:
             return None
         at = (slab.rows, slab.heads)

@@ -29,7 +29,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float) ->
     sums = torch.empty(q.shape[:3], dtype=precision, device=q.device)
     q, k, v = one_size(q, k, v)
     buffer = None  # the slabs share it
-    for slab in slabs(q, k, terms, band, memory=sizes.FORWARD, rows=min(sizes.BLOCK, band.q_length), single=False):
+    rows = max(i1 - i0 for i0, i1 in band.blocks())
+    width = rows + band.hi - band.lo + 2 * sizes.FAR  # of a band tile
+    for slab in slabs(q, k, terms, band, memory=sizes.FORWARD, rows=rows, width=width, single=False):
         tiles = Tiles(q, k, v, slab, band, scale, buffer)
         for i0, i1 in band.blocks():
             o, s = tiles.block(i0, i1)

@@ -6,7 +6,7 @@ SMALL = 256
 """Query rows where the visible keys change from row to row (causality, windows)."""
 FAR = 256
 """Fewer far keys than this are not worth a call of their own."""
-CHUNK = 256
+CHUNK = 128
 """Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
 FORWARD = 6 << 20
 """Numbers in the forward pass's skewed buffer: heads share a call while they fit."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from . import sizes
 from .band import Band
 from .terms import Terms
 
@@ -66,8 +67,10 @@ def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-def slabs(q: Tensor, k: Tensor, terms: Terms, band: Band, *, memory: int, rows: int, single: bool) -> Iterator[Slab]:
-    """The batch and its heads, cut so that a skewed buffer of `rows` queries holds at most `memory` numbers.
+def slabs(
+    q: Tensor, k: Tensor, terms: Terms, band: Band, *, memory: int, rows: int, width: int, single: bool
+) -> Iterator[Slab]:
+    """The batch and its heads, cut so that a buffer of `rows` queries and `width` keys holds at most `memory` numbers.
 
     single: one row of the batch at a time even where all could share a call.
     """
@@ -84,7 +87,10 @@ def slabs(q: Tensor, k: Tensor, terms: Terms, band: Band, *, memory: int, rows: 
             keys, holes = _real(terms.key_mask[b if terms.key_mask.shape[0] > 1 else 0], precision)
         fit = heads
         if terms.content or holes is not None or single:
-            fit = max(1, memory // max(1, rows * (min(rows, band.q_length) + keys[1] - keys[0]))) // group * group
+            each = rows * (rows + min(keys[1] - keys[0], width))
+            if terms.table_k is not None:
+                each += (keys[1] - keys[0]) * (terms.table_k.shape[1] + 2 * sizes.CHUNK)
+            fit = max(1, memory // max(1, each)) // group * group
             fit = min(max(group, fit), heads)
         for h in range(0, heads, fit):
             end = min(h + fit, heads)
