@@ -269,3 +269,18 @@ def test_dropout(monkeypatch):
     assert 0.7 < kept.double().mean() < 0.8
     (gradient,) = torch.autograd.grad(out.sum(), v)
     torch.testing.assert_close(gradient, out.detach())  # the same weights are dropped in the backward pass
+
+
+def test_a_plan_without_terms_is_pytorchs_own_attention():
+    q, k, v = tensors(30, 30, kv_heads=2)
+    ours = attend(q, k, v, Plan(Where(30), scale=0.3), causal=True, engine="sdpa")
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
+    assert torch.equal(ours, theirs)
+
+
+def test_refuses_other_devices_in_words():
+    q = torch.empty(1, H, 8, D, device="meta")
+    plan = Plan(Where(8), lookups=(Lookup(clip(3, 3), bias=torch.empty(H, 7, device="meta")),))
+    with pytest.raises(NotImplementedError, match="on meta it runs plans without terms"):
+        attend(q, q, q, plan, engine="sdpa")
+    assert attend(q, q, q, Plan(Where(8)), causal=True, engine="sdpa").shape == q.shape

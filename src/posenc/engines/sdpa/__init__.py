@@ -1,14 +1,17 @@
 """PyTorch's own fused attention plus O(L) views: position at the price of attention without it, on a CPU first.
 
-    plan over contiguous positions  ->  terms.py (one table of each sort)  ->  op.py: forward.py, backward.py
-    anything else                   ->  rows.py  (the reference formula in blocks of queries)
+    no terms, no mask but causality  ->  PyTorch's attention as it is, on any device
+    contiguous positions             ->  terms.py (one table of each sort)  ->  op.py: forward.py, backward.py
+    anything else                    ->  rows.py  (the reference formula in blocks of queries)
 
-band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks.
+band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks,
+fixed.py is the backward pass where no table wants a gradient, sizes.py holds every block size.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from ...mask import Mask
 from ...plan import Plan
@@ -17,20 +20,35 @@ from .terms import terms_of, unstructured
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
-    return None
+    if q.device.type == "cpu" or _bare(q, k, plan, mask):
+        return None
+    return (
+        f"on {q.device.type} it runs plans without terms in the scores or values, with causality as the only mask; "
+        "the rest is built on PyTorch's fused CPU attention"
+    )
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
-    if not fused(q, k) or unstructured(q, plan, mask, dropout) is not None:
-        return rows.run(q, k, v, plan, mask, dropout)
-    # the fused kernel reads channels as neighbours in memory and does not look whether they are
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    terms, band = terms_of(q, plan, mask)
     scale = plan.scale_of(q.shape[3])
-    assert isinstance(scale, float)
+    if _bare(q, k, plan, mask):
+        assert isinstance(scale, float)
+        causal = mask.causal and q.shape[2] > 1
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    if 0 in q.shape or 0 in k.shape or unstructured(q, plan, mask, dropout) is not None:
+        return rows.run(q, k, v, plan, mask, dropout)
+    assert isinstance(scale, float)  # `unstructured` said so
+    terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)
 
 
-def fused(q: Tensor, k: Tensor) -> bool:
-    """Whether PyTorch's CPU kernel takes these."""
-    return q.device.type == "cpu" and 0 not in q.shape and 0 not in k.shape
+def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:
+    """Whether nothing is left but what PyTorch's attention has arguments for (rotations are done by now)."""
+    if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
+        return False
+    if isinstance(plan.scale, Tensor) or not mask.plain or mask.window is not None or 0 in q.shape or 0 in k.shape:
+        return False
+    # PyTorch aligns causality at the top left, posenc at the bottom right: the same only for a square, or one query
+    return not mask.causal or q.shape[2] in (1, k.shape[2])
