@@ -284,3 +284,12 @@ def test_refuses_other_devices_in_words():
     with pytest.raises(NotImplementedError, match="on meta it runs plans without terms"):
         attend(q, q, q, plan, engine="sdpa")
     assert attend(q, q, q, Plan(Where(8)), causal=True, engine="sdpa").shape == q.shape
+
+
+@pytest.mark.parametrize("name", ["none", "bias", "keys"])
+def test_nan_queries_are_not_turned_into_zeros(name):
+    q, k, v = (x.detach() for x in tensors(9, 9))
+    q[0, 1, 4, 2] = float("nan")
+    out = attend(q, k, v, plans(Where(9))[name], engine="sdpa")
+    assert out[0, 1, 4].isnan().all()
+    assert out.isnan().sum() == D
