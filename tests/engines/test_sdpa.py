@@ -293,3 +293,20 @@ def test_nan_queries_are_not_turned_into_zeros(name):
     out = attend(q, k, v, plans(Where(9))[name], engine="sdpa")
     assert out[0, 1, 4].isnan().all()
     assert out.isnan().sum() == D
+
+
+@pytest.mark.parametrize("name", ["none", "bias", "keys"])
+@pytest.mark.parametrize("train", [False, True])
+def test_any_memory_layout(name, train):
+    """Kernels read rows of numbers that lie side by side; q, k, v and the output's gradient may come otherwise."""
+    plan = plans(Where(9))[name]
+    for _, tensor in plan.tensors():
+        tensor.requires_grad_(train)
+    q, k, v = (leaf(B, H, D, 9) for _ in range(3))
+    results = []
+    for engine in ("reference", "sdpa"):
+        out = attend(*(x.transpose(2, 3) for x in (q, k, v)), plan, causal=True, engine=engine)
+        gradient = torch.linspace(0, 1, out.numel(), dtype=out.dtype).view(B, H, D, 9).transpose(2, 3)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), gradient)])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs)

@@ -42,9 +42,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float) ->
 
 
 def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The kernel wants one head size: the smaller ones get zeros, which change no product."""
+    """The kernel wants one head size (the smaller ones get zeros, which change no product), its numbers side by side."""
     size = max(x.shape[3] for x in tensors)
-    return tuple(x if x.shape[3] == size else torch.nn.functional.pad(x, (0, size - x.shape[3])) for x in tensors)
+    padded = (x if x.shape[3] == size else torch.nn.functional.pad(x, (0, size - x.shape[3])) for x in tensors)
+    return tuple(x if x.stride(3) == 1 else x.contiguous() for x in padded)
 
 
 class Tiles:
