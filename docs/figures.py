@@ -1,7 +1,7 @@
 """The pictures of the README, from the real thing: `make figures` writes them to docs/figures.
 
-    schemes.png    what position does to the score, for the schemes side by side (posenc.plot)
-    explorer.png   the explorer in a browser (posenc explore), where there is a Chromium
+schemes.png    what position does to the score, for the schemes side by side (posenc.plot)
+explorer.png   the explorer in a browser (posenc explore), where there is a Chromium
 """
 
 from __future__ import annotations
