@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .engines import reference, sdpa
+from .engines import reference, sdpa, triton
 from .errors import UnsupportedPlan
 from .mask import Mask, make_mask
 from .plan import Plan
 from .precision import no_autocast
 from .where import Where
 
-ENGINES = {"sdpa": sdpa, "reference": reference}
+ENGINES = {"triton": triton, "sdpa": sdpa, "reference": reference}
 """Every engine by name, fastest first where `auto` chooses."""
 
 

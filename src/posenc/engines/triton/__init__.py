@@ -1,0 +1,76 @@
+"""The fused engine: one forward kernel and a backward pair for any plan, on CUDA devices.
+
+Importable without Triton; the kernels are loaded when something runs.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ...index import Grid
+from ...mask import Mask
+from ...plan import Plan
+
+INSTALLED = find_spec("triton") is not None
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDEST = 256  # head size
+LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
+    if not INSTALLED:
+        return "Triton is not installed"
+    if q.device.type != "cuda" and not _interpreted():
+        return f"its kernels run on CUDA devices, the tensors are on {q.device.type}"
+    if q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "its kernels need compute capability 8.0 or newer"
+    if q.dtype not in DTYPES:
+        return f"its kernels compute in bfloat16, float16 or float32, not {q.dtype}"
+    if max(q.shape[3], v.shape[3]) > WIDEST:
+        return f"head sizes go to {WIDEST}, got {max(q.shape[3], v.shape[3])}"
+    if plan.pair is not None:
+        return "the plan has a pair function, which no kernel can call"
+    for lookup in plan.lookups:
+        if isinstance(lookup.index, Grid):
+            return "the plan looks up a grid of several axes"
+        if lookup.index.axis != 0:
+            return f"the plan looks up distances on axis {lookup.index.axis}, the kernels only know axis 0"
+        if (lookup.dot_key is not None or lookup.add_value is not None) and lookup.index.span > LONGEST:
+            return f"dot_key and add_value tell apart at most {LONGEST} distances, got {lookup.index.span}"
+    if mask.extra is not None and mask.extra.requires_grad:
+        return "the additive mask needs a gradient; put a learned bias into the plan instead"
+    return None
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+    if any(lookup.dot_query is not None and lookup.index.span > LONGEST for lookup in plan.lookups):
+        from . import chunks
+
+        return chunks.run(q, k, v, plan, mask, dropout, _run)
+    return _run(q, k, v, plan, mask, dropout)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+    from .lower import lower
+    from .ops import INPUTS, Numbers, attend
+
+    with torch.autocast(q.device.type, enabled=False):
+        low = lower(q, k, plan, mask, dropout)
+        numbers = Numbers(
+            low.offset, low.left, low.right, low.lo, low.hi,
+            *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.width,
+        )  # fmt: skip
+        tensors = [getattr(low, name) for name in INPUTS[3:]]
+        out, _, mass = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
+        if low.value is not None:
+            out = out + mass.to(q.dtype) @ low.value
+        return out
+
+
+def _interpreted() -> bool:
+    """Whether Triton's own switch has put its kernels on the CPU, as the tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,218 @@
+"""The forward kernel: one program makes one block of queries (or, split, its share of the keys)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .terms import (
+    bias_end,
+    distance,
+    far,
+    far_inside,
+    far_row,
+    far_tile,
+    general_tile,
+    inside,
+    keep,
+    load_tile,
+    outside,
+    padded,
+    row_end,
+    row_scale,
+    segments,
+    visible,
+)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "heads",
+        "group",
+        "q_length",
+        "k_length",
+        "offset",
+        "left",
+        "right",
+        "lo",
+        "hi",
+        "splits",
+        "scale",
+    ]
+)
+def forward(
+    q, k, v, out, lse,  # Views; lse: [B, H, Lq rounded up to 64] float32, base 2, +inf for a query that sees nothing
+    slots, places, masks,
+    heads, group, q_length, k_length, offset, left, right, lo, hi, splits, scale, dropout,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    RAW: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(q_length, BLOCK_M)
+    pid = tl.program_id(0)
+    if SPLIT:
+        share = pid % splits
+        pid = pid // splits
+    block = blocks - 1 - pid % blocks  # causal: the longest first
+    bh = (pid // blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    m0 = block * BLOCK_M
+    k_ptr = k.ptr + b * k.b + (h // group) * k.h
+    v_ptr = v.ptr + b * v.b + (h // group) * v.h
+
+    if places.starts is not None:
+        offset += tl.load(places.starts + b)
+    begin, end, clear = 0, k_length, 1
+    if masks.spans is not None:
+        begin, end, clear = (
+            tl.load(masks.spans + 3 * b),
+            tl.load(masks.spans + 3 * b + 1),
+            tl.load(masks.spans + 3 * b + 2),
+        )
+    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not DROPOUT) and (places.q is None)
+    if not CLEAR:
+        clear = 0
+    a0, l0, l1, r0, r1, a1 = segments(
+        m0, BLOCK_M, BLOCK_N, q_length, k_length, offset, left, right, lo, hi, begin, end, clear != 0
+    )
+    if SPLIT:
+        each = tl.cdiv(a1 - a0, splits)
+        s0 = a0 + share * each
+        s1 = tl.minimum(s0 + each, a1)
+        s0 = tl.minimum(s0, s1)
+        a0, a1 = s0, s1
+        l0, l1 = tl.minimum(tl.maximum(l0, a0), a1), tl.minimum(tl.maximum(l1, a0), a1)
+        r0, r1 = tl.minimum(tl.maximum(r0, a0), a1), tl.minimum(tl.maximum(r1, a0), a1)
+
+    i = m0 + tl.arange(0, BLOCK_M)
+    steps = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
+    scale_row = row_scale(slots, bh, i, q_length, scale)
+    if slots.scale is not None:
+        scale_tile = scale_row[:, None]
+    else:
+        scale_tile = scale_row
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    mass_left = tl.zeros([BLOCK_M], tl.float32)
+    mass_right = tl.zeros([BLOCK_M], tl.float32)
+
+    # ---- far tiles: constants only -------------------------------------------------------------------------
+    if CLEAR:
+        end_left = row_end(slots, b, h, i, i < q_length, False) * scale_row + bias_end(slots, h, False)
+        end_right = row_end(slots, b, h, i, i < q_length, True) * scale_row + bias_end(slots, h, True)
+        for t in range((l1 - l0) + (r1 - r0)):
+            n0 = far_tile(t, l0, l1, r0) * BLOCK_N
+            on_left = t < l1 - l0
+            k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
+            x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+            j = (n0 + steps)[None, :]
+            x = far_inside(x, slots, b, h, j, on_left, k_length)
+            x = far(x, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
+            row = tl.where(on_left, end_left, end_right) + far_row(slots, h, bh, i, m0, on_left, q_length)
+            if RAW:
+                higher = tl.maximum(top, tl.max(x, 1) * scale_row + row)
+            else:
+                higher = tl.maximum(top, tl.max(x, 1) + row)
+            base = tl.where(higher == float("-inf"), 0.0, higher) - row
+            if RAW:
+                p = tl.exp2(x * scale_row - base[:, None])
+            else:
+                p = tl.exp2(x - base[:, None])
+            alpha = tl.exp2(top - row - base)
+            gained = tl.sum(p, 1)
+            total = total * alpha + gained
+            if slots.mass is not None:
+                mass_left = mass_left * alpha + tl.where(on_left, gained, 0.0)
+                mass_right = mass_right * alpha + tl.where(on_left, 0.0, gained)
+            acc = acc * alpha[:, None]
+            v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+            top = higher
+
+    # ---- general tiles: look-ups and masks -----------------------------------------------------------------
+    general = (l0 - a0) + (a1 - r1) + (r0 - l1)
+    for t in tl.range(0, general, num_stages=BAND_STAGES):
+        n0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_N
+        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, True)
+        v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, True)
+        j = n0 + steps
+        seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+        r = distance(places, b, i[:, None], j[None, :], offset, q_length, k_length)
+        x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, False) * scale_tile
+        x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, seen, q_length, k_length)
+        higher = tl.maximum(top, tl.max(x, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(x - base[:, None])
+        alpha = tl.exp2(top - base)
+        total = total * alpha + tl.sum(p, 1)
+        if DROPOUT:
+            p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
+        mass_left = mass_left * alpha
+        mass_right = mass_right * alpha
+        acc = acc * alpha[:, None]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        top = higher
+
+    empty = total == 0.0
+    weight = 1.0 / tl.where(empty, 1.0, total)
+    ok = i < q_length
+    if SPLIT:
+        part = bh * splits + share
+        tl.store(lse.ptr + part * padded(q_length) + i, tl.where(empty, float("-inf"), top + tl.log2(total)), mask=ok)
+        at = out.ptr + (part * q_length + i[:, None]) * DV + dv[None, :]
+        tl.store(at, acc * weight[:, None], mask=ok[:, None] & (dv[None, :] < DV))
+    else:
+        # +inf makes every weight of an empty row 0 in the backward kernels.
+        bottom = tl.where(empty, float("inf"), top + tl.log2(total))
+        tl.store(lse.ptr + bh * padded(q_length) + i, bottom, mask=ok)
+        at = out.ptr + b * out.b + h * out.h + i.to(tl.int64)[:, None] * out.l + dv[None, :]
+        tl.store(at, (acc * weight[:, None]).to(out.ptr.dtype.element_ty), mask=ok[:, None] & (dv[None, :] < DV))
+
+        # ---- attention per distance: the weights are known only now, so the band is gone through again ----------
+        if slots.mass is not None:
+            mass_left = mass_left * weight
+            mass_right = mass_right * weight
+            band = slots.mass
+            mass_ptr = band.ptr + b * band.b + h * band.h + i.to(tl.int64)[:, None] * band.l
+            for t in tl.range(0, general, num_stages=BAND_STAGES):
+                n0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_N
+                k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, True)
+                j = n0 + steps
+                seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+                r = distance(places, b, i[:, None], j[None, :], offset, q_length, k_length)
+                x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+                x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, False) * scale_tile
+                x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, seen, q_length, k_length)
+                p = tl.exp2(x - bottom[:, None])
+                if DROPOUT:
+                    p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
+                mass_left += tl.sum(tl.where(r <= band.lo, p, 0.0), 1)
+                mass_right += tl.sum(tl.where((r >= band.hi) & (r > band.lo), p, 0.0), 1)
+                put(mass_ptr, r, band.lo, band.hi, p, seen, places.q is not None)
+            put_ends(mass_ptr, band.lo, band.hi, mass_left, mass_right, ok)
+
+
+@triton.jit
+def put(ptr, r, lo, hi, value, seen, SHARED: tl.constexpr):
+    """value at [token, r - lo] for lo < r < hi. Token positions may repeat a distance, so SHARED adds."""
+    at = ptr + (r - lo)
+    within = seen & (r > lo) & (r < hi)
+    if SHARED:
+        tl.atomic_add(at, value.to(ptr.dtype.element_ty), mask=within, sem="relaxed")
+    else:
+        tl.store(at, value.to(ptr.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def put_ends(ptr, lo, hi, at_left, at_right, ok):
+    """The sums at both ends of a band, [token, 0] and [token, hi - lo]; ptr is [tokens, 1]."""
+    at_left += tl.where(hi > lo, 0.0, at_right)  # one row is both ends
+    tl.store(ptr, at_left.to(ptr.dtype.element_ty)[:, None], mask=ok[:, None])
+    if hi > lo:
+        tl.store(ptr + (hi - lo), at_right.to(ptr.dtype.element_ty)[:, None], mask=ok[:, None])

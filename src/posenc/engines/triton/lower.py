@@ -1,0 +1,186 @@
+"""Plan and mask -> what the kernels see: at most one table, one row term, one column term and one value term.
+
+    bias   [H, span]            float32; several lookups are summed over the union of their spans
+    rows   [B, H, Lq, width]    states . table, inside the scale; width is the span, rounded up
+    cols   [B, H, Lk, width]    k . table, by key, and by -r so that a tile's loads run along queries
+    value  [H or 1, width, Dv]  out += mass @ value, mass [B, H, Lq, width] being the attention per distance
+
+All of this is ordinary differentiable PyTorch, so autograd carries the kernels' gradients on to the plan's tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...index import Index
+from ...mask import Mask
+from ...plan import Lookup, Plan
+from ...where import Where
+from .expand import expand
+
+FAR = 1 << 28  # a distance past every position: with it, every tile is far
+
+
+@dataclass
+class Lowered:
+    """The operator's arguments, by name; `numbers` in the order of ops.Numbers."""
+
+    bias: Tensor | None = None
+    rows: Tensor | None = None
+    cols: Tensor | None = None
+    value: Tensor | None = None
+    slopes: Tensor | None = None
+    scales: Tensor | None = None
+    decay_q: Tensor | None = None
+    decay_k: Tensor | None = None
+    starts: Tensor | None = None
+    p_q: Tensor | None = None
+    p_k: Tensor | None = None
+    keys: Tensor | None = None
+    spans: Tensor | None = None
+    doc_q: Tensor | None = None
+    doc_k: Tensor | None = None
+    extra: Tensor | None = None
+    seed: Tensor | None = None
+    offset: int = 0
+    left: int = -1
+    right: int = -1
+    lo: int = FAR
+    hi: int = FAR
+    bias_span: tuple[int, int] = (0, 0)
+    rows_span: tuple[int, int] = (0, 0)
+    cols_span: tuple[int, int] = (0, 0)
+    mass_span: tuple[int, int] = (0, 0)
+    width: int = 0
+    scale: float = 1.0
+
+
+def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lowered:
+    """q [B, H, Lq, D] and k [B, Hkv, Lk, D], shifted and rotated already."""
+    batch, heads, q_length, size = q.shape
+    k_length = k.shape[2]
+    low = Lowered()
+    _tables(low, q, k, plan)
+    spans = []
+    if low.bias is not None:
+        spans.append(low.bias_span)
+    if low.rows is not None:
+        spans.append(low.rows_span)
+    if low.cols is not None:
+        spans.append((-low.cols_span[1], -low.cols_span[0]))
+    if low.value is not None:
+        spans.append(low.mass_span)
+    if plan.slopes is not None:
+        low.slopes = plan.slopes.float().contiguous()
+        spans.append((0, 0))
+    if spans:
+        low.lo, low.hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+        _places(low, plan.where, batch, q.device)
+    scale = plan.scale_of(size)
+    if isinstance(scale, float) and scale <= 0:
+        scale = q.new_full((1, 1), scale, dtype=torch.float32)
+    if isinstance(scale, Tensor):
+        low.scales = scale.squeeze(-1).float().expand(batch, heads, q_length).contiguous()
+    else:
+        low.scale = scale
+    if plan.decay is not None:
+        low.decay_q = plan.decay[0].float().expand(batch, heads, q_length).contiguous()
+        low.decay_k = plan.decay[1].float().expand(batch, heads, k_length).contiguous()
+    _masks(low, mask, batch, heads, q_length, k_length)
+    if dropout > 0.0:
+        low.seed = torch.randint(0, 2**62, (1,), device=q.device)
+    return low
+
+
+def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan) -> None:
+    heads = q.shape[1]
+    picked, low.bias_span = _with("bias", plan)
+    for lookup in picked:
+        assert lookup.bias is not None
+        table = expand(lookup.bias.float(), lookup.index, *low.bias_span, 1).expand(heads, -1)
+        low.bias = table if low.bias is None else low.bias + table
+    picked, low.rows_span = _with("dot_query", plan)
+    for lookup in picked:
+        states = q if lookup.states is None else lookup.states
+        term = _dot(states.to(q.dtype), _wide(lookup.dot_query, lookup.index, low.rows_span).to(q.dtype))
+        term = term.expand(q.shape[0], -1, -1, -1)
+        low.rows = term if low.rows is None else low.rows + term
+    picked, (lo, hi) = _with("dot_key", plan)
+    low.cols_span = -hi, -lo
+    for lookup in picked:
+        table = _wide(lookup.dot_key, lookup.index, (lo, hi), turn=True).to(k.dtype)
+        states = k
+        if k.shape[1] != heads:
+            states = k.repeat_interleave(heads // k.shape[1], dim=1)
+        term = _dot(states, table)
+        low.cols = term if low.cols is None else low.cols + term
+    picked, low.mass_span = _with("add_value", plan)
+    for lookup in picked:
+        table = _wide(lookup.add_value, lookup.index, low.mass_span).to(q.dtype)
+        low.value = table if low.value is None else low.value + table
+        low.width = table.shape[1]
+
+
+def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:
+    """The lookups that have this table, and the union of their spans."""
+    picked = [lookup for lookup in plan.lookups if getattr(lookup, slot) is not None]
+    if not picked:
+        return picked, (0, 0)
+    indices = [lookup.index for lookup in picked]
+    return picked, (min(index.lo for index in indices), max(index.hi for index in indices))
+
+
+def _wide(table: Tensor, index: Index, span: tuple[int, int], turn: bool = False) -> Tensor:
+    """[H or 1, n, E] -> [H or 1, width, E]: a row per distance, and zeros up to a multiple of 16 for the matrix units."""
+    table = expand(table, index, *span, 1)
+    if turn:
+        table = table.flip(1)
+    return F.pad(table, (0, 0, 0, -table.shape[1] % 16))
+
+
+def _dot(states: Tensor, table: Tensor) -> Tensor:
+    """[B, H, L, E] . [H or 1, width, E] -> [B, H, L, width]."""
+    if table.shape[0] == 1:
+        return F.linear(states, table[0])
+    return states @ table.transpose(-1, -2)
+
+
+def _places(low: Lowered, where: Where, batch: int, device: torch.device) -> None:
+    runs = where.runs
+    if runs is None:
+        low.p_q = _two(where.q_positions(device)).to(torch.int32).contiguous()
+        low.p_k = _two(where.k_positions(device)).to(torch.int32).contiguous()
+        return
+    q, k = runs
+    if q.start is k.start:
+        return
+    if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
+        low.starts = torch.as_tensor(k.start - q.start, device=device).to(torch.int32).expand(batch).contiguous()
+    else:
+        low.offset = k.start - q.start
+
+
+def _two(positions: Tensor) -> Tensor:
+    return positions if positions.dim() == 2 else positions[None]
+
+
+def _masks(low: Lowered, mask: Mask, batch: int, heads: int, q_length: int, k_length: int) -> None:
+    left, right = mask.limits
+    low.left, low.right = -1 if left is None else left, -1 if right is None else right
+    if mask.key_mask is not None:
+        keys = mask.key_mask
+        place = torch.arange(k_length, device=keys.device)
+        first = torch.where(keys, place, k_length).amin(-1)
+        last = torch.where(keys, place + 1, 0).amax(-1)
+        solid = keys.sum(-1) == last - first
+        low.spans = torch.stack((first, last, solid), -1).to(torch.int32).expand(batch, 3).contiguous()
+        low.keys = keys.contiguous().view(torch.uint8)
+    if mask.documents is not None:
+        low.doc_q, low.doc_k = (ids.contiguous() for ids in mask.documents)
+    if mask.extra is not None:
+        extra = mask.extra.view(torch.uint8) if mask.extra.dtype == torch.bool else mask.extra
+        low.extra = extra.expand(batch, heads, q_length, k_length)

@@ -1,0 +1,373 @@
+"""What a score is made of, inside a kernel: the plan's formula and the mask, once, for every kernel.
+
+    x = scale [ q.k + rows[i, r] + cols[j, r] ] + bias[r] - slope |r| + c_q[i] - c_k[j]       r = p_k - p_q
+
+Scores are in base 2 (times log2 e). Mostly the queries i and the keys j come as index tensors that broadcast against
+each other, [BM, 1] and [1, BN] or [1, BM] and [BN, 1], so the same lines serve a tile and its transpose.
+
+Every index is constant outside its span, so a tile far from the diagonal needs no look-up: what is left is a number
+for each query (`row_end`) and, for some slots, a number for each key (`far_columns`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class View(NamedTuple):
+    """A tensor [B, heads, L, D] whose last stride is 1."""
+
+    ptr: Any
+    b: Any
+    h: Any
+    l: Any
+
+
+class Table(NamedTuple):
+    """One number per head and distance, [H, hi - lo + 1], float32."""
+
+    ptr: Any
+    h: Any
+    lo: Any
+    hi: Any
+
+
+class Band(NamedTuple):
+    """One number per token and distance other - own, [B, H, L, at least hi - lo + 1]: r over queries, -r over keys."""
+
+    ptr: Any
+    b: Any
+    h: Any
+    l: Any
+    lo: Any
+    hi: Any
+
+
+class Slots(NamedTuple):
+    """The plan's slots; None where it has none. The last four are contiguous float32."""
+
+    bias: Any  # Table
+    rows: Any  # Band over queries
+    cols: Any  # Band over keys
+    mass: Any  # Band over queries: attention per distance, or its gradient
+    slopes: Any  # [H]
+    scale: Any  # [B, H, Lq]
+    decay_q: Any  # [B, H, Lq]
+    decay_k: Any  # [B, H, Lk]
+
+
+class Places(NamedTuple):
+    """Where tokens are: r = j - i + offset for runs (starts: one more offset per row), else token positions."""
+
+    starts: Any  # int32 [B]
+    q: Any  # int32 [B or 1, Lq]
+    k: Any  # int32 [B or 1, Lk]
+    q_row: Any  # stride over B
+    k_row: Any
+
+
+class Masks(NamedTuple):
+    """Masks beyond causality and windows; None where there are none."""
+
+    keys: Any  # uint8 [B or 1, Lk]
+    keys_row: Any
+    spans: Any  # int32 [B, 3]: first real key, last + 1, whether all between are real
+    doc_q: Any  # int32 [B or 1, Lq]
+    doc_k: Any
+    doc_q_row: Any
+    doc_k_row: Any
+    extra: Any  # uint8 (seen) or float (added), any strides
+    extra_b: Any
+    extra_h: Any
+    extra_q: Any
+    extra_k: Any
+    seed: Any  # int64 [1], for dropout
+    extra_is_seen: Any  # constexpr
+
+
+@triton.jit
+def padded(length):
+    """The stride of per-query float32 vectors: a multiple of 64, so that their loads are wide."""
+    return tl.cdiv(length, 64) * 64
+
+
+@triton.jit
+def distance(places, b, i, j, offset, q_length, k_length):
+    """r = p_k - p_q of every pair; i and j broadcast against each other."""
+    if places.q is not None:
+        p_q = tl.load(places.q + b * places.q_row + i, mask=i < q_length, other=0)
+        p_k = tl.load(places.k + b * places.k_row + j, mask=j < k_length, other=0)
+        return p_k - p_q
+    else:
+        return j - i + offset
+
+
+@triton.jit
+def look(band, places, b, h, own, other, offset, own_length, q_length, k_length, OWN_IS_KEY: tl.constexpr):
+    """A band's numbers for a tile [own, other]: along a row the distances, and so the addresses, are consecutive.
+
+    The ends are chosen, not clamped to: an address that the compiler knows to be consecutive is loaded along the row.
+    """
+    if OWN_IS_KEY:
+        if places.q is None:
+            r = other[None, :] - own[:, None] - offset
+        else:
+            r = -distance(places, b, other[None, :], own[:, None], offset, q_length, k_length)
+    else:
+        r = distance(places, b, own[:, None], other[None, :], offset, q_length, k_length)
+    ok = own < own_length
+    row = band.ptr + b * band.b + h * band.h + own.to(tl.int64) * band.l
+    x = tl.load(row[:, None] + (r - band.lo), mask=ok[:, None] & (r > band.lo) & (r < band.hi), other=0.0)
+    x = tl.where(r <= band.lo, tl.load(row, mask=ok, other=0.0)[:, None], x)
+    return tl.where(r >= band.hi, tl.load(row + (band.hi - band.lo), mask=ok, other=0.0)[:, None], x)
+
+
+@triton.jit
+def look_rows(band, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
+    """What each pair of a tile finds in a band over queries. Loaded along the queries' rows, then turned if need be."""
+    x = look(band, places, b, h, i, j, offset, q_length, q_length, k_length, False)
+    if KEYS_FIRST:
+        x = tl.trans(x)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def look_cols(band, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
+    """What each pair of a tile finds in a band over keys. Loaded along the keys' rows, then turned if need be."""
+    x = look(band, places, b, h, j, i, offset, k_length, q_length, k_length, True)
+    if not KEYS_FIRST:
+        x = tl.trans(x)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def visible(masks, b, h, i, j, q_length, k_length, left, right):
+    """Which pairs may see each other; False outside the tensors."""
+    seen = (i < q_length) & (j < k_length)
+    slot = j - i - (k_length - q_length)
+    if left is not None:
+        seen = seen & (slot >= -left)
+    if right is not None:
+        seen = seen & (slot <= right)
+    if masks.keys is not None:
+        seen = seen & (tl.load(masks.keys + b * masks.keys_row + j, mask=j < k_length, other=0) != 0)
+    if masks.doc_q is not None:
+        ours = tl.load(masks.doc_q + b * masks.doc_q_row + i, mask=i < q_length, other=0)
+        theirs = tl.load(masks.doc_k + b * masks.doc_k_row + j, mask=j < k_length, other=0)
+        seen = seen & (ours == theirs)
+    if masks.extra is not None:
+        if masks.extra_is_seen:
+            at = masks.extra + b * masks.extra_b + h * masks.extra_h
+            at += i.to(tl.int64) * masks.extra_q + j.to(tl.int64) * masks.extra_k
+            seen = seen & (tl.load(at, mask=seen, other=0) != 0)
+    return seen
+
+
+@triton.jit
+def inside(qk, slots, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
+    """q.k with the terms that the scale multiplies; i and j are vectors, the tile [i, j] or (KEYS_FIRST) [j, i]."""
+    x = qk
+    if slots.rows is not None:
+        x += look_rows(slots.rows, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST)
+    if slots.cols is not None:
+        x += look_cols(slots.cols, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST)
+    return x
+
+
+@triton.jit
+def outside(x, slots, masks, b, h, bh, i, j, r, seen, q_length, k_length):
+    """x (already scaled) with the terms that come after the scale; -inf where a pair may not see each other."""
+    if slots.bias is not None:
+        step = tl.minimum(tl.maximum(r, slots.bias.lo), slots.bias.hi) - slots.bias.lo
+        x += LOG2E * tl.load(slots.bias.ptr + h * slots.bias.h + step, mask=seen, other=0.0)
+    if slots.slopes is not None:
+        x -= (LOG2E * tl.load(slots.slopes + h)) * tl.abs(r).to(tl.float32)
+    if slots.decay_q is not None:
+        c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
+        c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
+        x += LOG2E * (c_q - c_k)
+    if masks.extra is not None:
+        if not masks.extra_is_seen:
+            at = masks.extra + b * masks.extra_b + h * masks.extra_h
+            at += i.to(tl.int64) * masks.extra_q + j.to(tl.int64) * masks.extra_k
+            x += LOG2E * tl.load(at, mask=seen, other=0.0).to(tl.float32)
+    return tl.where(seen, x, float("-inf"))
+
+
+@triton.jit
+def row_scale(slots, bh, i, q_length, scale):
+    """The scale of each query in base 2: a number, or a vector like i."""
+    if slots.scale is not None:
+        return LOG2E * tl.load(slots.scale + bh * q_length + i, mask=i < q_length, other=0.0)
+    else:
+        return LOG2E * scale
+
+
+@triton.jit
+def row_end(slots, b, h, i, ok, RIGHT: tl.constexpr):
+    """What every far key on one side adds to query i inside the scale: the last row of the index. Like i."""
+    x = tl.zeros(i.shape, tl.float32)
+    if slots.rows is not None:
+        at = slots.rows.ptr + b * slots.rows.b + h * slots.rows.h + i.to(tl.int64) * slots.rows.l
+        if RIGHT:
+            at += slots.rows.hi - slots.rows.lo
+        x += tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def bias_end(slots, h, RIGHT: tl.constexpr):
+    """The bias of every far key on one side. Base 2."""
+    if slots.bias is not None:
+        at = slots.bias.ptr + h * slots.bias.h
+        if RIGHT:
+            at += slots.bias.hi - slots.bias.lo
+        return LOG2E * tl.load(at)
+    else:
+        return 0.0
+
+
+@triton.jit
+def far_row(slots, h, bh, i, q0, on_left, q_length):
+    """The part of a far score that depends on the query through its place, counted from query q0. Base 2."""
+    x = tl.zeros(i.shape, tl.float32)
+    if slots.slopes is not None:
+        slope = LOG2E * tl.load(slots.slopes + h)
+        slope = tl.where(on_left, -slope, slope)
+        x += slope * (i - q0).to(tl.float32)
+    if slots.decay_q is not None:
+        c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
+        x += LOG2E * (c_q - tl.load(slots.decay_q + bh * q_length + q0))
+    return x
+
+
+@triton.jit
+def far_inside(x, slots, b, h, j, on_left, k_length):
+    """q.k of a far tile with what its keys add inside the scale."""
+    if slots.cols is not None:
+        at = slots.cols.ptr + b * slots.cols.b + h * slots.cols.h + j.to(tl.int64) * slots.cols.l
+        at += tl.where(on_left, slots.cols.hi - slots.cols.lo, 0)
+        x += tl.load(at, mask=j < k_length, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+    """What a far key adds after the scale, the query counted from q0; only with slopes or decay. Base 2."""
+    x = tl.zeros(j.shape, tl.float32)
+    if slots.slopes is not None:
+        slope = LOG2E * tl.load(slots.slopes + h)
+        slope = tl.where(on_left, slope, -slope)
+        x += slope * (j + offset - q0).to(tl.float32)
+    if slots.decay_q is not None:
+        c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
+        x += LOG2E * (tl.load(slots.decay_q + bh * q_length + q0) - c_k)
+    return x
+
+
+@triton.jit
+def far(x, scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+    """A far tile's scores without their row constants. Left unscaled where nothing is added per key (`RAW`)."""
+    if (slots.slopes is not None) or (slots.decay_q is not None):
+        x = x * scale + far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length)
+    elif (slots.cols is not None) or (slots.scale is not None):
+        x = x * scale
+    return x
+
+
+@triton.jit
+def keep(masks, bh, i, j, dropout):
+    """1 / (1 - dropout) for the weights that stay, 0 for the others: a function of seed, head, query and key."""
+    seed = tl.load(masks.seed)
+    zero = tl.zeros_like(i + j)
+    draw, _, _, _ = tl.philox(seed, zero + j, zero + i, zero + bh.to(tl.int32), zero)
+    return tl.where(tl.uint_to_uniform_float(draw) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def segments(
+    own,
+    OWN: tl.constexpr,
+    OTHER: tl.constexpr,
+    own_length,
+    other_length,
+    offset,
+    left,
+    right,
+    lo,
+    hi,
+    begin,
+    end,
+    clear,
+):
+    """Tiles of the other side for the block own .. own + OWN: which may be seen, and which of them are far.
+
+        begin       a0      l0     l1        r0     r1      a1        end
+        | unseen    | general | far  | general | far  | general | unseen |
+
+    With r = other - own + offset a tile is far where r <= lo or r >= hi for all its pairs and none is masked.
+    `left` and `right` bound other - own aligned at the ends, `begin` and `end` the other side's real tokens;
+    `clear` says that nothing else is masked. Called with the sides swapped (and signs turned) for key blocks.
+    """
+    diff = other_length - own_length
+    first, last = begin, end
+    clear_0 = tl.cdiv(begin, OTHER)
+    clear_1 = end // OTHER
+    if left is not None:
+        first = tl.maximum(first, own + diff - left)
+        clear_0 = tl.maximum(clear_0, tl.cdiv(tl.maximum(own + OWN - 1 + diff - left, 0), OTHER))
+    if right is not None:
+        last = tl.minimum(last, own + OWN + diff + right)
+        clear_1 = tl.minimum(clear_1, tl.maximum(own + diff + right + 1, 0) // OTHER)
+    a0 = tl.maximum(first, 0) // OTHER
+    a1 = tl.maximum(tl.cdiv(tl.maximum(last, 0), OTHER), a0)
+    clear_1 = tl.where(clear, clear_1, 0)
+    l0 = tl.minimum(tl.maximum(clear_0, a0), a1)
+    l1 = tl.maximum(tl.minimum(tl.maximum(lo + own - offset + 1, 0) // OTHER, tl.minimum(clear_1, a1)), l0)
+    r0 = tl.cdiv(tl.maximum(hi + own + OWN - 1 - offset, 0), OTHER)
+    r0 = tl.minimum(tl.maximum(tl.maximum(r0, clear_0), l1), a1)
+    r1 = tl.maximum(tl.minimum(clear_1, a1), r0)
+    # Empty far stretches move to the ends, so that the general tiles in the middle are one run.
+    none_left, none_right = l0 == l1, r0 == r1
+    l0 = tl.where(none_left, a0, l0)
+    l1 = tl.where(none_left, a0, l1)
+    r0 = tl.where(none_right, a1, r0)
+    r1 = tl.where(none_right, a1, r1)
+    return a0, l0, l1, r0, r1, a1
+
+
+@triton.jit
+def general_tile(t, a0, l0, l1, r0, r1, a1):
+    """The t-th general tile: those before the left far stretch, those after the right one, then the middle."""
+    before = l0 - a0
+    after = a1 - r1
+    return tl.where(t < before, a0 + t, tl.where(t < before + after, r1 + t - before, l1 + t - before - after))
+
+
+@triton.jit
+def far_tile(t, l0, l1, r0):
+    """The t-th far tile: the left stretch, then the right."""
+    return tl.where(t < l1 - l0, l0 + t, r0 + t - (l1 - l0))
+
+
+@triton.jit
+def load_tile(ptr, stride, start, length, d, D: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr):
+    """Rows start .. start + BLOCK of a [L, D] matrix, zeros outside; CHECK=False trusts the rows."""
+    rows = tl.arange(0, BLOCK)
+    at = ptr + start.to(tl.int64) * stride + rows[:, None] * stride + d[None, :]
+    EVEN: tl.constexpr = d.shape[0] == D
+    if CHECK:
+        if EVEN:
+            return tl.load(at, mask=(start + rows)[:, None] < length, other=0.0)
+        else:
+            return tl.load(at, mask=((start + rows)[:, None] < length) & (d[None, :] < D), other=0.0)
+    else:
+        if EVEN:
+            return tl.load(at)
+        else:
+            return tl.load(at, mask=d[None, :] < D, other=0.0)

@@ -1,0 +1,80 @@
+"""Known-good tiles: block sizes, warps and pipeline stages for each kernel, head size and precision.
+
+Chosen by measurement (docs/triton-log.md), looked up at run time: nothing is tuned while a model runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Tile(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int  # of the loop over far tiles
+    band_stages: int = 1  # of the loop over general tiles: their look-ups would be staged too
+
+
+# (kernel, largest head size it serves) -> tile.
+HOPPER = {
+    ("forward", 64): Tile(128, 64, 4, 3),
+    ("forward", 128): Tile(64, 64, 4, 3),
+    ("forward", 256): Tile(64, 32, 4, 2),
+    ("backward_q", 64): Tile(64, 64, 4, 3),
+    ("backward_q", 128): Tile(64, 32, 4, 3),
+    ("backward_q", 256): Tile(64, 32, 4, 1),
+    ("backward_k", 64): Tile(64, 64, 4, 3),
+    ("backward_k", 128): Tile(32, 64, 4, 3),
+    ("backward_k", 256): Tile(32, 64, 4, 1),
+}
+# The same for plans with content terms, whose look-ups need registers.
+HOPPER_CONTENT = {
+    ("forward", 64): Tile(64, 64, 4, 3),
+    ("backward_q", 64): Tile(64, 64, 4, 3, 2),
+    ("backward_k", 64): Tile(64, 64, 4, 3, 2),
+    ("backward_k", 128): Tile(32, 128, 8, 3),
+}
+SMALL = {
+    ("forward", 64): Tile(64, 64, 4, 2),
+    ("forward", 128): Tile(64, 32, 4, 2),
+    ("forward", 256): Tile(32, 32, 4, 1),
+    ("backward_q", 64): Tile(64, 64, 4, 2),
+    ("backward_q", 128): Tile(32, 32, 4, 1),
+    ("backward_q", 256): Tile(32, 16, 4, 1),
+    ("backward_k", 64): Tile(32, 64, 4, 2),
+    ("backward_k", 128): Tile(32, 32, 4, 1),
+    ("backward_k", 256): Tile(16, 32, 4, 1),
+}
+# Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
+SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
+INTERPRETED = Tile(16, 16, 4, 1)
+"""Small, so that short sequences already have far tiles, band tiles and edges."""
+
+
+def choose(
+    kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, content: bool = False
+) -> Tile:
+    """The tile of one kernel for the larger of the head sizes; `content`: the plan has row, column or value terms."""
+    if device.type != "cuda":
+        return INTERPRETED
+    width = 64 if size <= 64 else 128 if size <= 128 else 256
+    if dtype == torch.float32:
+        return SINGLE[width]
+    hopper = torch.cuda.get_device_capability(device) >= (9, 0)
+    tile = (HOPPER if hopper else SMALL)[kernel, width]
+    if hopper and content:
+        tile = HOPPER_CONTENT.get((kernel, width), tile)
+    if kernel == "forward" and q_length <= 16:
+        return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
+    return tile
+
+
+def splits(programs: int, k_length: int, tile: Tile, device: torch.device) -> int:
+    """Into how many shares to split the keys so that a few queries still fill the device."""
+    if device.type != "cuda":
+        return 3 if k_length > 2 * tile.keys else 1
+    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(wanted // max(programs, 1), k_length // (2 * tile.keys), 64))

@@ -1,0 +1,42 @@
+"""The triton engine without a GPU: what it refuses, and its kernels under Triton's interpreter (triton_cases.py)."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from plans import plan_of, tensors
+
+from posenc import UnsupportedPlan, attend, engines
+from posenc.dispatch import ENGINES
+
+CASES = Path(__file__).with_name("triton_cases.py")
+GROUPS = ("slots", "masks", "positions", "lengths", "tiles", "chunks", "dropout", "compile", "rotate")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_kernels_agree_with_the_reference(group):
+    source = str(Path(engines.__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, str(CASES), group], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0 and done.stdout.endswith("passed\n"), (done.stdout + done.stderr)[-3000:]
+
+
+def test_it_comes_first_and_refuses_a_cpu_at_once():
+    assert next(iter(ENGINES)) == "triton"
+    q, k, v = tensors(dtype=torch.float32)
+    with pytest.raises(UnsupportedPlan, match="CUDA|not installed"):
+        attend(q, k, v, plan_of(("bias",), q, k, v), engine="triton")
+
+
+def test_refusing_does_not_load_triton():
+    code = (
+        "import sys, torch, posenc; q = torch.randn(1, 2, 3, 4); posenc.attend(q, q, q);"
+        "loaded = 'triton' in sys.modules and 'posenc.engines.triton.ops' in sys.modules; sys.exit(int(loaded))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(engines.__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0

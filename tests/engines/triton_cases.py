@@ -1,0 +1,234 @@
+"""The triton engine's kernels under Triton's interpreter, on a CPU. Run by test_triton.py, each group in a fresh process:
+
+python tests/engines/triton_cases.py GROUP
+
+The interpreter must be on before Triton is imported, and must not be on for any other test.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import torch  # noqa: E402
+from plans import plan_of, tensors  # noqa: E402
+
+from posenc import Index, Lookup, Plan, Where, attend, index  # noqa: E402
+
+SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
+
+
+def cast(plan, dtype):
+    """The plan with fresh leaves of another dtype, and those leaves."""
+    leaves = []
+
+    def leaf(x):
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            leaves.append(x.detach().to(dtype).requires_grad_())
+            return leaves[-1]
+        return x
+
+    lookups = tuple(
+        Lookup(
+            one.index, *(leaf(getattr(one, name)) for name in ("bias", "dot_query", "states", "dot_key", "add_value"))
+        )
+        for one in plan.lookups
+    )
+    decay = None if plan.decay is None else tuple(map(leaf, plan.decay))
+    # Scores of a model's size: these two multiply distances and products, and exp2 has fewer digits than exp at 60.
+    scale, slopes = (None if x is None else leaf(x / 4) for x in (plan.scale, plan.slopes))
+    return dataclasses.replace(plan, lookups=lookups, scale=scale, slopes=slopes, decay=decay), leaves
+
+
+def far(x, y):
+    """Relative distance in norm; where the truth is zero, the absolute one."""
+    x, y = x.double(), y.double()
+    assert not torch.isnan(x).any(), "NaN: something was read before it was written"
+    size = y.norm()
+    return ((x - y).norm() / (size if size > 1e-9 else 1.0)).item()
+
+
+def check(q, k, v, plan, **options):
+    """Output and every gradient: on the (geometric) mean at most twice the error of the dense formula in float32."""
+    g = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    results = []
+    for engine, dtype in (("reference", torch.float64), ("reference", torch.float32), ("triton", torch.float32)):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        one, leaves = cast(plan, dtype)
+        out = attend(*inputs, one, engine=engine, **options)
+        grads = torch.autograd.grad(out, inputs + leaves, g.to(dtype), allow_unused=True)
+        results.append([out, *grads])
+    shares = []
+    for number, (truth, plain, ours) in enumerate(zip(*results, strict=True)):
+        if truth is None:
+            assert ours is None or not ours.any()
+            continue
+        error, usual = far(ours, truth), far(plain, truth) + 5e-7
+        shares.append(math.log(max(error, 1e-12) / usual))
+        # A table's gradient is a sum that cancels, and one such sum has its own luck with rounding; all together have not.
+        assert error <= 16 * usual, f"result {number}: {error:.1e}, the dense formula {usual:.1e}"
+    assert sum(shares) / len(shares) <= math.log(2), f"error over the dense formula's, logs: {shares}"
+
+
+def group_slots():
+    """Every slot, and every pair of slots; far tiles, band tiles and a ragged end on both sides."""
+    q, k, v = tensors(1, 2, 1, 37, 50, 16)
+    for number, slots in enumerate([*itertools.combinations(SLOTS, 1), *itertools.combinations(SLOTS, 2)]):
+        check(q, k, v, plan_of(slots, q, k, v, per_head=number % 2 == 0), causal=number % 3 == 0)
+
+
+def group_masks():
+    q, k, v = tensors(2, 1, 1, 34, 53, 16, 24)
+    mixed = plan_of(("bias", "dot_query", "add_value", "slopes"), q, k, v)
+    causal = {"causal": True}
+    check(q, k, v, mixed, **causal, window=20)
+    check(q, k, v, mixed, window=(5, 21))
+    padding = torch.ones(2, 53, dtype=torch.bool)
+    padding[0, 40:] = False
+    padding[1, :9] = False
+    check(q, k, v, mixed, key_mask=padding)
+    padding[0, 20] = False
+    padding[1] = False  # nothing to see: zeros, and no gradient
+    check(q, k, v, mixed, key_mask=padding, **causal)
+    ids = torch.tensor([[0] * 20 + [1] * 17 + [2] * 16, [7] * 53])
+    check(q, k, v, mixed, documents=(ids[:, 19:], ids), **causal)
+    check(q, k, v, mixed, mask=torch.rand(2, 1, 34, 53) > 0.3)
+    check(q, k, v, mixed, mask=torch.randn(1, 1, 1, 53))
+
+
+def group_positions():
+    q, k, v = tensors(2, 1, 1, 33, 33, 16)
+    packed = torch.cat([torch.arange(14), torch.arange(19)])[None]
+    everything = ("bias", "dot_query", "dot_key", "add_value", "slopes")
+    check(
+        q,
+        k,
+        v,
+        plan_of(everything, q, k, v, Where(packed)),
+        documents=(packed.diff(prepend=packed[:, :1]) < 0).cumsum(1),
+    )
+    q, k, v = tensors(2, 1, 1, 21, 40, 16)
+    start = torch.tensor([3, 0])
+    check(q, k, v, plan_of(everything, q, k, v, Where((start + 19, 21), (start * 2, 40))))
+    check(q, k, v, plan_of(everything, q, k, v, Where((1_000_019, 21), (1_000_000, 40))), causal=True)
+
+
+def group_lengths():
+    """Awkward sizes, one query (split keys), heads of 16 to 24, wide bias spans whose diagonals cross tiles."""
+    for lq, lk in ((1, 1), (1, 70), (7, 7), (2, 55), (33, 17)):
+        q, k, v = tensors(1, 2, 1, lq, lk, 24, 16)
+        check(q, k, v, plan_of(("bias", "slopes", "dot_key"), q, k, v), causal=lq <= lk)
+    q, k, v = tensors(1, 1, 1, 45, 60, 16)
+    for left, right in ((60, 60), (19, 33), (0, 0)):
+        table = torch.randn(1, left + right + 1)
+        check(q, k, v, Plan(Where((15, 45), 60), lookups=(Lookup(index.clip(left, right), bias=table),)))
+    two = Plan(
+        Where((15, 45), 60),
+        lookups=(
+            Lookup(index.clip(2, 9), bias=torch.randn(1, 12), dot_query=torch.randn(1, 12, 16)),
+            Lookup(Index(-6, -1), bias=torch.randn(1, 6), dot_query=torch.randn(1, 6, 16)),
+        ),
+    )
+    check(q, k, v, two)
+
+
+def group_tiles():
+    """Blocks of other shapes than the interpreter's default."""
+    from posenc.engines.triton import tiles
+
+    q, k, v = tensors(1, 1, 1, 70, 70, 16)
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v)
+    for shape in ((32, 16), (16, 32)):
+        tiles.INTERPRETED = tiles.Tile(*shape, 4, 1)
+        check(q, k, v, plan)
+
+
+def group_chunks():
+    """Content terms over every distance, a block of queries at a time."""
+    from posenc.engines import triton as engine
+    from posenc.engines.triton import chunks
+
+    engine.LONGEST, chunks.QUERIES = 8, 16
+    q, k, v = tensors(1, 2, 1, 37, 45, 16)
+    check(q, k, v, plan_of(("exact", "slopes", "states"), q, k, v))
+    check(q, k, v, plan_of(("exact", "bias", "decay", "scale"), q, k, v), causal=True)
+    check(q, k, v, plan_of(("exact",), q, k, v), window=(20, 3))
+
+
+def group_dropout():
+    """The same weights are dropped forward and backward, and the mean is kept."""
+    torch.manual_seed(1)
+    q, k, v = (x.float().requires_grad_() for x in tensors(1, 1, 1, 20, 33, 16))
+    plan = plan_of(("bias", "add_value"), q, k, v)
+    direction = torch.randn_like(v)
+
+    def run(values):
+        torch.manual_seed(5)
+        return attend(q, k, values, plan, dropout=0.4, engine="triton")
+
+    out = run(v)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    slope = (run(v + direction) - out).sum()  # linear in v, so the difference is the derivative
+    assert abs((grad * direction).sum() - slope) < 1e-3 * slope.abs() + 1e-3
+    assert not torch.equal(out, run(v).mul(1).add(attend(q, k, v, plan, dropout=0.4, engine="triton") - run(v)))
+    ones = torch.ones(1, 1, 400, 16)
+    still = Plan(Where(20, 400))
+    mean = attend(q, torch.zeros(1, 1, 400, 16), ones, still, dropout=0.4, engine="triton").mean()
+    assert abs(mean - 1.0) < 0.05
+    step = 1e-2 * torch.randn_like(q)
+    (grad,) = torch.autograd.grad(run(v).double().square().sum(), q)
+    with torch.no_grad():
+        values = []
+        for sign in (1, -1):
+            torch.manual_seed(5)
+            values.append(attend(q + sign * step, k, v, plan, dropout=0.4, engine="triton").double().square().sum())
+    assert abs((values[0] - values[1]) / 2 - (grad * step).sum()) < 2e-3 * grad.norm() * step.norm()
+
+
+def group_compile():
+    """One graph forward and backward; bfloat16; two runs give the same bits."""
+    q, k, v = (x.bfloat16().requires_grad_() for x in tensors(1, 2, 1, 33, 40, 16))
+    plan = plan_of(("bias", "dot_query", "add_value"), q, k, v)
+    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
+    run = lambda a, b, c: attend(a, b, c, plan, causal=True, engine="triton")  # noqa: E731
+    eager = run(q, k, v)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(eager, compiled)
+    g = torch.randn_like(eager)
+    first = torch.autograd.grad(eager, leaves, g, retain_graph=True)
+    for other in (torch.autograd.grad(compiled, leaves, g), torch.autograd.grad(eager, leaves, g)):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def group_rotate():
+    """The rotation's own kernel: layouts, partial widths, phases per row, strides, gradients."""
+    from posenc.engines.triton.rotate import rotate as fused
+    from posenc.rotation import rotate
+
+    for batch, heads, length, size, pairs, rows in ((2, 3, 37, 16, 8, 2), (1, 9, 5, 24, 6, 1), (2, 1, 70, 20, 10, 1)):
+        x = torch.randn(batch, length, heads, size).transpose(1, 2)
+        angles = torch.randn(rows, length, pairs)
+        for layout in ("half", "interleaved"):
+            truth, ours = x.clone().requires_grad_(), x.detach().requires_grad_()
+            expected = rotate(truth, angles.cos(), angles.sin(), layout)
+            out = fused(ours, angles.cos(), angles.sin(), layout == "interleaved", False)
+            g = torch.randn_like(expected)
+            expected.backward(g)
+            out.backward(g)
+            torch.testing.assert_close(out, expected)
+            torch.testing.assert_close(ours.grad, truth.grad)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    # Fresh memory is filled with NaN.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    globals()[f"group_{sys.argv[1]}"]()
+    print("passed")
