@@ -14,7 +14,7 @@ from posenc import UnsupportedPlan, attend, engines
 from posenc.dispatch import ENGINES
 
 CASES = Path(__file__).with_name("triton_cases.py")
-GROUPS = ("slots", "masks", "positions", "lengths", "tiles", "chunks", "dropout", "compile", "rotate")
+GROUPS = ("slots", "masks", "positions", "lengths", "tiles", "chunks", "dropout", "compile")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -205,25 +205,6 @@ def group_compile():
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def group_rotate():
-    """The rotation's own kernel: layouts, partial widths, phases per row, strides, gradients."""
-    from posenc.engines.triton.rotate import rotate as fused
-    from posenc.rotation import rotate
-
-    for batch, heads, length, size, pairs, rows in ((2, 3, 37, 16, 8, 2), (1, 9, 5, 24, 6, 1), (2, 1, 70, 20, 10, 1)):
-        x = torch.randn(batch, length, heads, size).transpose(1, 2)
-        angles = torch.randn(rows, length, pairs)
-        for layout in ("half", "interleaved"):
-            truth, ours = x.clone().requires_grad_(), x.detach().requires_grad_()
-            expected = rotate(truth, angles.cos(), angles.sin(), layout)
-            out = fused(ours, angles.cos(), angles.sin(), layout == "interleaved", False)
-            g = torch.randn_like(expected)
-            expected.backward(g)
-            out.backward(g)
-            torch.testing.assert_close(out, expected)
-            torch.testing.assert_close(ours.grad, truth.grad)
-
-
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
