@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from plans import plan_of, tensors
 
 from posenc import UnsupportedPlan, attend, engines
 from posenc.dispatch import ENGINES
+from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
 GROUPS = ("slots", "masks", "positions", "lengths", "tiles", "chunks", "dropout", "compile")

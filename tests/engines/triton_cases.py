@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import torch  # noqa: E402
-from plans import plan_of, tensors  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Where, attend, index  # noqa: E402
+from tests.plans import plan_of, tensors  # noqa: E402
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
 

@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from plans import plan_of
 
 from posenc import Lookup, Plan, Where, attend, index
 from posenc.engines.triton import refuses
 from posenc.mask import make_mask
+from tests.plans import plan_of
 
 pytestmark = pytest.mark.gpu
 
