@@ -91,7 +91,7 @@ def poisoned(monkeypatch):
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all()
-    for name, value in dict(BLOCK=64, SMALL=16, FAR=8, CHUNK=24, ROWS=30).items():
+    for name, value in dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, ROWS=30).items():
         monkeypatch.setattr(sizes, name, value)
     yield
     torch.use_deterministic_algorithms(before)

@@ -75,6 +75,8 @@ class Band:
         """Rows [i0, i1) against the keys of [a, c): each visible pair is in one tile; the first spans all rows."""
         va, vc = self.visible(i0, i1, a, c)
         ca, cc = self.common(i0, i1, va, vc)
+        if i1 - i0 < sizes.FEW:
+            return [Tile(i0, i1, va, vc, 0)] if va < vc else []
         tiles, start, stop = [], va, vc
         if ca == va:  # no window ends inside these rows
             far = min(cc, i0 + self.lo - self.offset + 1)

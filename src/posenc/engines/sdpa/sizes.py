@@ -6,6 +6,8 @@ SMALL = 256
 """Query rows where the visible keys change from row to row (causality, windows)."""
 FAR = 256
 """Fewer far keys than this are not worth a call of their own."""
+FEW = 16
+"""Fewer query rows than this (decoding) take all their keys in one call."""
 CHUNK = 128
 """Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
 FORWARD = 6 << 20
