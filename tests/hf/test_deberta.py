@@ -105,3 +105,12 @@ def test_training_with_checkpointing_learns():
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
+
+
+def test_compile_without_a_graph_break():
+    ids, mask = batch()
+    model = make("v3")
+    theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
+    compiled = torch.compile(hf.accelerate(model), backend="eager", fullgraph=True)
+    with torch.no_grad():
+        outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()], theirs)

@@ -175,7 +175,7 @@ def test_compile_without_a_graph_break():
     ids, mask = batch()
     model = T5EncoderModel(T5Config(**SIZES)).eval()
     theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
-    hf.accelerate(model, engine="reference")
+    hf.accelerate(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()], theirs)
