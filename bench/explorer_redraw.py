@@ -78,7 +78,7 @@ def main() -> int:
             for query, slider, figures, values in MOVES:
                 page.goto(address + query)
                 page.wait_for_selector(f"#{figures[-1]} .js-plotly-plot .main-svg", state="attached")
-                page.wait_for_timeout(2500)
+                page.wait_for_timeout(1500)
                 times = []
                 for number in range(rounds + 2):
                     times.append(page.evaluate(MOVE, [slider, list(figures), str(values[number % 2])]))

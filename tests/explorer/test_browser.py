@@ -256,8 +256,8 @@ def test_code_and_exports(page, address):
     drawn = figure(page, "extend-plot-0")
     assert "rope_theta" in page.inner_text("#extend-json")
     page.get_by_role("button", name="Show the code").locator("visible=true").click()
-    page.wait_for_selector("#extend-code .cm-content >> visible=true")
-    assert "posenc.scaling.NTK(factor=2.0)" in page.inner_text("#extend-code .cm-content")
+    page.wait_for_selector("#extend-code pre >> visible=true")
+    assert "posenc.scaling.NTK(factor=2.0)" in page.inner_text("#extend-code pre")
     with page.expect_download() as waiting:
         page.click("#extend-csv")
     text = Path(waiting.value.path()).read_text(encoding="utf-8-sig")

@@ -111,7 +111,7 @@ def test_the_sentence_s_code_makes_the_drawn_attention(name):
 
 def test_equivariance_is_what_the_sentence_says():
     def said(**given):
-        return draw("sentence", text="to be or not to be", first=0, second=3, **given).notes[-1]
+        return draw("sentence", text="to be or not to be", first=0, second=3, **given).notes[0]
 
     assert said(scheme="none") == EN("swap nothing", name="none", one="to", other="not")
     assert "it notices order" in said(scheme="alibi")

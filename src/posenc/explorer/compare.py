@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from functools import lru_cache
 from html import escape
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..plan import Plan
 from ..plot import numbers, panels
 from ..plot.numbers import Subject
-from ..plot.panels import Lines, Panel, array
+from ..plot.panels import Heat, Lines, Panel, array
 from ..plot.words import Words
 from ..registry import names
 from ..where import Where
@@ -43,7 +43,9 @@ def _subject(word: str) -> Subject:
 @lru_cache(maxsize=32)
 def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
     (drawn,) = panels.kernel(_subject(word), length, head, most=most, words=words)
-    return drawn
+    assert isinstance(drawn, Heat) and drawn.limits is not None
+    title = f"{drawn.title} {words('colours', most=f'{drawn.limits[1]:.3g}')}"
+    return replace(drawn, title=title, bar=False)  # three bars would take the browser as long as the heat maps
 
 
 @lru_cache(maxsize=32)
@@ -239,9 +241,7 @@ def _label(name: str, slot: str, chosen: dict[str, tuple[str, dict[str, Any]]]) 
 
 
 def _renamed(panel: Panel, label: str, name: str) -> Panel:
-    changed = copy.copy(panel)
-    object.__setattr__(changed, "title", panel.title.replace(name, label, 1))
-    return changed
+    return replace(panel, title=panel.title.replace(name, label, 1))
 
 
 def _curves(

@@ -64,7 +64,7 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
             _lines(panel, suffix, box, data, layout, legend=first is panel)
         else:
             neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
-            _heat(panel, suffix, box, data, layout, bar=not _shares(panel, neighbour))
+            _heat(panel, suffix, box, data, layout, bar=panel.bar and not _shares(panel, neighbour))
         before = panels[number - 1] if number % columns else None
         if before is not None and before.y_label == panel.y_label and columns > 2:
             layout[f"yaxis{suffix}"]["title"]["text"] = ""
@@ -117,7 +117,7 @@ def _box(number: int, rows: int, columns: int, height: int, panel: Panel) -> Box
     row, column = divmod(number, columns)
     named = isinstance(panel, Heat) and panel.labels is not None
     wide, over, under = 1 / columns, 44 / (height * rows), (96 if named else 54) / (height * rows)
-    left = column * wide + (0.075 if named else 0.066) / columns**0.6
+    left = column * wide + (0.14 if named else 0.1) / columns**0.6
     return left, (column + 1) * wide - 0.012, 1 - (row + 1) / rows + under, 1 - row / rows - over
 
 
@@ -161,7 +161,8 @@ def _numbers(values: Array) -> dict[str, Any]:
 
 def _axes(panel: Panel, suffix: str, box: Box, layout: dict[str, Any]) -> None:
     left, right, bottom, top = box
-    quiet = {"gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True, "automargin": True}
+    # the boxes leave room for labels; automatic margins would draw every figure several times
+    quiet = {"gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True}
     layout[f"xaxis{suffix}"] = {
         "domain": [left, right], "anchor": f"y{suffix}", "title": {"text": panel.x_label, "standoff": 6}, **quiet,
     }  # fmt: skip

@@ -62,7 +62,7 @@ class Built:
                 if not page.html_first:
                     html.render()
                 with gr.Accordion(words("code"), open=False, elem_id=f"{page.key}-code"):
-                    code = gr.Code("", language="python", label=words("code label"), interactive=False)
+                    code = gr.HTML("")
                 tools = gr.HTML("", elem_id=f"{page.key}-tools")
                 # changes when a view was drawn coarsely, and so asks for the finer one
                 self.finer = gr.Textbox("", visible="hidden", elem_id=f"{page.key}-finer", interactive=False)
@@ -125,7 +125,7 @@ class Built:
         plots: list[Any] = [PlotData(type="plotly", plot=as_json(figure)) for figure in figures]
         plots += [None] * (self.page.figures - len(plots))
         asked = str(next(self.drawings)) if view.finer else gr.skip()
-        return [self._status(view), *plots, view.html, view.code, self._tools(state), asked]
+        return [self._status(view), *plots, view.html, self._code(view.code), self._tools(state), asked]
 
     def _sorry(self, sentence: str) -> list[Any]:
         """The sentence, and everything else as it was."""
@@ -137,6 +137,14 @@ class Built:
         titles = "; ".join(panel.title for panel in view.panels())
         words = self.words("refining" if view.finer else "drawn")
         return f'<div role="status" aria-live="polite">{notes}<p class="for-readers">{escape(f"{words} {titles}")}</p></div>'
+
+    def _code(self, text: str) -> str:
+        words = self.words
+        return (
+            f'<pre class="code" tabindex="0" aria-label="{escape(words("code label"))}"><code>{escape(text)}</code></pre>'
+            f'<div class="tools"><button type="button" onclick="posencCopyCode(this)" data-done="{escape(words("copied"))}">'
+            f"{escape(words('copy code'))}</button></div>"
+        )
 
     def _tools(self, state: State) -> str:
         words, key = self.words, self.page.key

@@ -5,14 +5,19 @@ function posencAddress(key) {
   return [];
 }
 function posencCopy(button, key) {
-  const address = new URL(document.getElementById(key + "-link").getAttribute("href"), location.href).href;
+  posencCopyText(button, new URL(document.getElementById(key + "-link").getAttribute("href"), location.href).href);
+}
+function posencCopyCode(button) {
+  posencCopyText(button, button.closest(".tools").previousElementSibling.textContent);
+}
+function posencCopyText(button, text) {
   const before = button.textContent;
   const done = () => {
     button.textContent = button.dataset.done;
     setTimeout(() => { button.textContent = before; }, 1500);
   };
-  if (navigator.clipboard) navigator.clipboard.writeText(address).then(done, () => prompt(before, address));
-  else prompt(before, address);
+  if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, () => prompt(before, text));
+  else prompt(before, text);
 }
 function posencPng(key) {
   const figures = document.querySelectorAll("#" + key + "-figures .js-plotly-plot");

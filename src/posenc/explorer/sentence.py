@@ -66,7 +66,13 @@ class Sentence(Page):
         bright = float(np.median([weights.max().item() for weights in shown.values()]))
         patterns = [_heat(other, weights, tokens, words, bright, labelled=False) for other, weights in shown.items()]
         chosen = layer(name, strength)
-        terms = panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
+        terms = [
+            p
+            for p in panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
+            if isinstance(p, Heat)
+        ]
+        absent = [panel.title for panel in terms if not panel.z.any()]
+        terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
             pair = [state.number(state_, key, 0, LONGEST) for key in ("first", "second")]
             if max(pair) >= len(tokens):
@@ -84,7 +90,7 @@ class Sentence(Page):
             ],
             code=_code(tokens, name, strength, causal),
             html=f'<h3>{escape(words("tokens"))}</h3><ol class="tokens" start="0">{listed}</ol>',
-            notes=[*notes, said],
+            notes=[*notes, said, *([words("terms absent", name=name, terms=", ".join(absent))] if absent else [])],
         )
 
     def controls(self, words: Words) -> Controls:

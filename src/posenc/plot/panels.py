@@ -57,6 +57,7 @@ class Heat:
     limits: tuple[float, float] | None = None
     diverging: bool = True
     labels: tuple[Sequence[str], Sequence[str]] | None = None
+    bar: bool = True  # whether the colours are explained beside it
 
 
 Panel = Lines | Heat
