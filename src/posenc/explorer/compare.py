@@ -43,7 +43,8 @@ def _subject(word: str) -> Subject:
 @lru_cache(maxsize=32)
 def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
     (drawn,) = panels.kernel(_subject(word), length, head, most=most, words=words)
-    assert isinstance(drawn, Heat) and drawn.limits is not None
+    assert isinstance(drawn, Heat)
+    assert drawn.limits is not None
     title = f"{drawn.title} {words('colours', most=f'{drawn.limits[1]:.3g}')}"
     return replace(drawn, title=title, bar=False)  # three bars would take the browser as long as the heat maps
 
