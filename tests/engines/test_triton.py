@@ -33,6 +33,14 @@ def test_it_comes_first_and_refuses_a_cpu_at_once():
         attend(q, k, v, plan_of(("bias",), q, k, v), engine="triton")
 
 
+def test_an_old_triton_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr(engines.triton, "INSTALLED", True)
+    monkeypatch.setattr(engines.triton, "VERSION", (3, 2))
+    q, k, v = tensors(dtype=torch.float32)
+    with pytest.raises(UnsupportedPlan, match=r"3\.6 or newer, found 3\.2"):
+        attend(q, k, v, engine="triton")
+
+
 def test_refusing_does_not_load_triton():
     code = (
         "import sys, torch, posenc; q = torch.randn(1, 2, 3, 4); posenc.attend(q, q, q);"

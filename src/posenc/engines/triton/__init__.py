@@ -6,6 +6,8 @@ Importable without Triton; the kernels are loaded when something runs.
 from __future__ import annotations
 
 import os
+import re
+from importlib import metadata
 from importlib.util import find_spec
 
 import torch
@@ -16,14 +18,29 @@ from ...mask import Mask
 from ...plan import Plan
 
 INSTALLED = find_spec("triton") is not None
+OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # head size
 LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
 
 
+def _version() -> tuple[int, int]:
+    """Triton's version, without importing it; builds under another name pass for new."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        found = None
+    return OLDEST if found is None else (int(found[1]), int(found[2]))
+
+
+VERSION = _version()
+
+
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
     if not INSTALLED:
         return "Triton is not installed"
+    if VERSION < OLDEST:
+        return f"its kernels need Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {VERSION[0]}.{VERSION[1]}"
     if q.device.type != "cuda" and not _interpreted():
         return f"its kernels run on CUDA devices, the tensors are on {q.device.type}"
     if q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) < (8, 0):
