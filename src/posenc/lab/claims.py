@@ -212,15 +212,16 @@ def small_clip_is_enough(m: Measured) -> Finding:
     near, far = scores["1"], scores["4"]
     gap = m.loss("shaw:k=2", 1) - m.loss("shaw", 1)
     shown = "; ".join(
-        f"{distance} places away: " + ", ".join(f"k={k} {value:.2f}" for k, value in sorted(of.items()))
+        f"{distance} place{'s' * (distance != '1')} away: "
+        + ", ".join(f"k={k} {value:.2f}" for k, value in sorted(of.items()))
         for distance, of in sorted(scores.items())
     )
-    small = near[1] > 0.9 and abs(gap) < 3 * CLEARLY
+    small = near[2] > 0.9 and abs(gap) < 3 * CLEARLY
     return Finding(
         f"text, 3 layers: loss {m.loss('shaw:k=2', 1):.2f} with k=2, {m.loss('shaw', 1):.2f} with k=16. One layer that "
         f"must name the symbol some places away, right answers: {shown}",
-        "partly" if small and far[2] < 0.9 else "true" if small else "false",
-        "one layer tells places apart up to k and no further; several layers add up, which is why text forgives a small k",
+        "partly" if small and far[4] < 0.9 else "true" if small else "false",
+        "one layer tells places apart below k, for row k holds all further ones too; several layers add up, and text forgives a small k",
     )
 
 
