@@ -111,6 +111,17 @@ def figure(page, where):
     return page.evaluate(SUMMARY, where)
 
 
+def settled(page, where):
+    """What a figure holds once it stays the same: a page opens with its defaults and is then set by the link."""
+    seen = figure(page, where)
+    for _ in range(40):
+        page.wait_for_timeout(400)
+        if (now := figure(page, where)) == seen:
+            return now
+        seen = now
+    raise AssertionError(f"{where} never stops changing")
+
+
 def changed(page, where, before):
     """What a figure holds once it is another than before."""
     page.wait_for_function(
@@ -213,12 +224,12 @@ def test_a_link_restores_its_view(page, address):
 
 def test_languages_switch_and_keep_the_view(page, address):
     go(page, address, "?view=extend&scaling=linear&target=8192")
-    english = figure(page, "extend-plot-0")
+    english = settled(page, "extend-plot-0")
     assert "pairs make no full turn" in english["titles"][0]
     page.click("a.switch")
     page.wait_for_url("**/zh/**")
     page.wait_for_selector("#extend-status p", state="attached")
-    chinese = figure(page, "extend-plot-0")
+    chinese = settled(page, "extend-plot-0")
     assert "转不满一圈" in chinese["titles"][0]
     assert [t["sum"] for t in chinese["traces"]] == [t["sum"] for t in english["traces"]]
     assert page.get_by_role("tab", name="你的句子").count() == 1

@@ -62,14 +62,14 @@ class Team:
         """A sharded tensor put together; every process must ask."""
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-    def fill(self, place: Tensor, whole: Tensor) -> None:
+    def fill(self, place: Any, whole: Tensor) -> None:
         """Copy a whole tensor into a place that may be sharded."""
         with torch.no_grad():
-            if hasattr(place, "device_mesh"):
-                from torch.distributed.tensor import DTensor, distribute_tensor
-
-                assert isinstance(place, DTensor)
-                place.copy_(distribute_tensor(whole.to(place.device), place.device_mesh, place.placements))
+            if hasattr(place, "device_mesh"):  # every process holds the whole: it cuts its own piece out
+                (placement,) = place.placements
+                pieces = whole.chunk(self.size, placement.dim)
+                mine = pieces[self.rank] if self.rank < len(pieces) else whole.narrow(placement.dim, 0, 0)
+                place.to_local().copy_(mine)
             else:
                 place.copy_(whole)
 
