@@ -72,10 +72,8 @@ class Built:
         """Every control redraws; what a long view leaves out at first follows by itself."""
         for component in self.controls.components:
             if component not in self.controls.quiet:
-                # a text's input event misses deletions and pasting; its change event sees them all
-                typed = isinstance(component, (gr.Textbox, gr.Number))
-                event = component.change if typed else component.input
-                self._follow(event(self.redraw, self.controls.components, self.outputs, **FAST))
+                for event in _events(component):
+                    self._follow(event(self.redraw, self.controls.components, self.outputs, **FAST))
         for event, function, inputs, outputs in self.controls.first:
             before = event(function, inputs, outputs, **FAST)
             self._follow(before.then(self.redraw, self.controls.components, self.outputs, **FAST))
@@ -159,6 +157,18 @@ class Built:
             f"{escape(words('csv'))}</a>"
             f'<button type="button" id="{key}-png" onclick="posencPng(\'{key}\')">{escape(words("png"))}</button></div>'
         )
+
+
+def _events(component: Any) -> list[Any]:
+    """What a person does to a control. A text's input event misses deletions and pasting, so it is its change event. A
+    number's change event also fires while a link is being restored, when other controls still have their old values;
+    typing and leaving it do not.
+    """
+    if isinstance(component, gr.Textbox):
+        return [component.change]
+    if isinstance(component, gr.Number):
+        return [component.input, component.blur]
+    return [component.input]
 
 
 def blocks(language: str) -> gr.Blocks:
