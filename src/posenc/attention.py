@@ -26,7 +26,7 @@ class Attention(nn.Module):
     position   a Scheme, a scheme's name, or None. One scheme instance may serve many layers (a shared table).
                Absolute schemes are added to this layer's input; in a stack add them once, with `scheme.embed`.
     kv_heads   fewer key heads than query heads (grouped queries)
-    causal     no query sees a later key
+    causal     no query sees a later key (among its own kind: a context is seen whole)
     window     keys at most this many slots away: n, or (left, right)
     engine     "auto", or one engine by name
     """
@@ -94,6 +94,10 @@ class Attention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
         if context is not None:
+            given = {"segments": segments, "documents": documents, "memory": memory}
+            unused = [name for name, value in given.items() if value is not None]
+            if unused:
+                raise ValueError(f"{', '.join(unused)} cannot go with context; say what may be seen with mask")
             return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
         if context_positions is not None:
             raise ValueError("context_positions goes with context")
