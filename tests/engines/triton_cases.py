@@ -10,6 +10,8 @@ import itertools
 import math
 import os
 import sys
+import weakref
+from importlib import import_module
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -188,6 +190,43 @@ def group_dropout():
             torch.manual_seed(5)
             values.append(attend(q + sign * step, k, v, plan, dropout=0.4, engine="triton").double().square().sum())
     assert abs((values[0] - values[1]) / 2 - (grad * step).sum()) < 2e-3 * grad.norm() * step.norm()
+
+
+    # A document mask that hides nothing takes every tile through the general path: the same weights must be dropped.
+    q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 1, 70, 70, 16))
+    plan = Plan(Where(70), lookups=(Lookup(index.clip(5, 5), bias=torch.randn(2, 11).requires_grad_()),))
+    leaves, g, results = [q, k, v, plan.lookups[0].bias], torch.randn(2, 2, 70, 16), []
+    for documents in (None, torch.zeros(2, 70, dtype=torch.int32)):
+        torch.manual_seed(5)
+        out = attend(q, k, v, plan, dropout=0.3, documents=documents, engine="triton")
+        results.append([out, *torch.autograd.grad(out, leaves, g)])
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def group_again():
+    """Wide content terms are gone after the forward pass, and the backward pass makes the same ones again."""
+    engine, lowering = import_module("posenc.engines.triton"), import_module("posenc.engines.triton.lower")
+    q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 2, 35, 35, 16))
+    rows = index.deberta_buckets(8, 20)
+    tables = [torch.randn(2, rows.n, 16).requires_grad_() for _ in range(2)]
+    plan = Plan(Where(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
+    made, lower = [], lowering.lower
+
+    def noted(*arguments):
+        low = lower(*arguments)
+        made.extend(weakref.ref(term) for term in (low.rows, low.cols))
+        return low
+
+    lowering.lower = noted
+    results = []
+    for engine.WIDE in (1, 100):
+        made.clear()
+        torch.manual_seed(5)
+        out = attend(q, k, v, plan, dropout=0.3, engine="triton")
+        assert [term() is None for term in made] == [engine.WIDE == 1] * 2
+        results.append([out, *torch.autograd.grad(out, [q, k, v, *tables], torch.ones_like(out))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def group_compile():

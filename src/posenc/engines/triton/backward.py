@@ -149,7 +149,8 @@ def backward_q(
             tl.load(masks.spans + 3 * b + 1),
             tl.load(masks.spans + 3 * b + 2),
         )
-    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not DROPOUT) and (places.q is None)
+    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # far values would be dropped one by one
+    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
     if not CLEAR:
         clear = 0
     a0, l0, l1, r0, r1, a1 = segments(
@@ -196,6 +197,8 @@ def backward_q(
             else:
                 p = tl.exp2(y - base[:, None])
             dp = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
+            if DROPOUT:
+                dp = dp * keep(masks, bh, i[:, None], j, dropout)
             ds = p * (dp - tl.where(on_left, delta_left, delta_right)[:, None])
             if SUMS or (grads.scale is not None):
                 gained = tl.sum(ds, 1)
@@ -344,7 +347,8 @@ def backward_k(
         first, last = tl.load(masks.spans + 3 * b), tl.load(masks.spans + 3 * b + 1)
         clear = (tl.load(masks.spans + 3 * b + 2) != 0) & (first <= n0) & (n0 + BLOCK_N <= last)
         end = tl.where((n0 + BLOCK_N <= first) | (n0 >= last), 0, end)
-    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not DROPOUT) and (places.q is None)
+    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # far values would be dropped one by one
+    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
     if not CLEAR:
         clear = n0 < 0
     # With the sides swapped r turns its sign, and so do all bounds; "left" below is the side of later queries' r <= lo.
@@ -395,8 +399,13 @@ def backward_k(
                 else:
                     p = tl.exp2(x - base[None, :])
                 g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BLOCK_M, False)
-                acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
                 dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
+                if DROPOUT:
+                    stays = keep(masks, bh, i[None, :], j[:, None], dropout)
+                    acc_v = tl.dot((p * stays).to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
+                    dp = dp * stays
+                else:
+                    acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
                 ds = p * (dp - delta_row[None, :])
                 if grads.decay_k is not None:
                     d_decay -= tl.sum(ds, 1)

@@ -69,7 +69,8 @@ def forward(
             tl.load(masks.spans + 3 * b + 1),
             tl.load(masks.spans + 3 * b + 2),
         )
-    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not DROPOUT) and (places.q is None)
+    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # far values would be dropped one by one
+    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
     if not CLEAR:
         clear = 0
     a0, l0, l1, r0, r1, a1 = segments(
@@ -130,6 +131,8 @@ def forward(
                 mass_left = mass_left * alpha + tl.where(on_left, gained, 0.0)
                 mass_right = mass_right * alpha + tl.where(on_left, 0.0, gained)
             acc = acc * alpha[:, None]
+            if DROPOUT:
+                p = p * keep(masks, bh, i[:, None], j, dropout)
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
             top = higher

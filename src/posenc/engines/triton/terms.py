@@ -281,12 +281,28 @@ def far(x, scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
 
 
 @triton.jit
+def mixed(x):
+    """A 32-bit number whose every bit depends on every bit of x."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
 def keep(masks, bh, i, j, dropout):
-    """1 / (1 - dropout) for the weights that stay, 0 for the others: a function of seed, head, query and key."""
+    """1 / (1 - dropout) for the weights that stay, 0 for the others: a function of seed, head, query and key.
+
+    Most of the mixing is done for queries and for keys, so that a pair costs two products: a cryptographic generator
+    for each pair would take longer than the attention itself.
+    """
     seed = tl.load(masks.seed)
-    zero = tl.zeros_like(i + j)
-    draw, _, _, _ = tl.philox(seed, zero + j, zero + i, zero + bh.to(tl.int32), zero)
-    return tl.where(tl.uint_to_uniform_float(draw) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    row = mixed(i.to(tl.uint32) + mixed(bh.to(tl.uint32) + low))
+    again = mixed(row + high)
+    column = mixed(j.to(tl.uint32) + high)
+    x = (column ^ row) * 0x7FEB352D
+    x = ((x ^ (x >> 15)) + again) * 0x846CA68B
+    return tl.where((x >> 8).to(tl.float32) >= dropout * 16777216.0, 1.0 / (1.0 - dropout), 0.0)
 
 
 @triton.jit
