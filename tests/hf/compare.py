@@ -16,7 +16,7 @@ def run(model, inputs, mask, *, backward=True):
     output = output if mask is None else output[mask.bool()]
     if not backward:
         return output, {}
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(5)).to(output)
     (output * weights).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()

@@ -1,0 +1,138 @@
+"""Every family on a GPU against the original there: float32 to the CPU's tolerances, bfloat16 to an error budget.
+
+`make test-gpu`, or `python -m tests.hf.test_gpu [families]`.
+"""
+
+import copy
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from posenc import dispatch, hf
+from tests.hf import (
+    test_alibi,
+    test_conformer,
+    test_deberta,
+    test_inkling,
+    test_longt5,
+    test_mpnet,
+    test_t5,
+    test_xlnet,
+)
+from tests.hf.compare import gradients_agree, outputs_agree, run
+
+pytestmark = pytest.mark.gpu
+
+
+def pair(ids, mask, **more):
+    return dict(input_ids=ids, attention_mask=mask, **more), mask
+
+
+def with_decoder(ids, mask):
+    return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :11]), None
+
+
+def speech(name):
+    attn = "eager" if name in ("conformer", "bert relative_key") else "sdpa"
+    torch.manual_seed(2)
+    mask = torch.ones(3, 37, dtype=torch.bool)
+    mask[1, 20:] = False
+    mask[2, :9] = False
+    return lambda: (test_conformer.make(name, attn), (dict(x=torch.randn(3, 37, 32), attention_mask=mask), mask))
+
+
+def xlnet(segmented):
+    ids, mask, segments = test_xlnet.batch()
+    return test_xlnet.make(), pair(ids, mask, **({"token_type_ids": segments} if segmented else {}))
+
+
+CASES = {
+    **{f: lambda f=f: (test_t5.make(f), with_decoder(*test_t5.batch())) for f in test_t5.FAMILIES},
+    "longt5 local": lambda: (test_longt5.make("local"), with_decoder(*test_longt5.batch())),
+    "longt5 global": lambda: (test_longt5.make("transient-global"), with_decoder(*test_longt5.batch())),
+    "mpnet": lambda: (test_mpnet.make(), pair(*test_t5.batch())),
+    **{
+        f"deberta {f}": lambda f=f: (test_deberta.make(f), pair(*test_deberta.batch()))
+        for f in ("v1", "v2", "v2 p2c", "v3")
+    },
+    "xlnet": lambda: xlnet(False),
+    "xlnet segments": lambda: xlnet(True),
+    **{f"speech {name}": speech(name) for name in test_conformer.MODELS},
+    **{f: lambda f=f: (test_alibi.make(f), pair(*test_alibi.batch())) for f in test_alibi.MODELS},
+    "inkling": lambda: (test_inkling.make(), pair(*test_inkling.batch())),
+}
+DENSE = {"xlnet segments"}  # a look-up on a second axis, which the kernels do not know
+
+
+@contextmanager
+def engines_that_run():
+    """The names of the engines that `attend` calls."""
+    names, before = set(), dict(dispatch.ENGINES)
+
+    class Noted:
+        def __init__(self, name):
+            self.name, self.engine = name, before[name]
+
+        def refuses(self, *arguments):
+            return self.engine.refuses(*arguments)
+
+        def run(self, *arguments):
+            names.add(self.name)
+            return self.engine.run(*arguments)
+
+    dispatch.ENGINES.update({name: Noted(name) for name in before})
+    try:
+        yield names
+    finally:
+        dispatch.ENGINES.update(before)
+
+
+def moved(inputs, device, dtype=None):
+    return {n: x.to(device, dtype if x.is_floating_point() else None) for n, x in inputs.items()}
+
+
+def error(low, truth):
+    return ((low.float() - truth).square().mean().sqrt() / truth.std()).item()
+
+
+def check(name, device="cuda"):
+    """One family; returns (float32 difference, bfloat16 error, the original's)."""
+    model, (inputs, mask) = CASES[name]()
+    model, inputs = model.to(device).eval(), moved(inputs, device)
+    mask = None if mask is None else mask.to(device)
+    low = copy.deepcopy(model).to(torch.bfloat16)
+    low_inputs = moved(inputs, device, torch.bfloat16)
+    truth, gradients = run(model, inputs, mask)
+    theirs, _ = run(low, low_inputs, mask)
+    with engines_that_run() as names:
+        ours, our_gradients = run(hf.accelerate(model), inputs, mask)
+        reduced, reduced_gradients = run(hf.accelerate(low), low_inputs, mask)
+    assert "triton" in names and (names <= {"triton", "sdpa"} or name in DENSE), names
+    outputs_agree(ours, truth)
+    gradients_agree(our_gradients, gradients)
+    assert all(torch.isfinite(g).all() for g in reduced_gradients.values())
+    found, allowed = error(reduced, truth), 2.0 * error(theirs, truth)
+    assert found <= allowed, f"bfloat16 error {found:.2e}, twice the original's is {allowed:.2e}"
+    return (ours - truth).abs().max().item(), found, allowed / 2.0
+
+
+@pytest.mark.filterwarnings("ignore:posenc runs the dense reference engine")
+@pytest.mark.parametrize("name", CASES)
+def test_same_numbers(name):
+    check(name)
+
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    failed = 0
+    for name in sys.argv[1:] or CASES:
+        start = time.perf_counter()
+        try:
+            text = "float32 differs by {:.1e}; bfloat16 error {:.1e}, the original's {:.1e}".format(*check(name, device))
+        except Exception as problem:
+            failed, text = failed + 1, f"FAILED {type(problem).__name__}: {str(problem)[:600]}"
+        print(f"{name:<26} {time.perf_counter() - start:5.1f} s  {text}", flush=True)
+    sys.exit(failed > 0)
