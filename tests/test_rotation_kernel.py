@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.rotation import _formula, rotate
+from posenc.rotation import _formula, rotate, rotate_both
 
 CASES = [(2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0)]
 
@@ -22,8 +22,13 @@ def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64)):
                     angle = torch.rand(rows, length, width // 2, device=device) * 6
                     wide = torch.promote_types(dtype, torch.float32)
                     cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-                    ours, exact = turn(x, cos, sin, layout), _formula(x.double(), cos.double(), sin.double(), layout)
-                    torch.testing.assert_close(ours.double(), exact, atol=1e-6, rtol=0.75 * torch.finfo(dtype).eps)
+                    k = torch.randn(batch, 2, length, size, device=device).to(dtype)
+                    for given in ((x,), (k,), (x, k), (k, x)):
+                        for ours, one in zip(turn(given, cos, sin, layout), given, strict=True):
+                            exact = _formula(one.double(), cos.double(), sin.double(), layout)
+                            torch.testing.assert_close(
+                                ours.double(), exact, atol=1e-6, rtol=0.75 * torch.finfo(dtype).eps
+                            )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested on the device")
@@ -42,7 +47,10 @@ def test_the_kernel_by_the_interpreter():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_on_the_device():
-    check(rotate, "cuda", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+    def one_or_both(tensors, cos, sin, layout):
+        return (rotate(*tensors, cos, sin, layout),) if len(tensors) == 1 else rotate_both(*tensors, cos, sin, layout)
+
+    check(one_or_both, "cuda", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
     rope = posenc.RoPE(head_dim=64).cuda()
     x = torch.randn(2, 4, 33, 64, device="cuda", requires_grad=True)
     grad = torch.randn_like(x)

@@ -142,7 +142,7 @@ def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
     if plan.rotate is not None:
         if plan.rotate.values:
             v = plan.rotate.keys(v)
-        q, k = plan.rotate.queries(q), plan.rotate.keys(k)
+        q, k = plan.rotate.both(q, k)
     return Ready(q, k, v, plan)
 
 

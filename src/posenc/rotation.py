@@ -35,6 +35,12 @@ class Rotation:
     def keys(self, k: Tensor) -> Tensor:
         return k if self.k is None else rotate(k, *self.k, self.layout)
 
+    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys turned: in one launch where they share their phases."""
+        if self.q is not None and self.k is not None and self.q[0] is self.k[0] and self.q[1] is self.k[1]:
+            return rotate_both(q, k, *self.q, self.layout)
+        return self.queries(q), self.keys(k)
+
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         if self.layout not in ("half", "interleaved"):
             raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}")
@@ -56,12 +62,20 @@ class Rotation:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype.
 
-    Every rotation of the library goes through here. Compiled code gets the formula, which fuses into one pass; eager
-    code gets a kernel on CUDA, and blocks on a CPU, so that what is read twice is read from the cache.
+    Every rotation of the library goes through here or `rotate_both`. Compiled code gets the formula, which fuses into
+    one pass; eager code gets a kernel on CUDA, and blocks on a CPU, so that what is read twice is read from the cache.
     """
     if _eager(x, cos, sin):
-        return _OnePass.apply(x, cos, sin, layout)
+        return _OnePass.apply(cos, sin, layout, False, x)[0]
     return _formula(x, cos, sin, layout)
+
+
+def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """rotate(q), rotate(k) for queries and keys at the same positions: one launch on CUDA."""
+    if q.is_cuda and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]:
+        if _eager(q, cos, sin):
+            return _OnePass.apply(cos, sin, layout, False, q, k)
+    return rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
 
 
 def _formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -93,28 +107,38 @@ def _triton() -> bool:
 
 
 class _OnePass(torch.autograd.Function):
-    """The formula in one pass over x. Its gradient is the rotation back (times the same magnitude)."""
+    """The formula in one pass over each tensor. Its gradient is the rotation back (times the same magnitude)."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx, cos: Tensor, sin: Tensor, layout: Layout, back: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.save_for_forward(cos, sin)
-        ctx.layout = layout
-        if x.is_cuda:
-            from .rotation_kernel import turn
-
-            return turn(x, cos, sin, layout)
-        return _in_blocks(x, cos, sin, layout)
+        ctx.layout, ctx.back = layout, back
+        ctx.set_materialize_grads(False)
+        return _turned(tensors, cos, sin, layout, back)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return rotate(grad, cos, -sin, ctx.layout), None, None, None
+    def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
+        return None, None, None, None, *_given(grads, ctx, not ctx.back)
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor, *rest):  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return rotate(tangent, cos, sin, ctx.layout)
+    def jvp(ctx, _cos, _sin, _layout, _back, *tangents):  # type: ignore[override]
+        return _given(tangents, ctx, ctx.back)
+
+
+def _given(tensors: tuple[Tensor | None, ...], ctx, back: bool) -> tuple[Tensor | None, ...]:
+    """Those that are there, turned."""
+    there = [x for x in tensors if x is not None]
+    turned = iter(_OnePass.apply(*ctx.saved_tensors, ctx.layout, back, *there) if there else ())
+    return tuple(None if x is None else next(turned) for x in tensors)
+
+
+def _turned(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, back: bool) -> tuple[Tensor, ...]:
+    if tensors[0].is_cuda:
+        from .rotation_kernel import turn
+
+        return turn(tensors, cos, sin, layout, back)
+    return tuple(_in_blocks(x, cos, -sin if back else sin, layout) for x in tensors)
 
 
 def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
