@@ -72,9 +72,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """rotate(q), rotate(k) for queries and keys at the same positions: one launch on CUDA."""
-    if q.is_cuda and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]:
-        if _eager(q, cos, sin):
-            return _OnePass.apply(cos, sin, layout, False, q, k)
+    alike = q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]
+    if q.is_cuda and alike and q.numel() and k.numel() and _eager(q, cos, sin):
+        return _OnePass.apply(cos, sin, layout, False, q, k)
     return rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
 
 

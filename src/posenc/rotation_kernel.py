@@ -16,14 +16,12 @@ WARPS = 4
 
 @triton.jit
 def _tile(
-    x, out, batch, group, c, s, x_batch, x_head, x_row, out_batch, out_head, out_row, length,
+    x, out, batch, tile, group, c, s, x_batch, x_head, x_row, out_batch, out_head, out_row, length,
     PAIRS: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     """Turn one tile of GROUP heads of x by the phases c, s [BLOCK] into out."""
-    tile = tl.program_id(TILE).to(tl.int64)
     for step in tl.static_range(GROUP):
-        head = (group * GROUP + step).to(tl.int64)
+        head = group * GROUP + step
         source = x + batch * x_batch + head * x_head
         target = out + batch * out_batch + head * out_head
         if HALF:
@@ -55,25 +53,29 @@ def _tile(
 def _turn(
     q, q_out, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row,
     k, k_out, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
-    cos, sin, phase_batch, length, q_groups,
+    cos, sin, phase_batch, length, tiles, q_groups, groups,
     PAIRS: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr, Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr,
-    HALF: tl.constexpr, BACK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr, BACK: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, group of heads, batch row), groups of q's heads before k's. TILE: which grid axis has the tiles."""
-    batch = tl.program_id(2).to(tl.int64)
-    group = tl.program_id(1 - TILE)
-    at = tl.program_id(TILE).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """A program for each tile, group of heads (q's before k's) and batch row; ROWS_FIRST: neighbours are tiles."""
+    program = tl.program_id(0)
+    if ROWS_FIRST:
+        tile, group, batch = program % tiles, program // tiles % groups, program // tiles // groups
+    else:
+        tile, group, batch = program // groups % tiles, program % groups, program // groups // tiles
+    tile, group, batch = tile.to(tl.int64), group.to(tl.int64), batch.to(tl.int64)
+    at = tile * BLOCK + tl.arange(0, BLOCK)
     known = at // PAIRS < length
     c = tl.load(cos + batch * phase_batch + at, mask=known, other=0.0).to(PRECISION)
     s = tl.load(sin + batch * phase_batch + at, mask=known, other=0.0).to(PRECISION)
     if BACK:
         s = -s
     if group < q_groups:  # always, where there is one tensor alone
-        _tile(q, q_out, batch, group, c, s, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row, length,
-              PAIRS, REST, BLOCK, Q_GROUP, HALF, TILE)  # fmt: skip
+        _tile(q, q_out, batch, tile, group, c, s, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row, length,
+              PAIRS, REST, BLOCK, Q_GROUP, HALF)  # fmt: skip
     else:
-        _tile(k, k_out, batch, group - q_groups, c, s, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
-              length, PAIRS, REST, BLOCK, K_GROUP, HALF, TILE)  # fmt: skip
+        _tile(k, k_out, batch, tile, group - q_groups, c, s, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
+              length, PAIRS, REST, BLOCK, K_GROUP, HALF)  # fmt: skip
 
 
 def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, back: bool = False):
@@ -86,22 +88,22 @@ def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor
     if pairs == 0:
         return tuple(x.clone() for x in tensors)
     outs = tuple(torch.empty_like(x) for x in tensors)
-    if length == 0 or batch == 0 or any(x.shape[1] == 0 for x in tensors) or size == 0:
-        return outs if len(tensors) == 1 else tuple(turn((x,), cos, sin, layout, back)[0] for x in tensors if x.numel())
+    outs = tuple(out if out.stride(-1) == 1 else out.contiguous() for out in outs)  # x may be expanded
+    if not all(x.numel() for x in tensors):
+        return outs
     cos, sin = cos.contiguous(), sin.contiguous()
     groups = [_group(x.shape[1]) for x in tensors]
     programs = [x.shape[1] // group for x, group in zip(tensors, groups)]
     q, k = tensors[0], tensors[-1]
     q_out, k_out = outs[0], outs[-1]
     # neighbours in the grid should be neighbours in memory: [B, L, H, D] has the heads of a row side by side
-    tiles, rows_first = triton.cdiv(length * pairs, BLOCK), q.stride(1) >= q.stride(2)
-    grid = (tiles, sum(programs), batch) if rows_first else (sum(programs), tiles, batch)
+    rows_first, tiles = q.stride(1) >= q.stride(2), triton.cdiv(length * pairs, BLOCK)
     double = torch.float64 in (q.dtype, cos.dtype)
-    _turn[grid](
+    _turn[(tiles * sum(programs) * batch,)](
         q, q_out, *q.stride()[:3], *q_out.stride()[:3], k, k_out, *k.stride()[:3], *k_out.stride()[:3],
-        cos, sin, 0 if cos.shape[0] == 1 else cos.stride(0), length, programs[0],
+        cos, sin, 0 if cos.shape[0] == 1 else cos.stride(0), length, tiles, programs[0], sum(programs),
         PAIRS=pairs, REST=size - 2 * pairs, BLOCK=BLOCK, Q_GROUP=groups[0], K_GROUP=groups[-1],
-        HALF=layout == "half", BACK=back, TILE=0 if rows_first else 1, PRECISION=tl.float64 if double else tl.float32,
+        HALF=layout == "half", BACK=back, ROWS_FIRST=rows_first, PRECISION=tl.float64 if double else tl.float32,
         num_warps=WARPS,
     )  # fmt: skip
     return outs
