@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +23,7 @@ SEED = 1 << 40  # problems that no training has seen
 
 def evaluate(cell: Cell, testing: Testing, store: Store, corpus: Corpus | None = None) -> dict[str, Any]:
     """The record of a test: one point for every size."""
+    began = time.perf_counter()
     training = cell.training
     task = make_task(training, corpus)
     model = make_model(training, task)
@@ -45,7 +47,8 @@ def evaluate(cell: Cell, testing: Testing, store: Store, corpus: Corpus | None =
                 raise
             point["error"] = f"out of memory at length {point['length']}"
         points.append(point)
-    return {"settings": {"training": asdict(training), "testing": asdict(testing)}, "points": points}
+    settings = {"training": asdict(training), "testing": asdict(testing)}
+    return {"settings": settings, "points": points, "seconds": time.perf_counter() - began}
 
 
 def _problems(model, task: Task, size: int, testing: Testing) -> dict[str, Any]:

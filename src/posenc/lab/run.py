@@ -55,7 +55,11 @@ def compare(
             {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {},
         )
         left = _missing(cells, store, team)
-        _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
+        try:
+            _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
+        except RuntimeError:  # a cell failed; what the others found is reported before that is told
+            report.save(results.read(out), store.root)
+            raise
         found = results.read(out)
         report.save(found, store.root)
     return found

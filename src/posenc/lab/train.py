@@ -24,6 +24,7 @@ Progress = Callable[[int, float], None]
 """Told the step and the loss now and then."""
 
 CHECKPOINT_SECONDS = 30.0
+TRIES = 4  # batches on which a compiled model is tried before it is trusted
 
 
 def make_task(training: Training, corpus: Corpus | None) -> Task:
@@ -111,7 +112,9 @@ def train(
     }
     team.shard(model)
     optimiser = make_optimiser(model, training)
+    before = time.perf_counter()
     compiled = _compile(model, task, training, team) if training.compile else "not asked for"
+    compile_seconds = time.perf_counter() - before
     start, curve, spent = _resume(training, store, model, optimiser, team)
     every = max(1, training.steps // 50)
     status = "trained"
@@ -163,6 +166,7 @@ def train(
         "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
         "memory": memory.peak(device),
         "compile": compiled,
+        "compile_seconds": compile_seconds,
         "torch": torch.__version__,
         **counts,
     }
@@ -170,12 +174,18 @@ def train(
 
 def _compile(model: Transformer, task: Task, training: Training, team: Team) -> str:
     """Compile the block, whose code all layers share, and try it; what cannot be compiled runs as it is, and says so."""
+    import torch._inductor.config
+
+    torch.compiler.reset()  # the code of earlier cells counts against the limit of versions, and serves none of this one
+    torch._inductor.config.compile_threads = torch.get_num_threads()  # workers share the processors
     for block in model.blocks:
         block.compile()
-    batch = training_batch(task, training, 0, team)
     try:
-        with torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"):
-            answers_loss(model(batch.inputs), batch.targets).backward()
+        # sizes that vary are compiled twice: for the first one, and for any
+        for step in range(TRIES if task.varies else 1):
+            batch = training_batch(task, training, step, team)
+            with torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"):
+                answers_loss(model(batch.inputs), batch.targets).backward()
         said = "compiled"
     except Exception as error:  # a compiler fails in many ways, and none of them is the experiment's
         for block in model.blocks:

@@ -35,13 +35,15 @@ def cores() -> int:
 
 
 def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -> Iterator[Event]:
-    """Work through the cells with `jobs` processes, which share the processors."""
+    """Work through the cells with `jobs` processes, which share the processors. A cell that fails stops no other: it
+    is told at the end."""
     context = multiprocessing.get_context("spawn")
     waiting, tried = deque(cells), dict.fromkeys((cell.training.key for cell in cells), 0)
     busy: dict[Any, tuple[Any, Cell]] = {}
     idle: list[tuple[Any, Any]] = []
     everyone: list[Any] = []
     threads = max(1, cores() // jobs)
+    failures: list[str] = []
 
     def start() -> tuple[Any, Any]:
         ours, theirs = context.Pipe()
@@ -86,7 +88,11 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
                 elif kind == "wrong":
                     raise LabError(rest[0])
                 else:
-                    raise RuntimeError(f"{cell.training.task}, {cell.name()} failed in a worker:\n{rest[0]}")
+                    del busy[pipe]
+                    process.kill()  # what broke the cell may have broken its process (a CUDA error does)
+                    failures.append(f"{cell.training.task}, {cell.name()} failed in a worker:\n{rest[0]}")
+        if failures:
+            raise RuntimeError("\n".join(failures))
     finally:
         for process in everyone:
             process.kill()
