@@ -220,3 +220,75 @@ def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, 
     assert plain["compile"] == "not asked for"
     assert tried["compile"] == "failed, trained without: RuntimeError: no compiler here"
     assert tried["curve"] == plain["curve"]
+
+
+def test_damaged_files_are_made_again(tiny, tmp_path, text):
+    experiment = tiny(tasks=("text",)).change(schemes=("t5",))
+    first = compare(experiment, tmp_path, text=text, jobs=1)
+    (trained,), (tested,), (weights,) = (
+        list(tmp_path.glob(f"cells/*.{kind}")) for kind in ("train.json", "test.json", "weights")
+    )
+    whole = {path: path.read_bytes() for path in (trained, tested, weights)}
+    for damaged in ((trained,), (tested,), (weights, tested), (trained, tested, weights)):
+        for path in damaged:
+            path.write_bytes(whole[path][: len(whole[path]) // 2])
+        again = compare(experiment, tmp_path, text=text, jobs=1)
+        assert again.finished == 1 and again.rows == first.rows
+        assert weights.read_bytes() == whole[weights] or weights not in damaged
+    # a damaged checkpoint is no start
+    cell = experiment.cells(corpus.read(text).digest)[0]
+    for path in whole:
+        path.unlink()
+    Store(tmp_path).path(cell.training.key, "checkpoint").write_bytes(whole[weights][:-1])
+    assert compare(experiment, tmp_path, text=text, jobs=1).rows == first.rows
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_that_fails_stops_no_other(tmp_path, text, jobs):
+    """A scheme that breaks in the middle of training, in this process and in a worker."""
+    from posenc.lab.errors import CellFailure
+
+    broken = {
+        "title": "broken", "seeds": 1, "batch": 2, "width": 16, "heads": 2, "layers": 1, "steps": 4, "count": 64,
+        "schemes": ["none", "learned:max_len=4", "alibi"],
+        "tasks": [{"task": "text", "train": 16, "test": [16]}],
+    }  # fmt: skip
+    with pytest.raises(CellFailure, match="learned:max_len=4 failed.*\n[^$]*max_len=4"):
+        compare(from_dict(broken, "broken"), tmp_path, text=text, jobs=jobs)
+    found = results.read(tmp_path)
+    assert found.finished == 2 and found.wanted == 3
+    assert "only 2 of 3 cells" in (tmp_path / "report.html").read_text().lower()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of a file")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_no_room_for_the_weights(tmp_path, text, jobs):
+    """A limit that records fit in and weights do not: said in a sentence, and the same command goes on."""
+    preset = tmp_path / "kill.toml"
+    preset.write_text(PRESET)
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+    limited += "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = ["compare", "--preset", preset, "--out", tmp_path / "run", "--text", text, "--jobs", jobs]
+    said = subprocess.run(
+        [sys.executable, "-c", limited, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert said.returncode == 2 and "cannot write" in said.stderr and "Traceback" not in said.stderr, said.stderr
+    assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("*.train.json"))
+
+
+def test_two_commands_in_one_folder(tmp_path, text):
+    preset = tmp_path / "kill.toml"
+    preset.write_text(PRESET)
+    out = tmp_path / "run"
+    first = start(preset, out, text, "--jobs", "1", "--steps", "100000")
+    try:
+        while not (out / "settings.json").exists() and first.poll() is None:
+            time.sleep(0.02)
+        second = start(preset, out, text, "--jobs", "1")
+        said = second.communicate(timeout=60)[0]
+        assert second.returncode == 2 and f"another command (process {first.pid})" in said
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()

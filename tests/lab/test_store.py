@@ -72,8 +72,9 @@ def test_one_command_at_a_time_even_after_a_kill(tmp_path):
         with pytest.raises(LabError, match=f"process {other.pid}"), folder.alone():
             pass
         other.kill()
+    (tmp_path / "cells" / ".x.weights.1.part").write_bytes(b"half")
     with folder.alone():
-        pass
+        assert not list(tmp_path.rglob("*.part"))
 
 
 def test_records_and_carried_files(tmp_path):
@@ -87,9 +88,21 @@ def test_records_and_carried_files(tmp_path):
     assert not b.has("other", "train.json")
     with pytest.raises(LabError, match="not a file name"):
         b.add({"../evil": b""})
-    a.path("k", "train.json").write_text("{")
-    with pytest.raises(LabError, match="not JSON"):
-        a.get("k", "train.json")
+
+
+def test_a_damaged_record_is_as_good_as_none(tmp_path):
+    kept = Store(tmp_path)
+    kept.put("k", "train.json", {"x": 1.25, "y": [1, None]})
+    path = kept.path("k", "train.json")
+    content = path.read_bytes()
+    assert kept.get("k", "train.json") == {"x": 1.25, "y": [1, None]}
+    for damage in (b"", content[:-2], content.replace(b"1.25", b"1.26"), b"[]", b"{}", b"\xff\xfe"):
+        path.write_bytes(damage)
+        assert kept.get("k", "train.json") is None
+    path.write_bytes(content)
+    assert kept.get("k", "train.json") is not None
+    os.replace(path, kept.path("other", "train.json"))
+    assert kept.get("other", "train.json") is None
 
 
 def test_tensors_are_read_by_safetensors_and_back(tmp_path):
@@ -112,6 +125,13 @@ def test_tensors_are_read_by_safetensors_and_back(tmp_path):
 @pytest.mark.parametrize("cut", [4, 30, -3])
 def test_broken_tensor_files_are_refused(tmp_path, cut):
     path = tmp_path / "t"
-    path.write_bytes(tensors.dump({"a": torch.randn(9)})[:cut])
+    content = tensors.dump({"a": torch.randn(9)}, {"note": "n"})
+    path.write_bytes(content[:cut])
     with pytest.raises(LabError, match="not a whole safetensors file"):
         tensors.load(path)
+    flipped = bytearray(content)
+    flipped[cut] ^= 1
+    path.write_bytes(flipped)
+    assert not tensors.sound(path)
+    path.write_bytes(content)
+    assert tensors.sound(path) and not tensors.sound(tmp_path / "none")

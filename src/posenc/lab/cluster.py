@@ -12,7 +12,7 @@ from typing import Any
 
 from .cells import Cell
 from .corpus import Corpus
-from .errors import LabError
+from .errors import CellFailure, LabError
 from .store import Store
 from .workers import Event, cores
 
@@ -39,6 +39,7 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | 
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=1)(_remote)
         left = list(reversed(cells))
         running: dict[Any, Cell] = {}
+        failures = []
         while left or running:
             while left and (jobs is None or len(running) < jobs):
                 cell = left.pop()
@@ -47,9 +48,17 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | 
             done, _ = ray.wait(list(running))
             for reference in done:
                 cell = running.pop(reference)
-                store.add(ray.get(reference))
+                try:
+                    store.add(ray.get(reference))
+                except ray.exceptions.RayError as error:
+                    if isinstance(getattr(error, "cause", None), LabError):
+                        raise LabError(str(error.cause)) from None
+                    failures.append(f"{cell.training.task}, {cell.name()} failed on the cluster:\n{error}")
+                    continue
                 store.drop(cell.training.key, "checkpoint")
                 yield Event(cell)
+        if failures:
+            raise CellFailure("\n".join(failures))
     finally:
         if started:
             ray.shutdown()

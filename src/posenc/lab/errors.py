@@ -7,3 +7,7 @@ from ..errors import OptionError
 
 class LabError(OptionError):
     """Something that the person who asked can change: a wrong word, a full disk, a missing package."""
+
+
+class CellFailure(RuntimeError):
+    """Cells that raised what nobody expected, with their tracebacks; the others were done."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from . import cluster, corpus, progress, report, results, work, workers
 from .cells import Cell
 from .corpus import Corpus
-from .errors import LabError
+from .errors import CellFailure, LabError
 from .presets import Experiment
 from .results import Results
 from .store import Store
@@ -57,7 +58,7 @@ def compare(
         left = _missing(cells, store, team)
         try:
             _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
-        except RuntimeError:  # a cell failed; what the others found is reported before that is told
+        except CellFailure:  # what the other cells found is reported before it is told
             report.save(results.read(out), store.root)
             raise
         found = results.read(out)
@@ -123,9 +124,20 @@ def _spread(
         for event in workers.run(left, store, words, jobs):
             see(event)
         return
+    failures = []
     for cell in left:
-        work.do(
-            cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds,
-            progress=lambda step, loss, cell=cell: see(Event(cell, step, loss)),  # type: ignore[misc]
-        )  # fmt: skip
+        try:
+            work.do(
+                cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds,
+                progress=lambda step, loss, cell=cell: see(Event(cell, step, loss)),  # type: ignore[misc]
+            )  # fmt: skip
+        except LabError:
+            raise
+        except Exception:
+            if team.size > 1:  # the other processes wait for this one in the middle of the cell
+                raise
+            failures.append(f"{cell.training.task}, {cell.name()} failed:\n{traceback.format_exc()}")
+            continue
         see(Event(cell))
+    if failures:
+        raise CellFailure("\n".join(failures))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -38,18 +39,23 @@ class Store:
         return self.path(key, kind).exists()
 
     def get(self, key: str, kind: str) -> dict[str, Any] | None:
-        """A JSON record, or None where there is none (yet)."""
+        """A JSON record, or None where there is none (yet). One that is damaged is as good as none: whoever needs it
+        makes it again, in its place."""
         try:
-            return json.loads(self.path(key, kind).read_text(encoding="utf-8"))
+            record = json.loads(self.path(key, kind).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except json.JSONDecodeError as error:
-            raise LabError(
-                f"{self.path(key, kind)} is not JSON ({error}); it was changed by hand: delete it and run again"
-            ) from None
+        except OSError as error:
+            raise LabError(f"cannot read {self.path(key, kind)}: {error.strerror}") from None
+        except ValueError:  # not JSON, not UTF-8
+            return None
+        if not isinstance(record, dict) or record.pop("digest", None) != _digest(key, kind, record):
+            return None
+        return record
 
     def put(self, key: str, kind: str, record: dict[str, Any]) -> None:
-        write(self.path(key, kind), json.dumps(record, indent=1).encode())
+        content = {**record, "digest": _digest(key, kind, record)}
+        write(self.path(key, kind), json.dumps(content, indent=1).encode())
 
     def drop(self, key: str, kind: str) -> None:
         self.path(key, kind).unlink(missing_ok=True)
@@ -73,19 +79,26 @@ class Store:
         except ImportError:  # Windows: nothing is broken by two commands, work may be done twice
             yield
             return
-        with open(self.root / ".lock", "a+") as lock:
+        try:
+            lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LabError(f"cannot work in {self.root}: {error.strerror}; make room, or give another --out") from None
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                lock.seek(0)
-                owner = lock.read().strip() or "unknown"
+                owner = os.read(lock, 20).decode().strip() or "unknown"
                 raise LabError(
                     f"another command (process {owner}) is working in {self.root}; wait for it or give another --out"
                 ) from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                os.ftruncate(lock, 0)
+                os.write(lock, str(os.getpid()).encode())
+            for part in self.root.rglob(".*.part"):  # of a command that was killed while it wrote
+                part.unlink(missing_ok=True)
             yield
+        finally:
+            os.close(lock)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -112,6 +125,11 @@ def write(path: Path, content: bytes) -> None:
                 "what is finished is kept"
             ) from None
         raise LabError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _digest(key: str, kind: str, record: dict[str, Any]) -> str:
+    """Belongs to one record in one place: a number changed, or a file under another name, is damage."""
+    return hashlib.sha256(json.dumps([key, kind, record], sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _whole(path: Path) -> bool:

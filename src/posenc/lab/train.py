@@ -217,7 +217,7 @@ def _checkpoint(training, store, model, optimiser, team, step, curve, seconds) -
 def _resume(training, store, model, optimiser, team) -> tuple[int, list, float]:
     """The step to go on from, the curve so far and the seconds spent."""
     path = store.path(training.key, "checkpoint")
-    if not team.agree(path.exists(), torch.device(training.device)):
+    if not team.agree(tensors.sound(path), torch.device(training.device)):  # a damaged one is as good as none
         return 0, [], 0.0
     saved, note = tensors.load(path)
     state = json.loads(note["state"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from .cells import Cell
+from . import tensors
+from .cells import Cell, Testing
 from .corpus import Corpus
 from .evaluate import evaluate
 from .store import Store
@@ -14,8 +15,11 @@ from .train import CHECKPOINT_SECONDS, Progress, train
 
 def missing(cell: Cell, store: Store) -> bool:
     """Whether anything of a cell is left to do."""
-    keys = [cell.test_key(testing) for testing in cell.tests]
-    return not store.has(cell.training.key, "train.json") or not all(store.has(key, "test.json") for key in keys)
+    return store.get(cell.training.key, "train.json") is None or bool(_untested(cell, store))
+
+
+def _untested(cell: Cell, store: Store) -> list[Testing]:
+    return [testing for testing in cell.tests if store.get(cell.test_key(testing), "test.json") is None]
 
 
 def do(
@@ -28,9 +32,9 @@ def do(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
     key = cell.training.key
-    wanted = [testing for testing in cell.tests if not store.has(cell.test_key(testing), "test.json")]
+    wanted = _untested(cell, store)
     record = store.get(key, "train.json")
-    if record is None or (wanted and not store.has(key, "weights")):
+    if record is None or (wanted and not tensors.sound(store.path(key, "weights"))):
         record = train(
             cell.training, store, corpus, team=team, progress=progress, checkpoint_seconds=checkpoint_seconds
         )

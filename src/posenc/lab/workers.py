@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .cells import Cell
 from .corpus import Corpus
-from .errors import LabError
+from .errors import CellFailure, LabError
 from .store import Store
 
 
@@ -92,7 +92,7 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
                     process.kill()  # what broke the cell may have broken its process (a CUDA error does)
                     failures.append(f"{cell.training.task}, {cell.name()} failed in a worker:\n{rest[0]}")
         if failures:
-            raise RuntimeError("\n".join(failures))
+            raise CellFailure("\n".join(failures))
     finally:
         for process in everyone:
             process.kill()
