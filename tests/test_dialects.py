@@ -5,12 +5,24 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 
 import posenc
 from posenc.dialects import INTERLEAVED
-from posenc.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN, from_config, to_config
+from posenc.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    MixedNTK,
+    Proportional,
+    YaRN,
+    from_config,
+    to_config,
+)
 
 ONES, TWOS = (1.0,) * 16, tuple(1.0 + c for c in range(16))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -26,6 +38,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     )),
     *(("vllm", x) for x in (
         None, Linear(factor=2.0), NTK(factor=2.0), DynamicNTK(factor=2.0, original=512, freeze_at=1024),
+        MixedNTK(factor=8.0), MixedNTK(factor=8.0, b=0.625),
+        YaRN(factor=40.0, original=4096, mscale=1.0, mscale_all_dim=1.0, scale_scores=True),
         YaRN(factor=4.0, original=512), YaRN(factor=4.0, original=512, attention_factor=1.5), Llama3(),
         LongRoPE(short=ONES, long=TWOS, original=512, attention_factor=1.2, freeze_at=2048, factor=4.0),
     )),
@@ -36,6 +50,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     *(("llama.cpp", x) for x in (
         None, Linear(factor=2.0), YaRN(factor=4.0, original=512), YaRN(factor=4.0, original=512, attention_factor=1.5),
         LongRoPE(short=ONES, long=TWOS, original=512, attention_factor=1.2, freeze_at=2048),
+        YaRN(factor=40.0, original=4096, mscale=0.707, mscale_all_dim=0.707, scale_scores=True),
     )),
 ])  # fmt: skip
 def test_round_trip(dialect, extension):
@@ -70,6 +85,50 @@ def test_dialects_differ_where_the_readers_do():
     assert from_config(long, "vllm", length=400).freeze_at == 400
 
 
+def gguf(architecture: str) -> dict:
+    keys = {"type": "yarn", "factor": 40.0, "original_context_length": 4096}
+    return {f"{architecture}.rope.scaling.{key}": value for key, value in keys.items()}
+
+
+def test_deepseek_is_the_same_model_in_every_dialect():
+    """V2 (0.707) and V3 (1): cos and sin are not scaled, all scores are."""
+    for all_dims in (0.707, 1.0):
+        scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+                   "mscale": all_dims, "mscale_all_dim": all_dims}  # fmt: skip
+        model = {"model_type": "deepseek_v3", "rope_scaling": scaling}
+        ours = from_config(model, "deepseek")
+        assert ours.score_factor == pytest.approx((0.1 * all_dims * math.log(40) + 1) ** 2)
+        assert ours.magnitude == 1.0
+        assert from_config(model, "vllm") == ours
+        stored = {
+            **gguf("deepseek2"),
+            "deepseek2.rope.scaling.yarn_log_multiplier": float(torch.tensor(0.1 * all_dims)),
+        }
+        assert from_config(stored, "llama.cpp") == ours
+
+
+def test_mistral_stores_the_multiplier_itself():
+    stored = {**gguf("mistral3"), "mistral3.rope.scaling.yarn_log_multiplier": 0.5}
+    found = from_config(stored, "llama.cpp")
+    assert found.magnitude == pytest.approx((0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1))
+    assert found.score_factor == 1.0
+
+
+@pytest.mark.parametrize("b", [None, 0.625])
+def test_ntk_of_vllm(b):
+    """Its two branches, as its code computes them in float32."""
+    factor, size, base = 8.0, 64, 10000.0
+    pairs = torch.arange(0, size, 2).double()
+    if b is None:
+        theirs = (base * factor) ** (-pairs / size) / factor ** (2 / size)
+    else:
+        a = math.log(factor) / (size / 2) ** b
+        theirs = base ** (-pairs / size) / (a * torch.arange(1, size // 2 + 1).double() ** b).exp()
+    config = {"rope_type": "ntk", "factor": factor} | ({} if b is None else {"mixed_b": b})
+    rope = posenc.RoPE(head_dim=size, scaling=from_config(config, "vllm"))
+    assert rope.frequencies() == pytest.approx(theirs.tolist(), rel=1e-12)
+
+
 @pytest.mark.parametrize(("config", "dialect", "words"), [
     ({**YARN, "attn_factor": 1.0}, "hf", "'attn_factor' .did you mean 'attention_factor'"),
     ({**YARN, "attention_factor": 1.0}, "vllm", "attention_factor"),
@@ -88,7 +147,9 @@ def test_dialects_differ_where_the_readers_do():
     ({"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0], "long_factor": [1.0, 2.0],
       "factor": 2.0}, "hf", "each pair"),
     ({"rope.scaling.type": "yarn", "rope.scaling.factr": 2.0}, "llama.cpp", "did you mean 'rope.scaling.factor'"),
-    ({"x.rope.scaling.type": "yarn", "x.rope.scaling.yarn_log_multiplier": 0.1}, "llama.cpp", "deepseek"),
+    ({**gguf("qwen3"), "qwen3.rope.scaling.yarn_log_multiplier": 0.1}, "llama.cpp", "this is qwen3"),
+    ({**gguf("llama"), "llama.rope.scaling.yarn_attn_factor": 0.8}, "llama.cpp", "overwritten since"),
+    (gguf("deepseek2"), "llama.cpp", "dialect='deepseek'"),
     ({"rope.scaling.type": "linear"}, "llama.cpp", "needs factor"),
     ({}, "exllama", "'llama.cpp'"),
     ("config.json", "hf", "a dict or a transformers config"),

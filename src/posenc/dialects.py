@@ -7,6 +7,7 @@ The same words mean different things to different readers:
     longrope         follows the length         fixed at the served length  fixed at its length      -
     yarn's magnitude attention_factor, mscale   attn_factor · (0.1 ln s+1)  attn_factor · (...)      mscale, scores too
     llama3           its own keys               its own keys                tensor rope_freqs        -
+    deepseek's yarn  mscale, scores unscaled    type deepseek_yarn         yarn_log_multiplier      yarn
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN, yarn_factor
+from .scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, MixedNTK, Proportional, Scaling, YaRN, yarn_factor
 
 DIALECTS = ("hf", "vllm", "llama.cpp", "deepseek")
 ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -36,8 +37,10 @@ KEYS: dict[str, dict[str, set[str]]] = {
     "vllm": {
         "default": set(),
         "linear": {"factor"},
+        "ntk": {"factor", "mixed_b"},
         "dynamic": {"factor", "alpha"},
         "yarn": YARN | {"attn_factor", "apply_yarn_scaling"},
+        "deepseek_yarn": (YARN | {"mscale", "mscale_all_dim", "attn_factor"}) - {"truncate"},
         "longrope": LISTS | {"short_mscale", "long_mscale"},
         "llama3": LLAMA3,
     },
@@ -48,7 +51,7 @@ KEYS: dict[str, dict[str, set[str]]] = {
     },
 }
 """Every key that a kind of scaling may have beyond ALWAYS."""
-SAME_KIND = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
+SAME_KIND = {"su": "longrope", "mrope": "default"}
 INTERLEAVED = frozenset((
     "axk1", "axk2", "bailing_hybrid", "blt", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
     "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4",
@@ -90,7 +93,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
 
         return read_gguf(_mapping(config), length)
     model, rope = _split(_mapping(config), layer_type)
-    kind = _kind(rope, dialect)
+    kind = _kind(rope, model, dialect)
     allowed = KEYS[dialect][kind] | ALWAYS
     unknown = sorted(set(rope) - allowed)
     if unknown:
@@ -151,12 +154,14 @@ def _split(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, An
     return model, dict(rope)
 
 
-def _kind(rope: dict[str, Any], dialect: str) -> str:
+def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     new, old = rope.get("rope_type"), rope.get("type")
     kinds = {SAME_KIND.get(name, name) for name in (new, old) if name is not None}
     if len(kinds) > 1:
         raise ValueError(f"rope_type={new!r} and type={old!r} disagree; keep one of them")
     kind = kinds.pop() if kinds else "default"
+    if dialect == "vllm" and kind == "yarn" and str(model.get("model_type")).startswith(("deepseek_v2", "deepseek_v3")):
+        kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
         raise ValueError(f"{dialect} has no RoPE of type {kind!r}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
@@ -259,15 +264,17 @@ def _read_dynamic(keys: _Keys) -> Scaling:
 def _read_yarn(keys: _Keys) -> Scaling:
     options = keys.given(beta_fast="beta_fast", beta_slow="beta_slow", truncate="truncate")
     yarn = YaRN(factor=keys.factor, original=keys.original, **options)
-    if keys.dialect == "vllm":
+    if keys.kind == "yarn" and keys.dialect == "vllm":
         magnitude = yarn.magnitude if keys.rope.get("apply_yarn_scaling", True) else 1.0
         given = magnitude * keys.rope.get("attn_factor", 1.0)
         return yarn if given == yarn.magnitude else replace(yarn, attention_factor=given)
-    if keys.dialect == "deepseek":
+    if keys.dialect in ("deepseek", "vllm"):
         mscale, all_dims = keys.rope.get("mscale", 1.0), keys.rope.get("mscale_all_dim", 0.0)
+        own = keys.rope.get("attn_factor", 1.0)
         if not all_dims:
-            return replace(yarn, attention_factor=yarn_factor(yarn.factor, mscale))
-        return replace(yarn, mscale=mscale, mscale_all_dim=all_dims, scale_scores=True)
+            return replace(yarn, attention_factor=own * yarn_factor(yarn.factor, mscale))
+        scaled = replace(yarn, mscale=mscale, mscale_all_dim=all_dims, scale_scores=True)
+        return scaled if own == 1.0 else replace(scaled, attention_factor=own * scaled.magnitude)
     scaled = replace(yarn, **keys.given(mscale="mscale", mscale_all_dim="mscale_all_dim"))
     if "attention_factor" not in keys.rope:
         return scaled
@@ -311,8 +318,10 @@ def _read_proportional(keys: _Keys) -> Scaling:
 _READERS = {
     "default": lambda keys: None,
     "linear": lambda keys: Linear(factor=keys.need("factor")),
+    "ntk": lambda keys: MixedNTK(factor=keys.need("factor"), b=keys.rope.get("mixed_b", 1.0)),
     "dynamic": _read_dynamic,
     "yarn": _read_yarn,
+    "deepseek_yarn": _read_yarn,
     "longrope": _read_longrope,
     "llama3": _read_llama3,
     "proportional": _read_proportional,
@@ -369,6 +378,8 @@ def _write_kind(scaling: Scaling | None, dialect: str) -> tuple[str, dict[str, A
             return "llama3", keys, {}
         case NTK() if dialect == "vllm":
             return "dynamic", {"alpha": scaling.factor}, {}
+        case MixedNTK() if dialect == "vllm":
+            return "ntk", {"factor": scaling.factor, **({} if scaling.b == 1.0 else {"mixed_b": scaling.b})}, {}
         case NTK():
             raise _cannot(scaling, dialect, "it has no key for it; give the RoPE, whose base can be changed")
         case DynamicNTK():
@@ -406,6 +417,9 @@ def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any
 def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     if scaling.ramp != "code":
         raise _cannot(scaling, dialect, "it knows the ramp of the code only")
+    if scaling.scale_scores and dialect == "vllm":
+        kind, keys, outside = _write_yarn(scaling, "deepseek")
+        return f"deepseek_{kind}", keys, outside
     if scaling.scale_scores and dialect != "deepseek":
         raise _cannot(scaling, dialect, "its RoPE does not scale scores; the model's attention must")
     keys: dict[str, Any] = {

@@ -4,6 +4,7 @@ llama.rope.freq_base            base
 llama.rope.dimension_count      rotated channels
 llama.rope.scaling.type         none, linear, yarn, longrope
 llama.rope.scaling.factor       1 / freq_scale
+deepseek2.rope.scaling.yarn_log_multiplier                0.1 mscale_all_dim; mistral3: mscale_all_dim itself
 rope_freqs.weight               one divisor for each pair (how Llama 3's smoothing is stored)
 rope_factors_long.weight, rope_factors_short.weight       LongRoPE's lists; chosen once, by the served length
 """
@@ -11,6 +12,7 @@ rope_factors_long.weight, rope_factors_short.weight       LongRoPE's lists; chos
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import Any
 
 from .dialects import Setup, _cannot
@@ -21,11 +23,13 @@ SCALING = {
     "linear": {"factor"},
     "yarn": {
         "factor", "original_context_length", "attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_beta_fast",
-        "yarn_beta_slow",
+        "yarn_beta_slow", "yarn_log_multiplier",
     },
     "longrope": {"factor", "original_context_length", "attn_factor"},
 }  # fmt: skip
 INFORMATION = {"finetuned", "type"}  # says nothing of the numbers
+TENTHS = ("deepseek2", "deepseek32")
+"""Architectures that store a tenth of mscale_all_dim, and whose attention multiplies scores by its factor squared."""
 TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -39,11 +43,6 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     if kind not in SCALING:
         raise ValueError(f"llama.cpp has no rope.scaling.type {kind!r}; its types are {', '.join(SCALING)}")
     unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
-    if "scaling.yarn_log_multiplier" in unknown:
-        raise ValueError(
-            "rope.scaling.yarn_log_multiplier has changed its meaning between versions of llama.cpp; "
-            "read the model's config.json with dialect='deepseek' (or 'hf') instead"
-        )
     if unknown:
         allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
         near = difflib.get_close_matches(unknown[0], allowed, n=1)
@@ -53,7 +52,13 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     head_dim = keys.get("attention.key_length", width // heads if heads and width else None)
     rotary_dim = rope.get("dimension_count", head_dim)
     # the file does not say which channels form a pair: llama.cpp knows it by architecture
-    return Setup(_scaling(kind, scaling, keys, length), rope.get("freq_base"), head_dim or rotary_dim, rotary_dim, None)
+    return Setup(
+        _scaling(kind, scaling, keys, length, _architecture(metadata)),
+        rope.get("freq_base"),
+        head_dim or rotary_dim,
+        rotary_dim,
+        None,
+    )
 
 
 def _short(key: str) -> str:
@@ -63,7 +68,15 @@ def _short(key: str) -> str:
     return key.split(".", 1)[1]
 
 
-def _scaling(kind: str, scaling: dict[str, Any], keys: dict[str, Any], length: int | None) -> Scaling | None:
+def _architecture(metadata: dict[str, Any]) -> str | None:
+    """The one that the file names, or the prefix of its keys."""
+    prefixes = {key.split(".rope.", 1)[0] for key in metadata if ".rope." in key}
+    return metadata.get("general.architecture", min(prefixes, default=None))
+
+
+def _scaling(
+    kind: str, scaling: dict[str, Any], keys: dict[str, Any], length: int | None, architecture: str | None
+) -> Scaling | None:
     divisors = keys.get("rope_freqs.weight")
     if divisors is not None:
         if kind != "none":
@@ -84,14 +97,34 @@ def _scaling(kind: str, scaling: dict[str, Any], keys: dict[str, Any], length: i
     factor = _need(scaling, "factor", kind)
     if scaling.get("yarn_ext_factor", 1.0) not in (1.0, -1.0):
         raise ValueError(f"rope.scaling.yarn_ext_factor={scaling['yarn_ext_factor']} mixes the ramp; only 1 is YaRN")
-    magnitude = scaling.get("attn_factor", 1.0) * scaling.get("yarn_attn_factor", 1.0)
+    if scaling.get("yarn_attn_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"rope.scaling.yarn_attn_factor={scaling['yarn_attn_factor']} multiplied cos and sin in llama.cpp until the "
+            "end of 2025 and is overwritten since; leave it out, or give what you mean as rope.scaling.attn_factor"
+        )
     betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
-    return YaRN(
-        factor=factor,
-        original=original,
-        attention_factor=None if magnitude == 1.0 else magnitude * yarn_factor(factor),
-        **betas,
-    )
+    yarn = YaRN(factor=factor, original=original, **betas)
+    return _magnitude(yarn, scaling.get("attn_factor", 1.0), scaling.get("yarn_log_multiplier", 0.0), architecture)
+
+
+def _magnitude(yarn: YaRN, own: float, multiplier: float, architecture: str | None) -> YaRN:
+    """YaRN with llama.cpp's factors: `own` is attn_factor, `multiplier` is yarn_log_multiplier as stored."""
+    if architecture in TENTHS:
+        if not multiplier or own != 1.0 or (architecture != "deepseek2" and multiplier != 0.1):
+            raise ValueError(
+                f"versions of llama.cpp differ on YaRN of {architecture} with yarn_log_multiplier={multiplier} and "
+                f"attn_factor={own}; read the model's config.json with dialect='deepseek' (or 'hf') instead"
+            )
+        all_dims = round(10.0 * multiplier, 6)  # the file holds a float32
+        return replace(yarn, mscale=all_dims, mscale_all_dim=all_dims, scale_scores=True)
+    if multiplier:
+        if architecture != "mistral3":
+            raise ValueError(
+                f"rope.scaling.yarn_log_multiplier means other things to other architectures; known are "
+                f"{', '.join(TENTHS)} and mistral3, this is {architecture}: read the model's config.json instead"
+            )
+        yarn = replace(yarn, mscale=1.0, mscale_all_dim=multiplier)
+    return yarn if own == 1.0 else replace(yarn, attention_factor=own * yarn.magnitude)
 
 
 def _need(keys: dict[str, Any], name: str, kind: str):
@@ -111,7 +144,7 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
             return result
         case Linear():
             return result | {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
-        case YaRN() if scaling.ramp == "code" and scaling.truncate and not scaling.scale_scores:
+        case YaRN() if scaling.ramp == "code" and scaling.truncate:
             result |= {
                 "rope.scaling.type": "yarn",
                 "rope.scaling.factor": scaling.factor,
@@ -119,6 +152,15 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
                 "rope.scaling.yarn_beta_fast": scaling.beta_fast,
                 "rope.scaling.yarn_beta_slow": scaling.beta_slow,
             }
+            if scaling.scale_scores:
+                if scaling.magnitude != 1.0 or not scaling.mscale_all_dim:
+                    raise _cannot(
+                        scaling,
+                        "llama.cpp",
+                        "where scores are scaled, cos and sin are not: mscale must equal mscale_all_dim",
+                    )
+                multiplier = 0.1 * scaling.mscale_all_dim
+                return result | {"general.architecture": "deepseek2", "rope.scaling.yarn_log_multiplier": multiplier}
             if scaling.magnitude != yarn_factor(scaling.factor):
                 result["rope.scaling.attn_factor"] = scaling.magnitude / yarn_factor(scaling.factor)
             return result

@@ -78,6 +78,23 @@ class NTK(Scaling):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixedNTK(Scaling):
+    """NTK-aware, fixed and mixed (Su 2023): no pair goes unscaled, the last is divided by `factor` exactly.
+
+    w'_c = w_c / factor^(((c + 1) / n)^b)      n pairs;  b = 1: "NTK-fixed", b < 1: "NTK-mixed"
+    """
+
+    factor: float
+    b: float = 1.0
+
+    def __post_init__(self):
+        _positive(self, "factor", "b")
+
+    def frequencies(self, w, size, base, total=None):
+        return tuple(x * self.factor ** -(((c + 1) / len(w)) ** self.b) for c, x in enumerate(w))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DynamicNTK(Scaling):
     """NTK-aware with a factor that grows with the total length n:
 
