@@ -92,7 +92,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
         from .gguf import read_gguf
 
         return read_gguf(_mapping(config), length)
-    model, rope = _split(_mapping(config), layer_type)
+    model, rope = _split(_mapping(config, layer_type), layer_type)
     kind = _kind(rope, model, dialect)
     allowed = KEYS[dialect][kind] | ALWAYS
     unknown = sorted(set(rope) - allowed)
@@ -107,7 +107,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
     sections = rope.get("mrope_section")
     return Setup(
         scaling,
-        _agree("rope_theta", rope.get("rope_theta"), model.get("rope_theta")),
+        _agree("rope_theta", rope.get("rope_theta"), *(model.get(name) for name in BASES)),
         head_dim,
         rotary_dim,
         "interleaved" if interleaved else "half",
@@ -122,20 +122,36 @@ def _known(dialect: str) -> None:
         raise ValueError(f"dialect={dialect!r} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
 
 
-def _mapping(config) -> dict[str, Any]:
+def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if hasattr(config, "to_dict"):  # a transformers config; its attributes hold what to_dict leaves out
         fields = config.to_dict()
         for name in ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "rope_parameters"):
-            if getattr(config, name, None) is not None:
-                fields.setdefault(name, getattr(config, name))
+            try:
+                value = getattr(config, name, None)
+            except RuntimeError:  # differs from layer to layer
+                value = None if layer_type is None else getattr(config.per_layer_config[layer_type], name)
+                fields[name] = value
+            if value is not None:
+                fields.setdefault(name, value)
         return fields
     raise ValueError(f"a configuration is a dict or a transformers config, got {type(config).__name__}")
 
 
+BASES = ("rope_theta", "rotary_emb_base")
+LOCAL_BASES = {"rope_local_base_freq": "rope_theta", "local_rope_theta": "global_rope_theta"}
+"""Older files: the base of sliding-window layers, and of the others. A scaling is for the others (Gemma 3)."""
+MODEL = {
+    *BASES, *LOCAL_BASES, *LOCAL_BASES.values(), "rope_parameters", "rope_scaling", "rope_interleave", "rotary_dim",
+    "rotary_pct", "rotary_value", "rope_type",
+}  # fmt: skip
+
+
 def _split(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the model's keys, the rotation's keys)."""
+    if not any(key in config for key in MODEL) and isinstance(config.get("text_config"), Mapping):
+        return _split(dict(config["text_config"]), layer_type)  # a model of images and text
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and dict(new) != dict(old):
         raise ValueError("rope_parameters and rope_scaling disagree; keep one of them")
@@ -144,14 +160,51 @@ def _split(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, An
         model, rope = {}, config
     else:
         model, rope = config, dict(rope or {})
+    _check_model(model, rope)
+    rope = _by_layer(model, rope)
     nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
     if nested:
+        if layer_type in rope and rope[layer_type] is None:
+            raise ValueError(f"layers of type {layer_type!r} have no rotation in this model")
         if layer_type is None or layer_type not in nested:
             raise ValueError(f"this model has a rotation for each of {', '.join(nested)}; say which with layer_type")
-        return model, dict(rope[layer_type])
+        own = dict(rope[layer_type])
+        outside = {key: value for key, value in model.items() if key not in own or key in ALL_LAYERS}
+        if layer_type == "full_attention" and model.get("global_head_dim"):
+            outside["head_dim"] = model["global_head_dim"]
+        return outside, own
     if layer_type is not None:
         raise ValueError(f"layer_type={layer_type!r} was given, but this model has one rotation for all layers")
     return model, dict(rope)
+
+
+ALL_LAYERS = ("original_max_position_embeddings",)
+"""Keys that a layer's rotation must not contradict. Others of its keys stand before the model's."""
+
+
+def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
+    """Refuse what is a rotation of another kind, or a misspelt key of the model."""
+    if model.get("patch_size") is not None or "axial" in (rope.get("rope_type"), rope.get("type")):
+        raise ValueError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
+    unknown = sorted(key for key in model if key.startswith(("rope_", "rotary_")) and key not in MODEL)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], MODEL, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"the configuration has {unknown[0]!r}{hint}, which may change the rotation and is not known here; "
+            "rename it, or take it out if it says nothing of the frequencies"
+        )
+
+
+def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """Older files of models with sliding windows, as newer ones say it."""
+    for local, others in LOCAL_BASES.items():
+        if local in model and not any(isinstance(value, Mapping) for value in rope.values()):
+            full = {key: model[others] for key in ("rope_theta",) if others in model} | rope
+            scaled = rope if local == "local_rope_theta" else {}
+            sliding = {**scaled, "rope_theta": model[local]}
+            return {"full_attention": full, "sliding_attention": sliding}
+    return rope
 
 
 def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
@@ -170,6 +223,11 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
 
 
 def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str) -> str:
+    if "llama_4_scaling_beta" in unknown:
+        return (
+            "llama_4_scaling_beta multiplies queries by 1 + beta ln(1 + floor(position / original)), which is no part of "
+            "RoPE; take it out of the rotation's keys and scale the queries"
+        )
     hints = []
     for key in unknown:
         near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
