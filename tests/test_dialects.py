@@ -1,16 +1,12 @@
 """Configurations of every dialect: read strictly, written back, and different where the readers differ."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 
 import posenc
-from posenc.dialects import INTERLEAVED
 from posenc.scaling import (
     NTK,
     DynamicNTK,
@@ -191,23 +187,6 @@ def test_transformers_configs():
     rope = posenc.rotary.from_config(phi)
     assert rope.scaling.original == 512
     assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(512)))
-
-
-def test_interleaved_models_are_those_of_transformers():
-    """By their source: which model files turn neighbours in the functions that rotate."""
-    found = set()
-    for file in Path(transformers.models.__file__).parent.glob("*/modeling_*.py"):
-        source = file.read_text(encoding="utf-8")
-        if "rotary" not in source:
-            continue
-        for function in re.finditer(
-            r"^def (rotate_\w+|apply_\w*rotary\w*)\(.*?(?=^(?:def|class|@))", source, re.S | re.M
-        ):
-            body = function.group(0)
-            if "::2]" in body or "0::2" in body or "view_as_complex" in body or "interleave" in function.group(1):
-                found.add(file.stem.removeprefix("modeling_"))
-    images = {"efficientloftr", "lightglue", "sam2_video", "sam3", "sam3_tracker_video", "edgetam_video"}
-    assert {name.removesuffix("_text") for name in INTERLEAVED} - {"roformer"} == found - images
 
 
 def test_deepseek_puts_position_channels_first():

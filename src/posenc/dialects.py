@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .model_types import BASES, BY_LAYER, INTERLEAVED, LAYERED
 from .scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, MixedNTK, Proportional, Scaling, YaRN, yarn_factor
 
 DIALECTS = ("hf", "vllm", "llama.cpp", "deepseek")
@@ -52,13 +53,6 @@ KEYS: dict[str, dict[str, set[str]]] = {
 }
 """Every key that a kind of scaling may have beyond ALWAYS."""
 SAME_KIND = {"su": "longrope", "mrope": "default"}
-INTERLEAVED = frozenset((
-    "axk1", "axk2", "bailing_hybrid", "blt", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
-    "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4",
-    "glm4_moe_lite", "glm4v_text", "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash",
-    "mistral4", "mistral_large4", "moonshine", "moonshine_streaming", "roformer", "youtu",
-))  # fmt: skip
-"""Model types whose code in transformers 5.22 turns neighbouring channels; all others there turn halves."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,7 @@ class Setup:
     layout: str | None = "half"
     sections: tuple[int, ...] | None = None
     interleaved_sections: bool = False
+    values: bool = False
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `posenc.RoPE`."""
@@ -80,9 +75,11 @@ class Setup:
         if self.layout is None:
             raise ValueError("the configuration does not say the layout; give layout='half' or 'interleaved'")
         base = 10000.0 if self.base is None else self.base
+        turned = {"values": True} if self.values else {}
         return dict(
-            head_dim=self.head_dim, rotary_dim=self.rotary_dim, base=base, layout=self.layout, scaling=self.scaling
-        )
+            head_dim=self.head_dim, rotary_dim=self.rotary_dim, base=base, layout=self.layout, scaling=self.scaling,
+            **turned,
+        )  # fmt: skip
 
 
 def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None) -> Setup:
@@ -107,12 +104,13 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
     sections = rope.get("mrope_section")
     return Setup(
         scaling,
-        _agree("rope_theta", rope.get("rope_theta"), *(model.get(name) for name in BASES)),
+        _base(model, rope),
         head_dim,
         rotary_dim,
         "interleaved" if interleaved else "half",
         None if sections is None else tuple(sections),
         bool(rope.get("mrope_interleaved", False)),
+        bool(model.get("rotary_value", False)),
     )
 
 
@@ -139,11 +137,10 @@ def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
     raise ValueError(f"a configuration is a dict or a transformers config, got {type(config).__name__}")
 
 
-BASES = ("rope_theta", "rotary_emb_base")
 LOCAL_BASES = {"rope_local_base_freq": "rope_theta", "local_rope_theta": "global_rope_theta"}
-"""Older files: the base of sliding-window layers, and of the others. A scaling is for the others (Gemma 3)."""
+"""Older files: the base of sliding-window layers, and of the others."""
 MODEL = {
-    *BASES, *LOCAL_BASES, *LOCAL_BASES.values(), "rope_parameters", "rope_scaling", "rope_interleave", "rotary_dim",
+    "rope_theta", "rotary_emb_base", *LOCAL_BASES, *LOCAL_BASES.values(), "rope_parameters", "rope_scaling", "rope_interleave", "rotary_dim",
     "rotary_pct", "rotary_value", "rope_type",
 }  # fmt: skip
 
@@ -184,7 +181,8 @@ ALL_LAYERS = ("original_max_position_embeddings",)
 
 def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
     """Refuse what is a rotation of another kind, or a misspelt key of the model."""
-    if model.get("patch_size") is not None or "axial" in (rope.get("rope_type"), rope.get("type")):
+    pictures = "patch_size" in model and ("image_size" in model or "num_channels" in model)
+    if pictures or "axial" in (rope.get("rope_type"), rope.get("type")):
         raise ValueError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
     unknown = sorted(key for key in model if key.startswith(("rope_", "rotary_")) and key not in MODEL)
     if unknown:
@@ -198,13 +196,23 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
 
 def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Older files of models with sliding windows, as newer ones say it."""
-    for local, others in LOCAL_BASES.items():
-        if local in model and not any(isinstance(value, Mapping) for value in rope.values()):
-            full = {key: model[others] for key in ("rope_theta",) if others in model} | rope
-            scaled = rope if local == "local_rope_theta" else {}
-            sliding = {**scaled, "rope_theta": model[local]}
-            return {"full_attention": full, "sliding_attention": sliding}
-    return rope
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        return rope
+    kind = model.get("model_type")
+    if kind in BY_LAYER:
+        raise ValueError(
+            f"{kind} has a rotation for each type of layer, and this file does not say them; "
+            "read it with transformers' AutoConfig, and give that"
+        )
+    named = next(((local, others) for local, others in LOCAL_BASES.items() if local in model), None)
+    if named is None and kind not in LAYERED:
+        return rope
+    local, others = named or ("rope_local_base_freq", "rope_theta")
+    bases = LAYERED.get(kind, {})
+    full = {"rope_theta": model.get(others, bases.get("full_attention")), **rope}
+    scaled = rope if local == "local_rope_theta" else {}  # ModernBERT scales both, Gemma 3 and Olmo 3 the full layers
+    sliding = {**scaled, "rope_theta": model.get(local, bases.get("sliding_attention"))}
+    return {"full_attention": full, "sliding_attention": sliding}
 
 
 def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
@@ -241,6 +249,11 @@ def _agree(name: str, *values):
     if any(value != given[0] for value in given[1:]):
         raise ValueError(f"{name} is given as {' and as '.join(map(str, given))}; keep one")
     return given[0] if given else None
+
+
+def _base(model: dict[str, Any], rope: dict[str, Any]) -> float | None:
+    given = _agree("rope_theta", rope.get("rope_theta"), model.get("rope_theta"), model.get("rotary_emb_base"))
+    return BASES.get(model.get("model_type", "")) if given is None else given
 
 
 def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int | None, int | None]:
@@ -400,6 +413,12 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
         return write_gguf(scaling, rope)
     base = None if rope is None else rope.base
     model: dict[str, Any] = {} if rope is None else {"head_dim": rope.head_dim}
+    if getattr(rope, "layout", "half") == "interleaved":
+        model["rope_interleave"] = True
+    if getattr(rope, "values", False):
+        if dialect != "hf":
+            raise _cannot(rope, dialect, "it does not turn values")
+        model["rotary_value"] = True
     if isinstance(scaling, NTK) and dialect != "vllm" and rope is not None:
         base, scaling = base * scaling.factor ** (rope.rotary_dim / (rope.rotary_dim - 2)), None
     kind, keys, outside = _write_kind(scaling, dialect)
@@ -408,6 +427,10 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
     parameters = {"rope_type": kind, **keys}
     if base is not None:
         parameters["rope_theta"] = base
+    if getattr(rope, "sections", None) is not None:
+        parameters["mrope_section"] = list(rope.sections)
+        if rope.interleaved:
+            parameters["mrope_interleaved"] = True
     if rope is not None and rope.rotary_dim != rope.head_dim:
         if kind == "proportional":
             raise _cannot(scaling, dialect, "proportional and partial rotary share a key")
