@@ -1,7 +1,7 @@
 """Turning queries and keys beside a plain copy of them: verified, then timed.
 
     python -m bench.rotate [--device cuda|cpu] [--out FILE.json] [--only D64,partial] [--compile]
-    python -m bench.rotate --sweep [--out FILE.json]        which tile, heads and warps the CUDA kernel should have
+    python -m bench.rotate --sweep [--out FILE.json]        the same with the best of several shapes of the CUDA kernel
 
 A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so that copy time / rotation time is the part
 of the copy's bandwidth that is reached. Every case is first compared with float64, gradients too; a wrong one is not
@@ -13,7 +13,6 @@ x * cos + rotate_half(x) * sin, in x's dtype. "step" is forward and backward bes
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import platform
 import statistics
@@ -73,28 +72,24 @@ def cases(device: str) -> list[Case]:
             for layout, rows, width in (("half", False, None), ("interleaved", False, None), ("half", True, None), ("half", False, 64))
         ]  # fmt: skip
     return [
-        *(Case(layout=layout, dtype=dtype) for dtype in ("bfloat16", "float16", "float32") for layout in LAYOUTS),
-        *(Case(layout=layout, size=64, batch=8) for layout in LAYOUTS),
-        *(Case(size=size, layout=layout, batch=6) for size in (80, 96) for layout in LAYOUTS),
-        *(Case(size=256, layout=layout, batch=2) for layout in LAYOUTS),
-        Case(width=64, layout="half"), Case(width=64, layout="interleaved"), Case(size=80, width=32, batch=6),
-        Case(size=64, width=16, batch=8),
+        *(Case(layout=layout) for layout in LAYOUTS), *(Case(layout=layout, size=64, batch=8) for layout in LAYOUTS),
         Case(rows=True), Case(rows=True, layout="interleaved"), Case(rows=True, size=64, batch=8),
-        Case(rows=True, dtype="float32"), Case(rows=True, width=64), Case(heads=32, kv_heads=32),
+        Case(dtype="float16"), *(Case(layout=layout, dtype="float32") for layout in LAYOUTS),
+        Case(size=80, batch=6), Case(size=80, batch=6, layout="interleaved"), Case(size=96, batch=6),
+        *(Case(size=256, layout=layout, batch=2) for layout in LAYOUTS),
+        *(Case(width=64, layout=layout) for layout in LAYOUTS), Case(size=80, width=32, batch=6),
+        Case(size=64, width=16, batch=8), Case(rows=True, width=64), Case(kv_heads=32),
         Case(batch=1, length=512, rows=True), Case(batch=64, length=1, rows=True),
     ]  # fmt: skip
 
 
 LAYOUTS = ("half", "interleaved")
-SWEPT = [
-    Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(size=80, batch=6), Case(dtype="float32"),
-    Case(rows=True), Case(width=64), Case(size=256, batch=2, layout="interleaved"),
-]  # fmt: skip
+SWEPT = [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")]
 SHAPES = [
-    (block, heads, warps)
-    for block, heads, warps in itertools.product((512, 1024, 2048, 4096), (1, 2, 4, 8), (2, 4, 8))
-    if 4 <= block // (32 * warps) <= 16 and block * heads <= 8192
-]
+    (1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (1024, 8, 4), (2048, 1, 8), (2048, 2, 8), (2048, 4, 8), (2048, 1, 4),
+    (2048, 2, 4), (2048, 4, 4), (512, 2, 2), (512, 4, 2), (512, 8, 2), (4096, 2, 8),
+]  # fmt: skip
+"""(BLOCK, HEADS, WARPS) of the kernel: 8 or 16 pairs a thread, which is one or two full loads of 16-bit numbers."""
 
 
 # ---- right ----------------------------------------------------------------------------------------------------
@@ -145,8 +140,7 @@ def replays(call, device: str):
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / CALLS
 
-    for _ in range(2):
-        replay()
+    replay()
     return replay
 
 
@@ -219,14 +213,13 @@ def compiled_for(number: int, shape: tuple[int, int, int]) -> None:
 
 
 def sweep() -> dict:
-    from posenc import rotation_kernel
-
-    kept = rotation_kernel.BLOCK, rotation_kernel.HEADS, rotation_kernel.WARPS
+    """Part of the copy's bandwidth for every shape and swept case; the kernel is left with the best one."""
     began = time.time()
-    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(compiled_for, n, shape) for shape in SHAPES for n in range(len(SWEPT))]
         failed = [str(job.exception()) for job in jobs if job.exception() is not None]
     print(f"compiled {len(jobs)} in {time.time() - began:.0f} s, {len(failed)} failed {failed[:1]}", flush=True)
+    print(f"{'(block, heads, warps)':42}" + " ".join(f"{'-'.join(map(str, shape)):>8}" for shape in SHAPES))
     found: dict[str, dict[str, float]] = {str(shape): {} for shape in SHAPES}
     for case in SWEPT:
         q, k, cos, sin = case.inputs("cuda")
@@ -235,16 +228,14 @@ def sweep() -> dict:
         for shape in SHAPES:
             shaped(shape)
             ours = replays(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
-            pairs = [(copy(), ours()) for _ in range(8)]
+            pairs = [(copy(), ours()) for _ in range(6)]
             a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
             found[str(shape)][case.name] = a / b
-        print(f"{case.name}: {time.time() - began:.0f} s", flush=True)
-    shaped(kept)
-    order = sorted(found, key=lambda shape: -min(found[shape].values()))
-    print("(block, heads, warps): worst, then " + "; ".join(case.name for case in SWEPT))
-    for shape in order:
-        print(f"{shape:16} {min(found[shape].values()):.3f}  " + " ".join(f"{x:.3f}" for x in found[shape].values()))
-    return {"shapes": {shape: found[shape] for shape in order}, "kept": str(kept)}
+        print(f"{case.name:42}" + " ".join(f"{found[str(shape)][case.name]:8.3f}" for shape in SHAPES), flush=True)
+    best = max(SHAPES, key=lambda shape: min(found[str(shape)].values()))
+    print(f"best in its worst case: {best}; {time.time() - began:.0f} s", flush=True)
+    shaped(best)
+    return {"shapes": found, "best": best}
 
 
 def machine(device: str) -> dict:
@@ -266,13 +257,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", help="write the results here, as JSON")
     parser.add_argument("--only", help="cases whose name has one of these words, separated by commas")
     parser.add_argument("--compile", action="store_true", help="time the formula under torch.compile too")
-    parser.add_argument("--sweep", action="store_true", help="time the CUDA kernel with other tiles, heads and warps")
+    parser.add_argument(
+        "--sweep", action="store_true", help="look for the best tile, heads and warps of the CUDA kernel first"
+    )
     args = parser.parse_args(arguments)
     report: dict = {"machine": machine(args.device), "rows": []}
     print(json.dumps(report["machine"]), flush=True)
     if args.sweep:
         report["sweep"] = sweep()
-        return written(report, args.out)
+        written(report, args.out)
+    if args.device == "cuda":
+        from posenc import rotation_kernel
+
+        report["shape"] = rotation_kernel.BLOCK, rotation_kernel.HEADS, rotation_kernel.WARPS
     words = args.only.split(",") if args.only else [""]
     status = 0
     print(f"{'case':52} {'copy GB/s':>9}   of the copy's bandwidth", flush=True)

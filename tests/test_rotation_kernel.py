@@ -17,13 +17,13 @@ def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64)):
     for batch, heads, length, size, width in CASES:
         for layout in ("half", "interleaved"):
             for dtype in dtypes:
-                for rows in {1, batch}:
+                for rows in {1, batch} if dtype == dtypes[0] else {batch}:
                     x = torch.randn(batch, length, heads, size, device=device).to(dtype).transpose(1, 2)
                     angle = torch.rand(rows, length, width // 2, device=device) * 6
                     wide = torch.promote_types(dtype, torch.float32)
                     cos, sin = angle.cos().to(wide), angle.sin().to(wide)
                     k = torch.randn(batch, 2, length, size, device=device).to(dtype)
-                    for given in ((x,), (k,), (x, k), (k, x)):
+                    for given in ((x,), (k, x)) if dtype == dtypes[0] else ((x, k),):
                         for ours, one in zip(turn(given, cos, sin, layout), given, strict=True):
                             exact = _formula(one.double(), cos.double(), sin.double(), layout)
                             torch.testing.assert_close(
