@@ -14,7 +14,18 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import posenc
 from posenc import scaling
-from posenc.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN, frequencies
+from posenc.scaling import (
+    NTK,
+    DynamicNTK,
+    DynamicYaRN,
+    Linear,
+    Llama3,
+    LongRoPE,
+    MixedNTK,
+    Proportional,
+    YaRN,
+    frequencies,
+)
 
 SHORT = [1.0 + 0.01 * c for c in range(16)]
 LONG = [1.0 + c * c / 4 for c in range(16)]
@@ -126,7 +137,8 @@ def test_scaling_by_one_changes_nothing():
     for same in (
         Linear(factor=1), NTK(factor=1), DynamicNTK(original=64), DynamicNTK(factor=4.0, original=64),
         YaRN(factor=1.0, original=64), YaRN(factor=1.0, original=64, ramp="paper"), Llama3(factor=1.0),
-        LongRoPE(short=ones, long=ones, original=64), Proportional(fraction=1.0),
+        LongRoPE(short=ones, long=ones, original=64), Proportional(fraction=1.0), MixedNTK(factor=1.0),
+        MixedNTK(factor=1.0, b=0.5), DynamicYaRN(original=64),
     ):  # fmt: skip
         assert frequencies(32, 500000.0, same, 64) == pytest.approx(plain, rel=1e-15), same
         assert same.magnitude == 1.0
@@ -171,6 +183,7 @@ def test_golden_frequencies():
 
 @pytest.mark.parametrize("extension", [
     DynamicNTK(factor=2.0, original=8), LongRoPE(short=(1.0,) * 8, long=tuple(range(1, 9)), original=8, factor=4.0),
+    DynamicYaRN(original=8, beta_fast=2.0, beta_slow=0.5),
 ])  # fmt: skip
 def test_prefill_equals_token_by_token(extension):
     torch.manual_seed(0)
@@ -185,6 +198,26 @@ def test_prefill_equals_token_by_token(extension):
             at += step
             whole = attention(x[:, :at])[:, -1]  # the model of this length, without a cache
             torch.testing.assert_close(last[:, -1], whole, atol=1e-5, rtol=1e-5)
+
+
+def test_dynamic_yarn_is_yarn_of_its_length():
+    """As the authors' code does it: the factor is the length over the original one, from the longest length on."""
+    for longest in (None, 4096):
+        moving = DynamicYaRN(original=1024, longest=longest)
+        for total in (10, 1024, 3000, 4096, 5000, 20000):
+            factor = max(total, longest or 1024) / 1024
+            fixed = YaRN(factor=factor, original=1024)
+            assert frequencies(64, 1e4, moving, total) == frequencies(64, 1e4, fixed)
+            assert moving.magnitude_at(total) == fixed.magnitude == (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
+            frozen = DynamicYaRN(original=1024, longest=longest, freeze_at=total)
+            assert frequencies(64, 1e4, frozen, 7) == frequencies(64, 1e4, fixed)
+            assert frozen.magnitude == frozen.magnitude_at(99999) == fixed.magnitude
+    positions = torch.tensor([[0, 1, 2], [5000, 5001, 5002]])  # two rows, two lengths, two magnitudes
+    rope = posenc.RoPE(head_dim=64, scaling=moving).double()
+    cos, sin = rope.rotation(posenc.Where(positions)).q
+    size = (cos**2 + sin**2).sqrt()
+    for row, total in enumerate((3, 5003)):
+        torch.testing.assert_close(size[row], torch.full((3, 32), moving.magnitude_at(total), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("frozen", [
@@ -202,8 +235,15 @@ def test_freezing_is_a_choice(frozen):
 
 def test_lengths_on_a_device_give_the_same_frequencies():
     w = frequencies(16, 1e4)
-    for extension in (DynamicNTK(factor=2.0, original=8), LongRoPE(short=[1.0] * 8, long=range(1, 9), original=8)):
-        ours = extension.frequencies_of(w, 16, 1e4, torch.tensor([[4.0], [8.0], [9.0], [100.0]], dtype=torch.float64))
+    totals = torch.tensor([[4.0], [8.0], [9.0], [100.0]], dtype=torch.float64)
+    for extension in (
+        DynamicNTK(factor=2.0, original=8), LongRoPE(short=[1.0] * 8, long=range(1, 9), original=8),
+        DynamicYaRN(original=8, beta_fast=2.0, beta_slow=0.5), DynamicYaRN(original=8, longest=9, beta_fast=2.0),
+    ):  # fmt: skip
+        ours = extension.frequencies_of(w, 16, 1e4, totals)
+        magnitudes = torch.as_tensor(extension.magnitude_at(totals), dtype=torch.float64).expand(4, 1)
+        for row, total in zip(magnitudes.flatten().tolist(), (4, 8, 9, 100), strict=True):
+            assert row == pytest.approx(extension.magnitude_at(total), rel=1e-14)
         for row, total in zip(ours, (4, 8, 9, 100), strict=True):
             assert row.tolist() == pytest.approx(extension.frequencies(w, 16, 1e4, total), rel=1e-14)
 
@@ -215,6 +255,9 @@ def test_lengths_on_a_device_give_the_same_frequencies():
     (lambda: YaRN(factor=2, original=64, beta_fast=1, beta_slow=32), "swap"),
     (lambda: LongRoPE(short=[1.0], long=[1.0, 2.0], original=64), "each pair"),
     (lambda: Proportional(fraction=1.5), "between 0"),
+    (lambda: DynamicYaRN(original=64, longest=32), "longest"),
+    (lambda: DynamicYaRN(original=64, beta_fast=1, beta_slow=32), "swap"),
+    (lambda: MixedNTK(factor=2.0, b=0), "positive"),
     (lambda: frequencies(2, 1e4, NTK(factor=2)), "more than 2"),
     (lambda: frequencies(8, 1e4, LongRoPE(short=[1.0], long=[1.0], original=64)), "pairs"),
 ])  # fmt: skip

@@ -198,7 +198,7 @@ def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Older files of models with sliding windows, as newer ones say it."""
     if any(isinstance(value, Mapping) for value in rope.values()):
         return rope
-    kind = model.get("model_type")
+    kind = str(model.get("model_type"))
     if kind in BY_LAYER:
         raise ValueError(
             f"{kind} has a rotation for each type of layer, and this file does not say them; "
@@ -499,8 +499,8 @@ def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[
     if scaling.ramp != "code":
         raise _cannot(scaling, dialect, "it knows the ramp of the code only")
     if scaling.scale_scores and dialect == "vllm":
-        kind, keys, outside = _write_yarn(scaling, "deepseek")
-        return f"deepseek_{kind}", keys, outside
+        kind, written, outside = _write_yarn(scaling, "deepseek")
+        return f"deepseek_{kind}", written, outside
     if scaling.scale_scores and dialect != "deepseek":
         raise _cannot(scaling, dialect, "its RoPE does not scale scores; the model's attention must")
     keys: dict[str, Any] = {

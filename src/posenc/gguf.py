@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from .dialects import Setup, _cannot
-from .scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
+from .scaling import Linear, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
 
 SCALING = {
     "none": set(),
@@ -175,13 +175,14 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
             }
         case YaRN() | LongRoPE():
             raise _cannot(scaling, "llama.cpp", "it knows YaRN's ramp of the code and LongRoPE with freeze_at only")
-        case DynamicNTK() if scaling.freeze_at is None:
+        case Scaling() if scaling.length_dependent:
             raise _cannot(scaling, "llama.cpp", "its frequencies cannot follow the length; give freeze_at")
+        case Scaling() if scaling.magnitude != 1.0:
+            raise _cannot(scaling, "llama.cpp", "fixed frequencies have no magnitude there; use YaRN")
         case Proportional() if scaling.fraction < 1.0:
             raise _cannot(scaling, "llama.cpp", "pairs that do not turn have no finite divisor")
     # Llama3 and NTK: any fixed frequencies are one divisor for each pair
     if rope is None:
         raise _cannot(scaling, "llama.cpp", "its divisors depend on the base and the sizes; give the RoPE")
     plain, scaled = frequencies(rope.rotary_dim, rope.base), rope.frequencies()
-    assert isinstance(scaling, Llama3) or not scaling.length_dependent
     return result | {"rope_freqs.weight": [a / b for a, b in zip(plain, scaled, strict=True)]}

@@ -28,6 +28,7 @@ class Turning:
     label: str
     setup: Setup
     frequencies: tuple[float, ...]
+    magnitude: float
 
     @property
     def facts(self) -> dict[str, str]:
@@ -39,8 +40,8 @@ class Turning:
             "layout": setup.layout or "not said",
             "scaling": type(scaling).__name__ if scaling is not None else "none",
             "follows the length": "yes" if scaling is not None and scaling.length_dependent else "no",
-            "cos and sin times": f"{1.0 if scaling is None else scaling.magnitude:.9g}",
-            "scores times": f"{1.0 if scaling is None else scaling.magnitude**2 * scaling.score_factor:.9g}",
+            "cos and sin times": f"{self.magnitude:.9g}",
+            "scores times": f"{self.magnitude**2 * (1.0 if scaling is None else scaling.score_factor):.9g}",
             "sections": "none" if setup.sections is None else "-".join(map(str, setup.sections)),
         }
 
@@ -65,7 +66,8 @@ def turning(config, label: str, dialect: str, length: int, *, layer_type=None, h
     size = setup.rotary_dim or head_dim
     if size is None:
         raise ValueError(f"{label} does not say the head size; give --head-dim")
-    return Turning(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length))
+    magnitude = 1.0 if setup.scaling is None else setup.scaling.magnitude_at(length)
+    return Turning(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length), magnitude)
 
 
 def compare(a: Turning, b: Turning, length: int) -> tuple[dict[str, tuple[str, str]], list[Difference]]:

@@ -30,6 +30,10 @@ class Scaling:
         """What cos and sin are multiplied by, so that scores are multiplied by its square."""
         return 1.0
 
+    def magnitude_at(self, total):
+        """The same for a sequence of `total` tokens: a number, or a float64 tensor of them [.., 1]."""
+        return self.magnitude
+
     @property
     def score_factor(self) -> float:
         """What scores are multiplied by in addition."""
@@ -196,6 +200,64 @@ class YaRN(Scaling):
         if low == high:
             high += 0.001
         return [1.0 - _clip((c - low) / (high - low)) for c in range(len(w))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicYaRN(Scaling):
+    """YaRN whose factor is the total length n over the original one: s(n) = max(n, longest) / original.
+
+    longest    the length the model was extended to by training; default: it was not, and up to the original length
+               nothing changes
+    Frequencies and magnitude, 0.1 ln(s) + 1, change with each token, so keys are cached unrotated; `freeze_at=n` is
+    YaRN(factor=s(n)) at every length.
+    """
+
+    original: int
+    longest: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    freeze_at: int | None = None
+
+    def __post_init__(self):
+        _positive(self, "original", "longest", "freeze_at")
+        if self.longest is not None and self.longest < self.original:
+            raise ValueError(f"longest={self.longest} must be at least original={self.original}")
+        self._fixed(1.0)  # the betas are checked there
+
+    def _fixed(self, factor: float) -> YaRN:
+        return YaRN(
+            factor=factor,
+            original=self.original,
+            beta_fast=self.beta_fast,
+            beta_slow=self.beta_slow,
+            truncate=self.truncate,
+        )
+
+    @property
+    def _least(self) -> int:
+        return self.longest or self.original
+
+    @property
+    def magnitude(self) -> float:
+        return self.magnitude_at(self._least)
+
+    def magnitude_at(self, total):
+        if self.freeze_at or isinstance(total, int) or total is None:
+            return yarn_factor(max(self.freeze_at or total or 0, self._least) / self.original)
+        return 0.1 * (total.clamp(min=self._least) / self.original).log() + 1.0
+
+    @property
+    def length_dependent(self) -> bool:
+        return self.freeze_at is None
+
+    def frequencies(self, w, size, base, total=None):
+        total = max(self.freeze_at or total or 0, self._least)
+        return self._fixed(total / self.original).frequencies(w, size, base)
+
+    def frequencies_of(self, w, size, base, total):
+        kept, plain = total.new_tensor(self._fixed(1.0)._kept(w, size, base)), total.new_tensor(w)
+        return kept * plain + (1.0 - kept) * (plain * self.original / total.clamp(min=self._least))
 
 
 @dataclass(frozen=True, kw_only=True)

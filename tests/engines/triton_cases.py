@@ -191,7 +191,6 @@ def group_dropout():
             values.append(attend(q + sign * step, k, v, plan, dropout=0.4, engine="triton").double().square().sum())
     assert abs((values[0] - values[1]) / 2 - (grad * step).sum()) < 2e-3 * grad.norm() * step.norm()
 
-
     # A document mask that hides nothing takes every tile through the general path: the same weights must be dropped.
     q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 1, 70, 70, 16))
     plan = Plan(Where(70), lookups=(Lookup(index.clip(5, 5), bias=torch.randn(2, 11).requires_grad_()),))

@@ -131,7 +131,9 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:
         start = time.perf_counter()
         try:
-            text = "float32 differs by {:.1e}; bfloat16 error {:.1e}, the original's {:.1e}".format(*check(name, device))
+            text = "float32 differs by {:.1e}; bfloat16 error {:.1e}, the original's {:.1e}".format(
+                *check(name, device)
+            )
         except Exception as problem:
             failed, text = failed + 1, f"FAILED {type(problem).__name__}: {str(problem)[:600]}"
         print(f"{name:<26} {time.perf_counter() - start:5.1f} s  {text}", flush=True)

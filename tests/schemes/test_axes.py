@@ -96,8 +96,34 @@ def test_mrope_takes_yarn():
     x = torch.randn(1, 1, 9, 32)
     ours = posenc.MRoPE(head_dim=32, scaling=yarn).rotation(posenc.Where(9)).queries(x)
     assert torch.equal(ours, posenc.RoPE(head_dim=32, scaling=yarn).rotate(x, 9))
-    with pytest.raises(ValueError, match="freeze_at"):
-        posenc.MRoPE(head_dim=32, scaling=posenc.scaling.DynamicNTK(original=64))
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_mrope_follows_the_length_as_transformers_does(length):
+    """The largest position of any axis counts: here an image's columns."""
+    m = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    at = posenc.rotary.mixed_positions([2, (2, length)])
+    config = m.Qwen2VLTextConfig(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "mrope_section": [4, 6, 6]},
+    )  # fmt: skip
+    x = torch.randn(1, 2, at.shape[1], 32)
+    cos, sin = m.Qwen2VLRotaryEmbedding(config)(x, at.movedim(-1, 0))
+    theirs = m.apply_rotary_pos_emb(x, x, cos, sin)[0]
+    rope = posenc.MRoPE.from_config(config)
+    assert rope.length_dependent
+    ours = rope.rotation(posenc.Where(at)).queries(x)
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-6)
+    words = posenc.Where(length)  # text alone is RoPE's
+    plain = posenc.RoPE(head_dim=32, scaling=rope.scaling)
+    assert torch.equal(rope.rotation(words).q[0], plain.rotation(words).q[0])
+
+
+def test_mrope_scales_scores_where_its_scaling_does():
+    yarn = posenc.scaling.YaRN(factor=4.0, original=64, mscale=1.0, mscale_all_dim=1.0, scale_scores=True)
+    assert posenc.MRoPE(head_dim=32, scaling=yarn).plan(posenc.Where(3)).scale == pytest.approx(
+        yarn.score_factor * 32**-0.5
+    )
 
 
 def test_mixed_positions_equal_qwen():

@@ -84,6 +84,22 @@ def test_says_what_is_wrong(options, words):
         posenc.RoPE(**options)
 
 
+def test_compiled_positions_out_of_range_raise_too():
+    """By an assertion inside the graph, which waits for nothing."""
+    rope = posenc.RoPE(head_dim=8)
+    x = torch.randn(1, 1, 3, 8)
+    turn = torch.compile(lambda p: rope.rotate(x, p), fullgraph=True, backend="aot_eager")
+    good = torch.tensor([0, 5, 2**31 - 1])
+    torch.testing.assert_close(turn(good), rope.rotate(x, good))
+    with pytest.raises(RuntimeError, match="range of rotary phases"):
+        turn(torch.tensor([0, 5, 2**31]))
+    xpos = posenc.XPos(head_dim=8, max_len=64)
+    q = torch.compile(lambda p: xpos.rotation(posenc.Where(p)).queries(x), fullgraph=True, backend="aot_eager")
+    q(torch.tensor([0, 5, 63]))
+    with pytest.raises(RuntimeError, match="xPos"):
+        q(torch.tensor([0, 5, 64]))
+
+
 def test_positions_out_of_range_raise():
     rope = posenc.RoPE(head_dim=16)
     for place in ((2**31 - 3, 4), torch.tensor([2**31]), torch.tensor([-(2**31)])):

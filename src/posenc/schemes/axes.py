@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..formulas import inverse_frequencies
 from ..phases import digits, phases
+from ..plan import Plan
 from ..rotation import Layout, Phases, Rotation
 from ..scaling import Scaling
 from ..scheme import Scheme
 from ..where import Side, Where
-from .rotary import digits_on, positions_of
+from .rotary import Digits, digits_on, positions_of, times, turns_of
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -39,12 +40,16 @@ class ManyAxes(Scheme):
         device = self.device_of(where)
         queries = [axis.q for axis in where.axes]
         keys = [axis.k for axis in where.axes]
-        both = self._phases(keys, device)
+        turns, factor = self._turns(where, device)
+        both = self._phases(keys, turns, factor, device)
         if all(q is k for q, k in zip(queries, keys, strict=True)):
             return Rotation(both, both, self.layout)
-        return Rotation(self._phases(queries, device), both, self.layout)
+        return Rotation(self._phases(queries, turns, factor, device), both, self.layout)
 
-    def _phases(self, sides: list[Side], device: torch.device) -> Phases:
+    def _turns(self, where: Where, device: torch.device) -> tuple[Digits, float | Tensor]:
+        return digits_on(self._digits, device), self.attention_factor
+
+    def _phases(self, sides: list[Side], turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
         if len(sides) < self.axes and not (len(sides) == 1 and self.text):
             raise ValueError(
                 f"{type(self).__name__} reads {self.axes} axes of positions, got {len(sides)}; give [B, L, {self.axes}] "
@@ -55,9 +60,7 @@ class ManyAxes(Scheme):
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p[..., list(self.axis_of)]
         dtype = torch.promote_types(self._here.dtype, torch.float32)
-        cos, sin = phases(p + self.offset, digits_on(self._digits, device), dtype)
-        factor = self.attention_factor
-        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+        return times(phases(p + self.offset, turns, dtype), factor)
 
     text = False
     """Whether positions with a single axis stand for the same position on all axes."""
@@ -144,7 +147,7 @@ class MRoPE(ManyAxes):
 
     Text has the same position on all three axes, and is then turned exactly as by RoPE; positions with one axis are
     taken so. After an image text goes on (`posenc.rotary.mixed_positions`). `sections` default to Qwen2-VL's shares,
-    1/4, 3/8, 3/8 of the pairs.
+    1/4, 3/8, 3/8 of the pairs. A scaling that follows the length takes the largest position of any axis + 1 for it.
     """
 
     text = True
@@ -169,9 +172,7 @@ class MRoPE(ManyAxes):
             sections = (pairs - 2 * part, part, part)
         if min(sections) < 0 or sum(sections) != pairs:
             raise ValueError(f"sections={tuple(sections)} must add up to the {pairs} pairs of rotary_dim={rotary_dim}")
-        if scaling is not None and scaling.length_dependent:
-            raise ValueError(f"{scaling} follows the length, which several axes do not have; give it freeze_at")
-        frequencies = inverse_frequencies(rotary_dim, float(base))
+        plain = frequencies = inverse_frequencies(rotary_dim, float(base))
         if scaling is not None:
             frequencies = scaling.frequencies(frequencies, rotary_dim, float(base))
         axis_of = _dealt(sections) if interleaved else tuple(a for a, n in enumerate(sections) for _ in range(n))
@@ -184,6 +185,25 @@ class MRoPE(ManyAxes):
         self.axes = len(sections)
         self.head_dim, self.rotary_dim, self.base, self.scaling = head_dim, rotary_dim, float(base), scaling
         self.sections, self.interleaved = tuple(sections), interleaved
+        self.length_dependent = scaling is not None and scaling.length_dependent
+        self._plain = plain
+
+    def terms(self, where: Where, *, x=None, host=None) -> Plan:
+        factor = 1.0 if self.scaling is None else self.scaling.score_factor
+        return Plan(where, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
+
+    def _turns(self, where: Where, device: torch.device) -> tuple[Digits, float | Tensor]:
+        if not self.length_dependent:
+            return super()._turns(where, device)
+        assert self.scaling is not None
+        total = where.total
+        for axis in range(1, len(where.axes)):
+            other = where.axis(axis).total
+            if isinstance(total, Tensor) or isinstance(other, Tensor):
+                total = torch.maximum(*(torch.as_tensor(x, device=device) for x in (total, other)))
+            else:
+                total = max(total, other)
+        return turns_of(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
 
     @classmethod
     def from_config(cls, config, dialect: str = "hf", **more) -> MRoPE:

@@ -14,6 +14,8 @@ from ..scaling import Scaling
 from ..scheme import Scheme
 from ..where import Run, Side, Where
 
+Digits = tuple[Tensor, Tensor, Tensor]
+
 
 class RoPE(Scheme):
     """Rotary positions (Su et al. 2021, arXiv:2104.09864).
@@ -72,40 +74,30 @@ class RoPE(Scheme):
 
     def rotation(self, where: Where) -> Rotation:
         device = self.device_of(where)
-        turns = self._turns(where, device)
-        return rotation_of(where, self.layout, self.values, lambda side: self._phases(side, turns, device))
+        turns, factor = self._turns(where.total if self.length_dependent else 0, device)
+        return rotation_of(where, self.layout, self.values, lambda side: self._phases(side, turns, factor, device))
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
         """x [B, heads, L, D] turned to its positions, alone: a start as (start, L), or an int tensor [L] or [B, L].
         `total` is the sequence's length where it is more than the last position + 1.
         """
         where = Where(positions, total=total)
-        turns = self._turns(where, x.device)
-        return rotate(x, *self._phases(where.q, turns, x.device), self.layout)
+        turns, factor = self._turns(where.total if self.length_dependent else 0, x.device)
+        return rotate(x, *self._phases(where.q, turns, factor, x.device), self.layout)
 
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
         factor = 1.0 if self.scaling is None else self.scaling.score_factor
         return Plan(where, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
 
-    def _turns(self, where: Where, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _turns(self, total: int | Tensor, device: torch.device) -> tuple[Digits, float | Tensor]:
         if not self.length_dependent:
-            return digits_on(self._digits, device)
+            return digits_on(self._digits, device), self.attention_factor
         assert self.scaling is not None
-        total, on = where.total, torch.device("cpu" if device.type == "mps" else device)  # MPS has no float64
-        if isinstance(total, Tensor):
-            total = total.to(on, torch.float64).reshape(-1, 1)
-        elif torch.compiler.is_compiling():
-            total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
-        else:
-            return digits_on(digits(self.frequencies(total)), device)
-        first, second, third = digits_of(self.scaling.frequencies_of(self._plain, self.rotary_dim, self.base, total))
-        return first.to(device), second.to(device), third.to(device)
+        return turns_of(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
 
-    def _phases(self, side: Side, turns: tuple[Tensor, Tensor, Tensor], device: torch.device) -> Phases:
+    def _phases(self, side: Side, turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
         dtype = torch.promote_types(self._here.dtype, torch.float32)
-        cos, sin = phases(positions_of(side, device).unsqueeze(-1), turns, dtype)
-        factor = self.attention_factor
-        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+        return times(phases(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
 
     def extra_repr(self) -> str:
         parts = [f"head_dim={self.head_dim}", f"base={self.base:g}", f"layout={self.layout!r}"]
@@ -116,30 +108,68 @@ class RoPE(Scheme):
         return ", ".join(parts)
 
 
-def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digits:
     """Digits that are Python integers, as tensors."""
     first, second, third = (constant(digit, device, torch.int64) for digit in turns)
     return first, second, third
 
 
+def turns_of(
+    scaling: Scaling, plain: tuple[float, ...], size: int, base: float, total: int | Tensor, device: torch.device
+) -> tuple[Digits, float | Tensor]:
+    """Digits and magnitude of a scaling that follows the length: for all rows, or [B, ..] with a total for each."""
+    on = torch.device("cpu" if device.type == "mps" else device)  # MPS has no float64
+    if isinstance(total, Tensor):
+        total = total.to(on, torch.float64).reshape(-1, 1)
+    elif torch.compiler.is_compiling():
+        total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
+    else:
+        return digits_on(digits(scaling.frequencies(plain, size, base, total)), device), scaling.magnitude_at(total)
+    first, second, third = digits_of(scaling.frequencies_of(plain, size, base, total))
+    factor = scaling.magnitude_at(total)
+    factor = factor.unsqueeze(-1).to(device) if isinstance(factor, Tensor) else factor  # [B, 1, 1]
+    return (first.to(device), second.to(device), third.to(device)), factor
+
+
+def times(both: Phases, factor: float | Tensor) -> Phases:
+    """cos and sin with the magnitude inside."""
+    if not isinstance(factor, Tensor):
+        return both if factor == 1.0 else (both[0] * factor, both[1] * factor)
+    factor = factor.to(both[0].dtype)
+    return both[0] * factor, both[1] * factor
+
+
 def positions_of(side: Side, device: torch.device) -> Tensor:
     """[B or 1, L] int64, checked against the range in which phases are exact."""
-    start = side.start if isinstance(side, Run) else side
-    length = side.length if isinstance(side, Run) else 1
-    if not torch.compiler.is_compiling():
-        bounds = None
-        if not isinstance(start, Tensor):
-            bounds = (start, start + length - 1)
-        elif start.device.type == "cpu" and start.dtype == torch.int64 and start.numel():
-            low, high = torch.aminmax(start)  # on other devices this would wait for the queue
-            bounds = (int(low), int(high) + length - 1)
-        if bounds is not None and not -LIMIT < bounds[0] <= bounds[1] + 1 <= LIMIT:
-            raise ValueError(
-                f"positions {bounds[0]} to {bounds[1]} leave the range of rotary phases, "
-                f"-{LIMIT} < position < {LIMIT}; subtract a common start: only differences matter"
-            )
+    check_range(side, 1 - LIMIT, LIMIT - 1, f"the range of rotary phases, -{LIMIT} < position < {LIMIT}")
     positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
     return positions if positions.dim() == 2 else positions.unsqueeze(0)
+
+
+def check_range(side: Side, low: int, high: int, name: str, more: str = "") -> None:
+    """Raise where a position is not in [low, high]. What is on a device, or compiled, is looked at there: the error
+    then comes with a later call, and nothing waits for it.
+    """
+    start = side.start if isinstance(side, Run) else side
+    last = (side.length if isinstance(side, Run) else 1) - 1
+    if not isinstance(start, Tensor):
+        if torch.compiler.is_compiling():
+            return  # lengths and starts are symbols: a comparison would bind them
+        bounds = (start, start + last)
+    elif start.numel() == 0 or start.device.type not in ("cpu", "cuda") or last < 0:
+        return
+    elif start.device.type == "cuda" or torch.compiler.is_compiling():
+        if start.dtype == torch.int64 or low >= 0:
+            inside = (start >= low) & (start <= high - last)
+            torch._assert_async(inside.all(), f"positions leave {name}")
+        return
+    else:
+        least, most = torch.aminmax(start)
+        bounds = (int(least), int(most) + last)
+    if bounds[0] < low or bounds[1] > high:
+        raise ValueError(
+            f"positions {bounds[0]} to {bounds[1]} leave {name}; {more}subtract a common start: only differences matter"
+        )
 
 
 def rotation_of(where: Where, layout: Layout, values: bool, phases_of) -> Rotation:

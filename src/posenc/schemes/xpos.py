@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from ..constants import constant
 from ..rotation import Layout, Phases, Rotation
 from ..scheme import Scheme
-from ..where import Run, Side, Where
-from .rotary import RoPE, positions_of
+from ..where import Side, Where
+from .rotary import RoPE, check_range, positions_of
 
 EXPONENT = 80.0
 """exp(±80) and a hundred times it still fit into float32 and bfloat16."""
@@ -66,27 +65,13 @@ class XPos(Scheme):
         )
 
     def _faded(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
+        name = f"[0, {self.max_len}), where xPos factors are safe"
+        check_range(side, 0, self.max_len - 1, name, "give a larger max_len, or ")
         positions = positions_of(side, device)
-        self._check(side, positions)
         wide = torch.float32 if device.type == "mps" else torch.float64
         rates = constant(self.fading, device, wide)
         factor = (sign * (positions - self.max_len // 2).to(wide)[..., None] * rates).exp().to(phases[0].dtype)
         return phases[0] * factor, phases[1] * factor
-
-    def _check(self, side: Side, positions: Tensor) -> None:
-        if torch.compiler.is_compiling() or positions.numel() == 0:
-            return
-        if isinstance(side, Run) and not isinstance(side.start, Tensor):
-            low, high = side.start, side.start + side.length - 1
-        elif positions.device.type == "cpu":  # elsewhere this would wait for the queue
-            low, high = (int(x) for x in torch.aminmax(positions))
-        else:
-            return
-        if low < 0 or high >= self.max_len:
-            raise ValueError(
-                f"positions {low} to {high} leave [0, {self.max_len}), where xPos factors are safe; "
-                "give a larger max_len, or subtract a common start: only differences matter"
-            )
 
     def extra_repr(self) -> str:
         return f"scale_base={self.scale_base:g}, gamma={self.gamma:g}, max_len={self.max_len}"
