@@ -188,18 +188,7 @@ class YaRN(Scaling):
             turns = [self.original * x / math.tau for x in w]
             span = self.beta_fast - self.beta_slow
             return [_clip((r - self.beta_slow) / span) if span else float(r > self.beta_slow) for r in turns]
-        if base <= 1.0:
-            raise ValueError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
-        low, high = (
-            size * math.log(self.original / (beta * math.tau)) / (2.0 * math.log(base))
-            for beta in (self.beta_fast, self.beta_slow)
-        )
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, size - 1)
-        if low == high:
-            high += 0.001
-        return [1.0 - _clip((c - low) / (high - low)) for c in range(len(w))]
+        return yarn_ramp(len(w), size, base, self.original, self.beta_fast, self.beta_slow, self.truncate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +245,8 @@ class DynamicYaRN(Scaling):
         return self._fixed(total / self.original).frequencies(w, size, base)
 
     def frequencies_of(self, w, size, base, total):
-        kept, plain = total.new_tensor(self._fixed(1.0)._kept(w, size, base)), total.new_tensor(w)
+        ramp = yarn_ramp(len(w), size, base, self.original, self.beta_fast, self.beta_slow, self.truncate)
+        kept, plain = total.new_tensor(ramp), total.new_tensor(w)
         return kept * plain + (1.0 - kept) * (plain * self.original / total.clamp(min=self._least))
 
 
@@ -366,6 +356,25 @@ def ntk(w, pair, size: int, stretch):
     if size <= 2:
         raise ValueError(f"NTK scaling needs more than 2 rotated channels, got {size}; use Linear")
     return w * stretch ** (-2.0 * pair / (size - 2))
+
+
+def yarn_ramp(
+    pairs: int, size: int, base: float, original: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> list[float]:
+    """How much of its frequency each pair keeps: 1 up to the pair that turns beta_fast times in the original length,
+    0 from the one that turns beta_slow times, linear in the pair's number between.
+    """
+    if base <= 1.0:
+        raise ValueError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
+    low, high = (
+        size * math.log(original / (beta * math.tau)) / (2.0 * math.log(base)) for beta in (beta_fast, beta_slow)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    return [1.0 - _clip((c - low) / (high - low)) for c in range(pairs)]
 
 
 def yarn_factor(factor: float, mscale: float = 1.0) -> float:

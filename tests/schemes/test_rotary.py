@@ -60,7 +60,7 @@ def test_dynamic_takes_each_rows_own_length():
 
 
 def test_compiles_whole():
-    for extension in (None, scaling.DynamicNTK(original=4)):
+    for extension in (None, scaling.DynamicNTK(original=4), scaling.DynamicYaRN(original=4, beta_slow=0.1)):
         rope = posenc.RoPE(head_dim=8, scaling=extension)
         x = torch.randn(1, 2, 6, 8)
 
