@@ -144,6 +144,30 @@ def rope(options: Options) -> list[str]:
     return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
 
 
+def axial(options: Options) -> list[str]:
+    return _plane(options.whole("head_dim", 64, 4), options, "Score of equal q and k over rows and columns apart")
+
+
+def sinusoidal_2d(options: Options) -> list[str]:
+    return _plane(options.whole("d_model", 512, 4), options, "Similarity of two patches over rows and columns apart")
+
+
+def _plane(size: int, options: Options, title: str) -> list[str]:
+    """Mean cosine over both axes, half of the pairs each."""
+    if size % 4:
+        raise ValueError(f"two axes share the pairs: {size} must be a multiple of 4")
+    base, reach = options.number("base", 10000.0), 12
+    frequencies = formulas.inverse_frequencies(size // 2, base)
+    one = [sum(math.cos(r * w) for w in frequencies) / len(frequencies) / 2 for r in range(-reach, reach + 1)]
+    grid = terminal.heat_map(
+        [[row + column for column in one] for row in one[reach // 2 : -(reach // 2)]], low=2 * min(one), high=1
+    )
+    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
+    return titled(
+        f"{title}, {size} dimensions, base={base:g} (dark is near):", [*rows, f"rows   columns -{reach} .. {reach}"]
+    )
+
+
 def xpos(options: Options) -> list[str]:
     size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
     fade, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
@@ -189,6 +213,8 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "xlnet": transformer_xl,
     "deberta": deberta,
     "rope": rope,
+    "axial": axial,
+    "sinusoidal_2d": sinusoidal_2d,
     "xpos": xpos,
     "mrope": rope,  # as text is turned
     "relative_logits": relative_logits,

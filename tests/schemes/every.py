@@ -3,7 +3,10 @@
 import posenc
 from posenc.registry import options_of
 
-OPTIONS = {"learned": {"max_len": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4}}
+OPTIONS = {
+    "learned": {"max_len": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4},
+    "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
+}  # fmt: skip
 NAMES = posenc.names()
 LIMITS = {"learned": 64, "xpos": 8192}
 

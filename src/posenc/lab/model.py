@@ -50,7 +50,7 @@ class Transformer(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             each = positions.build(scheme, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
-            absolute = getattr(each[0], "absolute", False)
+            absolute = type(each[0]).embed is not posenc.Scheme.embed
             # absolute positions enter once, at the input
             self.position = each[0] if absolute else None
             self.embedding = nn.Embedding(vocabulary, width)

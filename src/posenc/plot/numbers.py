@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 SIZES = {"d_model": 512, "heads": 8}
 # A table that starts at zero has nothing to show; these options stand in for training where none are given.
-DRAWN: dict[str, dict[str, Any]] = {"clipped": {"std": 1.0}, "learned": {"max_len": 512}}
+# Schemes of images number the patches of a grid, row by row.
+DRAWN: dict[str, dict[str, Any]] = {
+    "clipped": {"std": 1.0}, "learned": {"max_len": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 class ManyAxes(Scheme):
     """Pairs that read one axis each. A subclass says which axis and which frequency (`assign`), and the layout."""
 
+    columns: int | None = None
+    """The columns of the grid whose patches positions with a single axis number, row by row."""
+
     def __init__(
         self, *, axis_of: tuple[int, ...], frequencies: tuple[float, ...], layout: Layout, factor: float = 1.0
     ):
@@ -50,12 +53,15 @@ class ManyAxes(Scheme):
         return digits_on(self._digits, device), self.attention_factor
 
     def _phases(self, sides: list[Side], turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
-        if len(sides) < self.axes and not (len(sides) == 1 and self.text):
+        if len(sides) < self.axes and not (len(sides) == 1 and (self.text or self.columns is not None)):
             raise ValueError(
                 f"{type(self).__name__} reads {self.axes} axes of positions, got {len(sides)}; give [B, L, {self.axes}] "
                 "(posenc.rotary.grid_positions and clip_positions build them)"
+                + (", or columns=, for patches that are numbered row by row" if self.axes == 2 else "")
             )
         columns = [positions_of(side, device) for side in sides]
+        if len(columns) == 1 and self.columns is not None:
+            columns = list(row_and_column(columns[0], self.columns))
         rows = max(column.shape[0] for column in columns)
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p[..., list(self.axis_of)]
@@ -66,6 +72,17 @@ class ManyAxes(Scheme):
     """Whether positions with a single axis stand for the same position on all axes."""
     offset = 0
     """What is added to every position."""
+
+
+def row_and_column(patches: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Of patches that are numbered row by row."""
+    return patches.div(columns, rounding_mode="floor"), patches.remainder(columns)
+
+
+def _checked(columns: int | None) -> int | None:
+    if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 1):
+        raise ValueError(f"columns={columns!r} must be a whole number, 1 or more")
+    return columns
 
 
 class AxialRoPE(ManyAxes):
@@ -83,7 +100,8 @@ class AxialRoPE(ManyAxes):
 
     A ladder is base^(-2c/R), c = 0, 1, ..., R the channels it serves. DINOv3's angles are relative to the image's
     size, so it needs `grid=(rows, columns)`; its positions are patch centres in half steps
-    (`grid_positions(rows, columns, centred=True, prefix=…)`).
+    (`grid_positions(rows, columns, centred=True, prefix=…)`). With `columns`, positions of one axis are patch numbers
+    of a grid that wide: row p // columns, column p mod columns.
     """
 
     def __init__(
@@ -94,6 +112,7 @@ class AxialRoPE(ManyAxes):
         base: float | None = None,
         grid: tuple[int, int] | None = None,
         sections: tuple[int, ...] | None = None,
+        columns: int | None = None,
     ):
         if convention not in ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"):
             raise ValueError(
@@ -131,7 +150,11 @@ class AxialRoPE(ManyAxes):
             if convention == "llama4":
                 axis_of, layout = axis_of[::-1], "interleaved"
         super().__init__(axis_of=axis_of, frequencies=frequencies, layout=layout)
+        if columns is not None and (self.axes > 2 or convention == "dinov3"):
+            raise ValueError("columns= numbers the patches of a plain grid with two axes; give positions instead")
         self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
+        self.columns = _checked(columns)
+        self.absolute = columns is not None  # a shift by one patch is no shift by one column at the end of a row
         # Llama 4 counts patches from 1, so that its class token at "-1" does not turn.
         self.offset = 1 if convention == "llama4" else 0
 
@@ -238,13 +261,20 @@ class Sinusoidal2D(Scheme):
         x + [sin(r w), cos(r w), sin(c w), cos(c w)],   w_i = base^(-4i/d_model),  d_model/4 of each
 
     `first="columns"` puts the column's half first, as MAE's checkpoints do. Positions are [B, L, 2]: row, column.
-    `prefix` tokens at the front (the class token) get nothing.
+    `prefix` tokens at the front (the class token) get nothing. With `columns`, positions of one axis are patch numbers
+    of a grid that wide.
     """
 
     absolute = True
 
     def __init__(
-        self, *, d_model: int, base: float = 10000.0, first: Literal["rows", "columns"] = "rows", prefix: int = 0
+        self,
+        *,
+        d_model: int,
+        base: float = 10000.0,
+        first: Literal["rows", "columns"] = "rows",
+        prefix: int = 0,
+        columns: int | None = None,
     ):
         super().__init__()
         if d_model % 4:
@@ -252,16 +282,23 @@ class Sinusoidal2D(Scheme):
         if first not in ("rows", "columns"):
             raise ValueError(f"first={first!r} is unknown; use 'rows' or 'columns'")
         self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
+        self.columns = _checked(columns)
         self._digits = digits(inverse_frequencies(d_model // 2, float(base)))
 
     def embed(self, x: Tensor, where: Where) -> Tensor:
-        if len(where.axes) != 2:
-            raise ValueError(f"rows and columns are two axes, got {len(where.axes)}; give positions [B, L, 2]")
+        at = tuple(positions_of(axis.q, x.device) for axis in where.axes)
+        if len(at) == 1 and self.columns is not None:
+            at = row_and_column(at[0], self.columns)
+        if len(at) != 2:
+            raise ValueError(
+                f"rows and columns are two axes, got {len(at)}; give positions [B, L, 2], "
+                "or columns=, for patches that are numbered row by row"
+            )
         dtype = torch.promote_types(x.dtype, torch.float32)
         turns = digits_on(self._digits, x.device)
         parts = []
-        for axis in where.axes if self.first == "rows" else where.axes[::-1]:
-            cos, sin = phases(positions_of(axis.q, x.device).unsqueeze(-1), turns, dtype)
+        for axis in at if self.first == "rows" else at[::-1]:
+            cos, sin = phases(axis.unsqueeze(-1), turns, dtype)
             parts += [sin, cos]
         table = torch.cat(parts, dim=-1)
         if self.prefix:
