@@ -1,7 +1,7 @@
 """Turning queries and keys beside a plain copy of them: verified, then timed.
 
     python -m bench.rotate [--device cuda|cpu] [--out FILE.json] [--only D64,partial] [--compile]
-    python -m bench.rotate --sweep [--out FILE.json]        the same with the best of several shapes of the CUDA kernel
+    python -m bench.rotate --sweep [whole|partial] [--out FILE.json]     the same, with the best of several shapes
 
 A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so that copy time / rotation time is the part
 of the copy's bandwidth that is reached. Every case is first compared with float64, gradients too; a wrong one is not
@@ -84,12 +84,24 @@ def cases(device: str) -> list[Case]:
 
 
 LAYOUTS = ("half", "interleaved")
-SWEPT = [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")]
-SHAPES = [
-    (1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (1024, 8, 4), (2048, 1, 8), (2048, 2, 8), (2048, 4, 8), (2048, 1, 4),
-    (2048, 2, 4), (2048, 4, 4), (512, 2, 2), (512, 4, 2), (512, 8, 2), (4096, 2, 8),
-]  # fmt: skip
-"""(BLOCK, HEADS, WARPS) of the kernel: 8 or 16 pairs a thread, which is one or two full loads of 16-bit numbers."""
+SWEPT = {
+    "WHOLE": [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")],
+    "PARTIAL": [
+        Case(width=64, layout="interleaved"), Case(width=64, rows=True), Case(size=80, width=32, batch=6),
+        Case(size=64, width=16, batch=8),
+    ],
+}  # fmt: skip
+SHAPES = {
+    "WHOLE": [
+        (512, 1, 2), (512, 2, 2), (512, 4, 2), (1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (1024, 8, 4), (2048, 1, 8),
+        (2048, 2, 8), (2048, 2, 4), (4096, 2, 8),
+    ],
+    "PARTIAL": [
+        (128, 1, 1), (128, 2, 1), (256, 1, 1), (256, 1, 2), (256, 2, 2), (512, 1, 2), (512, 1, 4), (512, 2, 2), (512, 2, 4),
+        (1024, 1, 4), (1024, 2, 4), (1024, 1, 8),
+    ],
+}  # fmt: skip
+"""(pairs, heads, warps) of the kernel's programs where all channels turn, and where some do not."""
 
 
 # ---- right ----------------------------------------------------------------------------------------------------
@@ -199,42 +211,53 @@ def measured(case: Case, device: str, compiled: bool) -> dict:
 
 
 # ---- the kernel's shape ---------------------------------------------------------------------------------------
-def shaped(shape: tuple[int, int, int]) -> None:
+def shaped(kind: str, shape: tuple[int, int, int]) -> None:
     from posenc import rotation_kernel
 
-    rotation_kernel.BLOCK, rotation_kernel.HEADS, rotation_kernel.WARPS = shape
+    setattr(rotation_kernel, kind, shape)
 
 
-def compiled_for(number: int, shape: tuple[int, int, int]) -> None:
+def compiled_for(kind: str, number: int, shape: tuple[int, int, int]) -> None:
     """Compile for a case into Triton's cache on disk (in another process: compiling takes longer than timing)."""
-    shaped(shape)
-    q, k, cos, sin = SWEPT[number].inputs("cuda", batch=1, length=64)
-    rotate_both(q, k, cos, sin, SWEPT[number].layout)
+    shaped(kind, shape)
+    q, k, cos, sin = SWEPT[kind][number].inputs("cuda", batch=1, length=64)
+    rotate_both(q, k, cos, sin, SWEPT[kind][number].layout)
 
 
-def sweep() -> dict:
-    """Part of the copy's bandwidth for every shape and swept case; the kernel is left with the best one."""
+def sweep(kinds: list[str]) -> dict:
+    """Part of the copy's bandwidth for every shape and swept case; the kernel is left with the best ones."""
     began = time.time()
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(compiled_for, n, shape) for shape in SHAPES for n in range(len(SWEPT))]
+        jobs = [
+            pool.submit(compiled_for, kind, number, shape)
+            for kind in kinds
+            for shape in SHAPES[kind]
+            for number in range(len(SWEPT[kind]))
+        ]
         failed = [str(job.exception()) for job in jobs if job.exception() is not None]
     print(f"compiled {len(jobs)} in {time.time() - began:.0f} s, {len(failed)} failed {failed[:1]}", flush=True)
-    print(f"{'(block, heads, warps)':42}" + " ".join(f"{'-'.join(map(str, shape)):>8}" for shape in SHAPES))
-    found: dict[str, dict[str, float]] = {str(shape): {} for shape in SHAPES}
-    for case in SWEPT:
+    return {kind: sweep_one(kind) for kind in kinds}
+
+
+def sweep_one(kind: str) -> dict:
+    print(
+        f"{kind + ': (pairs, heads, warps)':50}" + " ".join(f"{'-'.join(map(str, shape)):>8}" for shape in SHAPES[kind])
+    )
+    found: dict[str, dict[str, float]] = {str(shape): {} for shape in SHAPES[kind]}
+    for case in SWEPT[kind]:
         q, k, cos, sin = case.inputs("cuda")
         q_to, k_to = torch.empty_like(q), torch.empty_like(k)
         copy = replays(lambda: (q_to.copy_(q), k_to.copy_(k)), "cuda")  # noqa: B023
-        for shape in SHAPES:
-            shaped(shape)
+        for shape in SHAPES[kind]:
+            shaped(kind, shape)
             ours = replays(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
             pairs = [(copy(), ours()) for _ in range(6)]
             a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
             found[str(shape)][case.name] = a / b
-        print(f"{case.name:42}" + " ".join(f"{found[str(shape)][case.name]:8.3f}" for shape in SHAPES), flush=True)
-    best = max(SHAPES, key=lambda shape: min(found[str(shape)].values()))
-    print(f"best in its worst case: {best}; {time.time() - began:.0f} s", flush=True)
-    shaped(best)
+        print(f"{case.name:50}" + " ".join(f"{share[case.name]:8.3f}" for share in found.values()), flush=True)
+    best = max(SHAPES[kind], key=lambda shape: min(found[str(shape)].values()))
+    print(f"best in its worst case: {best}", flush=True)
+    shaped(kind, best)
     return {"shapes": found, "best": best}
 
 
@@ -258,18 +281,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", help="cases whose name has one of these words, separated by commas")
     parser.add_argument("--compile", action="store_true", help="time the formula under torch.compile too")
     parser.add_argument(
-        "--sweep", action="store_true", help="look for the best tile, heads and warps of the CUDA kernel first"
+        "--sweep",
+        nargs="?",
+        const="whole,partial",
+        help="look for the best shape of the CUDA kernel first (whole, partial, or both where neither is given)",
     )
     args = parser.parse_args(arguments)
     report: dict = {"machine": machine(args.device), "rows": []}
     print(json.dumps(report["machine"]), flush=True)
     if args.sweep:
-        report["sweep"] = sweep()
+        report["sweep"] = sweep(args.sweep.upper().split(","))
         written(report, args.out)
     if args.device == "cuda":
         from posenc import rotation_kernel
 
-        report["shape"] = rotation_kernel.BLOCK, rotation_kernel.HEADS, rotation_kernel.WARPS
+        report["shapes"] = {kind: getattr(rotation_kernel, kind) for kind in SHAPES}
     words = args.only.split(",") if args.only else [""]
     status = 0
     print(f"{'case':52} {'copy GB/s':>9}   of the copy's bandwidth", flush=True)

@@ -10,7 +10,11 @@ import torch
 import posenc
 from posenc.rotation import _formula, rotate, rotate_both
 
-CASES = [(2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0)]
+CASES = [
+    (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
+    (1, 2, 70, 24, 16), (1, 1, 100, 22, 12), (1, 2, 70, 16, 16),
+]  # fmt: skip
+"""(batch, heads, length, size, width); the last need several tiles, of which one turns no whole rows."""
 
 
 def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64)):

@@ -44,7 +44,11 @@ def clip_positions(frames: int, rows: int, columns: int, *, start: int = 0, step
 
 
 def mixed_positions(
-    parts: Iterable[int | Sequence[int]], *, after: str = "largest", step: float = 1.0, device=None
+    parts: Iterable[int | Sequence[int]],
+    *,
+    after: str = "largest",
+    step: float | Sequence[float] = 1.0,
+    device=None,
 ) -> Tensor:
     """(time, row, column) of text with images and clips among it, for M-RoPE: [1, L, 3].
 
@@ -55,7 +59,15 @@ def mixed_positions(
         after="largest"   behind the largest position used so far (Qwen2-VL's paper, vLLM)
         after="size"      max(rows, columns) behind the image's start (Hugging Face); the same for single images,
                           another thing for clips with more frames than rows and columns
+    step is the time from frame to frame, one for all clips or one for each; times are rounded down. (Qwen2.5-VL:
+    tokens per second × seconds per frame. Qwen3-VL writes the time as words and each frame as an image.)
     """
+    parts = list(parts)
+    clips = sum(not isinstance(part, int) and len(part) == 3 for part in parts)
+    steps = [float(step)] * clips if isinstance(step, (int, float)) else [float(each) for each in step]
+    if len(steps) != clips:
+        raise ValueError(f"step has {len(steps)} numbers for {clips} clips; give one for all, or one for each")
+    remaining = iter(steps)
     if after not in ("largest", "size"):
         raise ValueError(f"after={after!r} is unknown; use 'largest' or 'size'")
     pieces, start = [], 0
@@ -68,9 +80,10 @@ def mixed_positions(
         sizes = (1, *part) if len(part) == 2 else tuple(part)
         if len(sizes) != 3:
             raise ValueError(f"a part is a number of words, (rows, columns) or (frames, rows, columns), got {part}")
-        pieces.append(clip_positions(*sizes, start=start, step=step, device=device))
+        each = next(remaining) if len(part) == 3 else 1.0
+        pieces.append(clip_positions(*sizes, start=start, step=each, device=device))
         grown = max(sizes[1:])
-        start += grown if after == "size" else max(grown, int((sizes[0] - 1) * step) + 1)
+        start += grown if after == "size" else max(grown, int((sizes[0] - 1) * each) + 1)
     if not pieces:
         return torch.zeros(1, 0, 3, dtype=torch.int64, device=device)
     return torch.cat(pieces, dim=1)

@@ -7,6 +7,7 @@ from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.llama4.configuration_llama4 import Llama4VisionConfig
 from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
@@ -58,6 +59,31 @@ def test_equals_dinov3_with_prefix():
     theirs = dinov3.apply_rotary_pos_emb(q, k, cos, sin)
     scheme = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
     equal(scheme, grid_positions(ROWS, COLUMNS, centred=True, prefix=5), q, k, theirs)
+
+
+@pytest.mark.parametrize("drawn", [
+    {"rescale": 2.0}, {"jitter": 1.5}, {"shift": 0.3}, {"shift": 0.2, "jitter": 1.3, "rescale": 2.0},
+])  # fmt: skip
+def test_equals_dinov3_in_training(drawn):
+    """The same numbers from the same seed: coordinates are drawn in its order."""
+    config = DINOv3ViTConfig(
+        hidden_size=32, num_attention_heads=2, patch_size=4, image_size=20,
+        **{f"pos_embed_{name}": drawn.get(name) for name in ("shift", "jitter", "rescale")},
+    )  # fmt: skip
+    theirs = dinov3.DINOv3ViTRopePositionEmbedding(config).train()
+    q, k = qk(5 + ROWS * COLUMNS, 16)
+    at = grid_positions(ROWS, COLUMNS, centred=True, prefix=5)
+    scheme = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS), prefix=5, **drawn)
+    torch.manual_seed(3)
+    turned = dinov3.apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1, 3, 4 * ROWS, 4 * COLUMNS)))
+    torch.manual_seed(3)
+    rotation = scheme.rotation(posenc.Where(at))
+    torch.testing.assert_close(rotation.queries(q), turned[0], atol=5e-6, rtol=1e-5)
+    torch.testing.assert_close(rotation.keys(k), turned[1], atol=5e-6, rtol=1e-5)
+    assert not torch.allclose(scheme.rotation(posenc.Where(at)).queries(q), rotation.queries(q))
+    scheme.eval()  # nothing is drawn
+    fixed = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
+    assert torch.equal(scheme.rotation(posenc.Where(at)).q[0], fixed.rotation(posenc.Where(at)).q[0])
 
 
 def test_equals_llama4_vision_with_its_class_token():
@@ -143,6 +169,39 @@ def test_mixed_positions_equal_qwen():
     assert behind[0, -4, 0] == behind[0, :-4].max() + 1
 
 
+def rope_index(module, name, kinds, **grids):
+    """The positions that a model of transformers gives to these tokens, [B, L, 3]."""
+    cls = getattr(module, name)
+    model = cls.__new__(cls)
+    torch.nn.Module.__init__(model)
+    vision = type("V", (), {"spatial_merge_size": 2, "tokens_per_second": 2})
+    model.config = type("C", (), {"vision_config": vision})()
+    return model.get_rope_index(torch.zeros_like(kinds), kinds, **grids)[0].permute(1, 2, 0)
+
+
+def test_mixed_positions_equal_qwen2_5():
+    """An image and two clips that were taken at different speeds."""
+    kinds = torch.tensor([[0] * 3 + [1] * 6 + [0] * 2 + [2] * 20 + [0] * 4 + [2] * 18 + [0]])
+    theirs = rope_index(
+        qwen2_5, "Qwen2_5_VLModel", kinds, image_grid_thw=torch.tensor([[1, 4, 6]]),
+        video_grid_thw=torch.tensor([[5, 4, 4], [3, 4, 6]]), second_per_grid_ts=torch.tensor([0.25, 1.5]),
+    )  # fmt: skip
+    parts = [3, (2, 3), 2, (5, 2, 2), 4, (3, 2, 3), 1]
+    assert torch.equal(mixed_positions(parts, after="size", step=(0.5, 3.0)), theirs)
+    with pytest.raises(ValueError, match="2 clips"):
+        mixed_positions(parts, step=(1.0,))
+
+
+def test_mixed_positions_equal_qwen3():
+    """A clip is written as times and frames, one image each."""
+    kinds = torch.tensor([[0] * 3 + [1] * 6 + [0] * 2 + ([2] * 4 + [0] * 3) * 3])
+    theirs = rope_index(
+        qwen3, "Qwen3VLModel", kinds, image_grid_thw=torch.tensor([[1, 4, 6]]),
+        video_grid_thw=torch.tensor([[3, 4, 4]]),
+    )  # fmt: skip
+    assert torch.equal(mixed_positions([3, (2, 3), 2, (2, 2), 3, (2, 2), 3, (2, 2), 3], after="size"), theirs)
+
+
 def test_equals_vit_mae():
     table = mae.build_2d_sinusoidal_position_embedding(ROWS, COLUMNS, 32, cls_token=True)
     x = torch.zeros(1, 1 + ROWS * COLUMNS, 32)
@@ -188,8 +247,28 @@ def test_clip_positions_step():
     (lambda: posenc.MRoPE(head_dim=16, sections=(0, 4, 4), interleaved=True), "share"),
     (lambda: posenc.Sinusoidal2D(d_model=30), "multiple of 4"),
     (lambda: grid_positions(3, 4, merge=2), "blocks"),
+    (lambda: posenc.AxialRoPE(head_dim=16, shift=0.1), "dinov3"),
+    (lambda: posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(2, 2), rescale=0.5), "at least 1"),
+    (lambda: posenc.AxialRoPE(head_dim=16, columns=0), "whole number"),
+    (lambda: posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(2, 2), columns=2), "positions instead"),
+    (lambda: posenc.AxialRoPE(head_dim=16).plan(posenc.Where(4)), "columns="),
+    (lambda: posenc.Sinusoidal2D(d_model=16).embed(torch.zeros(1, 4, 16), posenc.Where(4)), "columns="),
     (lambda: mixed_positions([(1, 2, 3, 4)]), "words"),
 ])  # fmt: skip
 def test_says_what_is_wrong(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_patches_may_be_numbered_row_by_row():
+    q, _ = qk(ROWS * COLUMNS, 16)
+    at = posenc.Where(grid_positions(ROWS, COLUMNS))
+    for convention in ("pixtral", "qwen2_vl", "llama4"):
+        numbered = posenc.AxialRoPE(head_dim=16, convention=convention, columns=COLUMNS)
+        assert torch.equal(
+            numbered.rotation(posenc.Where(ROWS * COLUMNS)).queries(q),
+            posenc.AxialRoPE(head_dim=16, convention=convention).rotation(at).queries(q),
+        )
+    x = torch.zeros(1, ROWS * COLUMNS, 16)
+    numbered = posenc.Sinusoidal2D(d_model=16, columns=COLUMNS).embed(x, posenc.Where(ROWS * COLUMNS))
+    assert torch.equal(numbered, posenc.Sinusoidal2D(d_model=16).embed(x, at))

@@ -12,8 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..constants import constant
 from ..formulas import inverse_frequencies
-from ..phases import digits, phases
+from ..phases import digits, digits_of, phases
 from ..plan import Plan
 from ..rotation import Layout, Phases, Rotation
 from ..scaling import Scaling
@@ -102,6 +103,11 @@ class AxialRoPE(ManyAxes):
     size, so it needs `grid=(rows, columns)`; its positions are patch centres in half steps
     (`grid_positions(rows, columns, centred=True, prefix=…)`). With `columns`, positions of one axis are patch numbers
     of a grid that wide: row p // columns, column p mod columns.
+
+    DINOv3 trains with other coordinates at each step: ((row, column) + shift) · jitter · rescale, where 1 is half an
+    image, shift is uniform within ±shift for each axis, jitter log-uniform within [1/jitter, jitter] for each axis and
+    rescale likewise for both. They are drawn anew for each plan, in training mode alone; layers share a draw by sharing
+    a plan. The first `prefix` tokens (class and registers) do not turn.
     """
 
     def __init__(
@@ -113,6 +119,10 @@ class AxialRoPE(ManyAxes):
         grid: tuple[int, int] | None = None,
         sections: tuple[int, ...] | None = None,
         columns: int | None = None,
+        shift: float | None = None,
+        jitter: float | None = None,
+        rescale: float | None = None,
+        prefix: int = 0,
     ):
         if convention not in ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"):
             raise ValueError(
@@ -150,6 +160,15 @@ class AxialRoPE(ManyAxes):
             if convention == "llama4":
                 axis_of, layout = axis_of[::-1], "interleaved"
         super().__init__(axis_of=axis_of, frequencies=frequencies, layout=layout)
+        self.shift, self.jitter, self.rescale, self.prefix = shift, jitter, rescale, prefix
+        drawn = {"shift": shift, "jitter": jitter, "rescale": rescale}
+        self._moving = any(value is not None for value in drawn.values())
+        if (self._moving or prefix) and convention != "dinov3":
+            raise ValueError(
+                "shift, jitter, rescale and prefix are how DINOv3 trains; they go with convention='dinov3'"
+            )
+        if prefix < 0 or (shift is not None and shift < 0) or any(x is not None and x < 1 for x in (jitter, rescale)):
+            raise ValueError(f"shift and prefix must be at least 0, jitter and rescale at least 1, got {drawn}")
         if columns is not None and (self.axes > 2 or convention == "dinov3"):
             raise ValueError("columns= numbers the patches of a plain grid with two axes; give positions instead")
         self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
@@ -157,6 +176,43 @@ class AxialRoPE(ManyAxes):
         self.absolute = columns is not None  # a shift by one patch is no shift by one column at the end of a row
         # Llama 4 counts patches from 1, so that its class token at "-1" does not turn.
         self.offset = 1 if convention == "llama4" else 0
+
+    def rotation(self, where: Where) -> Rotation:
+        if not (self.training and self._moving):
+            return super().rotation(where)
+        device = self.device_of(where)
+        turns, start = self._drawn(torch.device("cpu") if device.type == "mps" else device)  # MPS has no float64
+        first, second, third = (digit.to(device) for digit in turns)
+        q, k = (
+            self._from(start.to(device), self._phases(sides, (first, second, third), 1.0, device))
+            for sides in ([axis.q for axis in where.axes], [axis.k for axis in where.axes])
+        )
+        return Rotation(q, k, self.layout)
+
+    def _drawn(self, device: torch.device) -> tuple[Digits, Tensor]:
+        """(digits of this step's frequencies, the angle at the image's centre [pairs])."""
+        assert self.grid is not None
+        shift, stretch = torch.zeros(2, device=device), torch.ones(2, device=device)
+        if self.shift is not None:
+            shift = torch.empty(2, device=device).uniform_(-self.shift, self.shift)
+        if self.jitter is not None:
+            edge = math.log(self.jitter)
+            stretch = torch.empty(2, device=device).uniform_(-edge, edge).exp()
+        if self.rescale is not None:
+            edge = math.log(self.rescale)
+            stretch = stretch * torch.empty(1, device=device).uniform_(-edge, edge).exp()
+        each = len(self.pair_frequencies) // 2
+        frequencies = constant(self.pair_frequencies, device, torch.float64) * stretch.double().repeat_interleave(each)
+        size = constant(tuple(float(n) for n in self.grid), device, torch.float64)
+        return digits_of(frequencies), frequencies * (size * shift.double()).repeat_interleave(each)
+
+    def _from(self, start: Tensor, both: Phases) -> Phases:
+        """Phases turned on by `start`, but for the prefix."""
+        if self.shift is None:
+            return both
+        (cos, sin), c, s = both, start.cos().to(both[0].dtype), start.sin().to(both[0].dtype)
+        there = torch.arange(cos.shape[1], device=cos.device)[:, None] >= self.prefix
+        return torch.where(there, cos * c - sin * s, cos), torch.where(there, sin * c + cos * s, sin)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, convention={self.convention!r}, base={self.base:g}"
