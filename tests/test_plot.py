@@ -122,8 +122,7 @@ def test_rotary_wavelengths_and_each_scaling():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_terms_sum_to_the_layer_s_scores(name):
-    options = {"std": 1.0} if name == "clipped" else {"max_len": 16} if name == "learned" else {}
-    scheme = posenc.create(name, d_model=32, heads=2, **options)
+    scheme = posenc.create(name, d_model=32, heads=2, **numbers.DRAWN.get(name, {}))
     layer = posenc.Attention(32, 2, position=scheme).double()
     x, where = torch.randn(1, 7, 32, dtype=torch.float64), posenc.Where(7)
     figure = posenc.plot.decomposition(layer, x, head=1)

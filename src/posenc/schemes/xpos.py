@@ -24,8 +24,9 @@ class XPos(Scheme):
         score:               fades as zeta_c^((p_q - p_k) / scale_base),   zeta_c = (2c/R + gamma) / (1 + gamma)
 
     The centre cancels in the score. It is fixed at max_len / 2, so that keys can be cached, and so that neither
-    factor leaves exp(±80) for max_len up to 65000 (float32, bfloat16); with the default 8192 both stay within
-    exp(±10), which float16 holds too. Positions outside [0, max_len) raise.
+    factor leaves exp(±80) for max_len up to 65000 (float32, bfloat16). Float16 ends at 65504: with the default 8192
+    both stay within exp(±10), which leaves room for |q|, |k| < 2.9 only; max_len=4096 is exp(±5), room for 430.
+    Positions outside [0, max_len) raise.
     """
 
     def __init__(
