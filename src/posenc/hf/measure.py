@@ -3,8 +3,11 @@
     python -m posenc.hf.measure --device cpu         L 2048, float32, forward; each cell in a process of its own
     python -m posenc.hf.measure --device cuda        4 × 4096 tokens, bfloat16, forward and training step
 
-Random weights at the published sizes. The outputs are compared before any time is reported. Memory on a CPU is the
-peak of the resident set above the loaded model (its total is given too); on a GPU torch's peak allocation, all in.
+Random weights at the published sizes, dropout as published. The outputs are compared before any time is reported.
+Memory on a CPU is the peak of the resident set above the loaded model, with a malloc that gives freed memory back (the
+total, and what malloc holds as it is, are given too); on a GPU torch's peak allocation, all in.
+
+    python -m posenc.hf.measure --table bench/results/hf-cpu.json bench/results/hf-cuda.json      for the READMEs
 """
 
 from __future__ import annotations
@@ -65,34 +68,78 @@ def timed(run, times: int, device: str) -> float:
 
 
 # ---- CPU -----------------------------------------------------------------------------------------------------------
-def cell(name: str, label: str, length: int, times: int, threads: int, out: str) -> dict[str, Any]:
-    """One model, one way ("original", "eager", "accelerated"), alone in this process."""
+def cell(name: str, label: str, length: int, threads: int, out: str) -> None:
+    """One model, one way ("original", "eager", "accelerated"), in this process: a forward for every line of stdin.
+
+    Answers each with its seconds, and the end of stdin with what was seen.
+    """
     from posenc import hf
 
     torch.set_num_threads(threads)
     model = make(name).eval()
     ids = tokens(model, 1, length, "cpu")
-    accelerated = label == "accelerated"
     if label == "eager":
         model.set_attn_implementation("eager")
-    if accelerated:
+    if label == "accelerated":
         hf.accelerate(model)
     with torch.no_grad():
         model(ids[:, :16])  # what is made once belongs to the loaded model
         before = _resident()
         _reset_peak()
-        kept = {}
-        seconds = timed(lambda: kept.update(model(ids)), times, "cpu")
+        kept = None
+        for _ in sys.stdin:
+            start = time.perf_counter()
+            kept = model(ids).last_hidden_state
+            print(time.perf_counter() - start, flush=True)
         peak = _peak()
-        torch.save(kept["last_hidden_state"], out)
-    engines = sorted({one.engine for one in hf.report(model, length=length).layers})
-    return {
-        "seconds": seconds, "extra_bytes": peak - before, "total_bytes": peak, "engines": engines,
-        "attention": "posenc" if accelerated else str(model.config._attn_implementation),
-    }  # fmt: skip
+        torch.save(kept, out)
+    seen = {
+        "extra_bytes": peak - before,
+        "total_bytes": peak,
+        "attention": "posenc" if label == "accelerated" else str(model.config._attn_implementation),
+        "engines": sorted({one.engine for one in hf.report(model, length=length).layers}),
+    }
+    print(json.dumps(seen), flush=True)
+
+
+class Child:
+    """`cell` in a process of its own."""
+
+    def __init__(self, name: str, label: str, length: int, threads: int, out: str, **environment: str):
+        command = [sys.executable, "-m", "posenc.hf.measure", "--cell", name, label, out,
+                   "--length", str(length), "--threads", str(threads)]  # fmt: skip
+        self.what = f"{name} {label}"
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  read where the child fails
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+
+    def forward(self) -> float:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self._answer())
+
+    def end(self) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        seen = json.loads(self._answer())
+        self.process.wait()
+        return seen
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.what} failed:\n{self.errors.read()[-2000:]}")
+        return line
 
 
 def on_cpu(name: str, length: int, times: int, threads: int) -> dict[str, Any]:
+    """Memory first, each way alone; then time, the ways in turn, so that a busy minute falls on all of them."""
     results: dict[str, Any] = {}
     outputs: dict[str, torch.Tensor] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -100,21 +147,25 @@ def on_cpu(name: str, length: int, times: int, threads: int) -> dict[str, Any]:
             if label == "eager" and results["original"]["attention"] == "eager":
                 continue
             out = str(Path(folder) / label)
-            command = [sys.executable, "-m", "posenc.hf.measure", "--cell", name, label, out,
-                       "--length", str(length), "--times", str(times), "--threads", str(threads)]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-            if done.returncode:
-                raise RuntimeError(f"{name} {label} failed:\n{done.stderr[-2000:]}")
-            results[label] = json.loads(done.stdout.splitlines()[-1])
+            # malloc's own threshold grows, and then freed memory stays in the resident set; a fixed one gives it back
+            child = Child(name, label, length, threads, out, MALLOC_MMAP_THRESHOLD_="65536")
+            child.forward()
+            results[label] = child.end()
             outputs[label] = torch.load(out, weights_only=True)
+        children = {label: Child(name, label, length, threads, str(Path(folder) / label)) for label in results}
+        taken = [{label: child.forward() for label, child in children.items()} for _ in range(times + 1)][1:]
+        for label, child in children.items():
+            results[label]["seconds"] = statistics.median(one[label] for one in taken)
+            results[label]["extra_bytes_with_malloc_as_it_is"] = child.end()["extra_bytes"]
     results["error"] = _compare(name, outputs["accelerated"], outputs["original"])
-    new, results["ratios"] = results["accelerated"], {}
+    new, ratios = results["accelerated"], {}
     for label in ("original", "eager"):
         if label in results:
             old, of = results[label], "" if label == "original" else ", eager"
-            results["ratios"]["time" + of] = old["seconds"] / new["seconds"]
-            results["ratios"]["extra memory" + of] = old["extra_bytes"] / max(new["extra_bytes"], 1)
-            results["ratios"]["total memory" + of] = old["total_bytes"] / new["total_bytes"]
+            ratios["time" + of] = statistics.median(one[label] / one["accelerated"] for one in taken)
+            ratios["extra memory" + of] = old["extra_bytes"] / max(new["extra_bytes"], 1)
+            ratios["total memory" + of] = old["total_bytes"] / new["total_bytes"]
+    results["ratios"] = ratios
     return results
 
 
@@ -252,6 +303,33 @@ def describe(name: str, one: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+NAMES = {"t5-base-encoder": "T5-base", "deberta-v3-base": "DeBERTa-v3-base"}
+
+
+def table(results: list[dict[str, Any]], train: str = "training step", forward: str = "forward") -> str:
+    """Rows of Markdown: model, what, before, after, ratios."""
+    rows = []
+    for result in results:
+        for name, one in result["models"].items():
+            new = one["accelerated"]
+            if result["device"] == "cuda":
+                for what, said in (("forward", forward), ("step", train)):
+                    cells = [
+                        f"{1000 * cell['seconds']:.0f} ms, {cell['peak_bytes'] / 1e9:.1f} GB"
+                        for cell in (one["original"][what], new[what])
+                    ]
+                    ratios = [f"{one['ratios'][f'{what} {of}']:.1f} ×" for of in ("time", "memory")]
+                    rows.append([f"{NAMES[name]}, H200", said, *cells, *ratios])
+                continue
+            for label in ("original", "eager"):
+                if label in one:
+                    old, of = one[label], "" if label == "original" else ", eager"
+                    cells = [f"{cell['seconds']:.1f} s, {cell['extra_bytes'] / 2**20:.0f} MiB" for cell in (old, new)]
+                    ratios = [f"{one['ratios'][key + of]:.1f} ×" for key in ("time", "extra memory")]
+                    rows.append([f"{NAMES[name]}, CPU", f"{forward} ({old['attention']})", *cells, *ratios])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def write(result: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
@@ -268,11 +346,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="write the result here, as JSON")
+    parser.add_argument("--table", nargs="+", type=Path, help="print the rows of these results instead, in Markdown")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.cell:
         name, label, out = given.cell
-        print(json.dumps(cell(name, label, given.length, given.times, given.threads, out)))
+        cell(name, label, given.length, given.threads, out)
+        return
+    if given.table:
+        print(table([json.loads(path.read_text(encoding="utf-8")) for path in given.table]))
         return
     result = suite(
         given.device, models=given.models, rows=given.rows, length=given.length, times=given.times,

@@ -1,0 +1,36 @@
+"""The figures of the READMEs are those of the committed runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posenc.hf import measure
+
+ROOT = Path(__file__).parents[2]
+RESULTS = [json.loads((ROOT / "bench" / "results" / f"hf-{device}.json").read_text()) for device in ("cpu", "cuda")]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("README.md", {}), ("README.zh-CN.md", dict(train="训练一步", forward="前向"))],
+)
+def test_readme(name, words):
+    assert measure.table(RESULTS, **words) in (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_every_model_and_way_is_there():
+    for result in RESULTS:
+        assert set(result["models"]) == set(measure.MODELS)
+        text = "\n".join(measure.describe(name, one) for name, one in result["models"].items())
+        assert text.count("original / accelerated") == len(measure.MODELS)
+        assert ("triton" if result["device"] == "cuda" else "sdpa") in text
+
+
+def test_a_wrong_output_is_not_reported():
+    import torch
+
+    right = torch.randn(50)
+    assert measure._compare("x", right, right) == 0.0
+    with pytest.raises(RuntimeError, match="nothing is reported"):
+        measure._compare("x", right * (1 + 1e-3), right)
