@@ -103,6 +103,11 @@ def test_deepseek_is_the_same_model_in_every_dialect():
         assert from_config(stored, "llama.cpp") == ours
 
 
+def test_the_original_length_of_a_gguf_file_defaults_to_its_context_length():
+    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.context_length": 2048}
+    assert from_config(keys, "llama.cpp") == YaRN(factor=4.0, original=2048)
+
+
 def test_mistral_stores_the_multiplier_itself():
     stored = {**gguf("mistral3"), "mistral3.rope.scaling.yarn_log_multiplier": 0.5}
     found = from_config(stored, "llama.cpp")
@@ -147,6 +152,8 @@ def test_ntk_of_vllm(b):
     ({**gguf("llama"), "llama.rope.scaling.yarn_attn_factor": 0.8}, "llama.cpp", "overwritten since"),
     (gguf("deepseek2"), "llama.cpp", "dialect='deepseek'"),
     ({"rope.scaling.type": "linear"}, "llama.cpp", "needs factor"),
+    ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "llama.cpp", "original_context_length"),
+    ({"rope_parameters": {"rope_theta": "1e4"}}, "hf", "must be a number"),
     ({}, "exllama", "'llama.cpp'"),
     ("config.json", "hf", "a dict or a transformers config"),
 ])  # fmt: skip

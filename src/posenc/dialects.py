@@ -253,7 +253,11 @@ def _agree(name: str, *values):
 
 def _base(model: dict[str, Any], rope: dict[str, Any]) -> float | None:
     given = _agree("rope_theta", rope.get("rope_theta"), model.get("rope_theta"), model.get("rotary_emb_base"))
-    return BASES.get(model.get("model_type", "")) if given is None else given
+    if given is None:
+        return BASES.get(model.get("model_type", ""))
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise ValueError(f"rope_theta={given!r} must be a number")
+    return given
 
 
 def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int | None, int | None]:

@@ -86,7 +86,9 @@ def _scaling(
         return None
     if kind == "linear":
         return Linear(factor=_need(scaling, "factor", kind))
-    original = _need(scaling, "original_context_length", kind)
+    original = scaling.get("original_context_length", keys.get("context_length"))
+    if original is None:
+        raise ValueError(f"{kind!r} needs rope.scaling.original_context_length (or context_length, its default)")
     if kind == "longrope":
         served = length or keys.get("context_length")
         if served is None:
