@@ -74,6 +74,25 @@ def test_gradients(layout, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_queries_and_keys_at_once(layout):
+    """As CUDA runs it; either gradient may be missing."""
+    q = torch.randn(1, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(1, 1, 5, 6, dtype=torch.float64, requires_grad=True)
+    cos, sin = phases(5, 2)
+
+    def both(q, k):
+        return rotation._OnePass.apply(cos, sin, layout, False, q, k)
+
+    assert torch.autograd.gradcheck(both, (q, k), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(both, (q, k))
+    for number in (0, 1):
+        assert torch.autograd.gradcheck(lambda q, k, n=number: both(q, k)[n], (q, k))
+    whole = Rotation((cos, sin), (cos, sin), layout)
+    for ours, one in zip(whole.both(q, k), (q, k), strict=True):
+        assert torch.equal(ours, rotate(one, cos, sin, layout))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_and_formula_agree_under_transforms_and_compile(layout, blocks):
     x = torch.randn(3, 1, 2, 13, 8)
     cos, sin = phases(dtype=torch.float32)

@@ -113,7 +113,7 @@ class _OnePass(torch.autograd.Function):
     def forward(ctx, cos: Tensor, sin: Tensor, layout: Layout, back: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.save_for_forward(cos, sin)
-        ctx.layout, ctx.back = layout, back
+        ctx.layout, ctx.back, ctx.shapes = layout, back, [x.shape for x in tensors]
         ctx.set_materialize_grads(False)
         return _turned(tensors, cos, sin, layout, back)
 
@@ -123,7 +123,9 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, _cos, _sin, _layout, _back, *tangents):  # type: ignore[override]
-        return _given(tangents, ctx, ctx.back)
+        there = next(x for x in tangents if x is not None)  # no tangent at all never comes here
+        whole = (there.new_zeros(shape) if x is None else x for x, shape in zip(tangents, ctx.shapes, strict=True))
+        return _OnePass.apply(*ctx.saved_tensors, ctx.layout, ctx.back, *whole)
 
 
 def _given(tensors: tuple[Tensor | None, ...], ctx, back: bool) -> tuple[Tensor | None, ...]:
