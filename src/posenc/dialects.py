@@ -89,7 +89,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
         from .gguf import read_gguf
 
         return read_gguf(_mapping(config), length)
-    model, rope = _split(_mapping(config, layer_type), layer_type)
+    model, rope = _split(_mapping(config, layer_type), layer_type, dialect)
     kind = _kind(rope, model, dialect)
     allowed = KEYS[dialect][kind] | ALWAYS
     unknown = sorted(set(rope) - allowed)
@@ -145,10 +145,10 @@ MODEL = {
 }  # fmt: skip
 
 
-def _split(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the model's keys, the rotation's keys)."""
     if not any(key in config for key in MODEL) and isinstance(config.get("text_config"), Mapping):
-        return _split(dict(config["text_config"]), layer_type)  # a model of images and text
+        return _split(dict(config["text_config"]), layer_type, dialect)  # a model of images and text
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and dict(new) != dict(old):
         raise ValueError("rope_parameters and rope_scaling disagree; keep one of them")
@@ -166,6 +166,13 @@ def _split(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, An
         if layer_type is None or layer_type not in nested:
             raise ValueError(f"this model has a rotation for each of {', '.join(nested)}; say which with layer_type")
         own = dict(rope[layer_type])
+        for key in (key for key, value in rope.items() if key not in nested and value is not None):
+            raise ValueError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
+        if dialect == "hf" and own.get("truncate") is False:
+            raise ValueError(
+                f"transformers ignores the truncate of a layer's rotation ({layer_type}) and rounds the ramp's ends; "
+                "take truncate out for its numbers, or use another dialect for what it says"
+            )
         outside = {key: value for key, value in model.items() if key not in own or key in ALL_LAYERS}
         if layer_type == "full_attention" and model.get("global_head_dim"):
             outside["head_dim"] = model["global_head_dim"]
