@@ -40,7 +40,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         LongRoPE(short=ONES, long=TWOS, original=512, attention_factor=1.2, freeze_at=2048, factor=4.0),
     )),
     *(("deepseek", x) for x in (
-        None, Linear(factor=2.0),
+        None, Linear(factor=2.0), DynamicNTK(factor=2.0, original=512),
         YaRN(factor=40.0, original=4096, mscale=0.707, mscale_all_dim=0.707, scale_scores=True),
     )),
     *(("llama.cpp", x) for x in (

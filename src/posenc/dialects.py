@@ -3,7 +3,7 @@
 The same words mean different things to different readers:
 
                      hf                         vllm                       llama.cpp                deepseek
-    dynamic          follows the length         fixed at factor · original  -                        -
+    dynamic          follows the length         fixed at factor · original  -                        as hf
     longrope         follows the length         fixed at the served length  fixed at its length      -
     yarn's magnitude attention_factor, mscale   attn_factor · (0.1 ln s+1)  attn_factor · (...)      mscale, scores too
     llama3           its own keys               its own keys                tensor rope_freqs        -
@@ -48,6 +48,7 @@ KEYS: dict[str, dict[str, set[str]]] = {
     "deepseek": {
         "default": set(),
         "linear": {"factor"},
+        "dynamic": {"factor"},
         "yarn": (YARN | {"mscale", "mscale_all_dim"}) - {"truncate"},
     },
 }
