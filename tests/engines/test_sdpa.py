@@ -81,8 +81,9 @@ def plans(where, dtype=torch.float64, v_size=D):
 def small(monkeypatch):
     """Tiny blocks, so that short sequences meet every sort of tile."""
     for name, value in dict(
-        BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, FORWARD=3000, ROWS=11, BACKWARD=2000, SCORES=1, FEWEST=16
-    ).items():
+        BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, FORWARD=3000, FUSED=1, ROWS=11, BACKWARD=2000,
+        SCORES=1, FEWEST=16,
+    ).items():  # fmt: skip
         monkeypatch.setattr(sizes, name, value)
 
 

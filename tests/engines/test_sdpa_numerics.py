@@ -91,7 +91,7 @@ def poisoned(monkeypatch):
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all()
-    for name, value in dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, ROWS=30).items():
+    for name, value in dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30).items():
         monkeypatch.setattr(sizes, name, value)
     yield
     torch.use_deterministic_algorithms(before)
@@ -155,10 +155,10 @@ def test_the_operator_keeps_pytorchs_rules():
     from posenc.engines.sdpa import op
 
     q, k, v = (torch.randn(B, H, 9, D, requires_grad=True) for _ in range(3))
-    bias = torch.randn(H, 5, requires_grad=True)
+    bias = torch.randn(H, 3, requires_grad=True)
     nothing = [None] * 6
-    arguments = (q, k, v, bias, *nothing, [9, 9, 0, -2, 2, op.NONE, 0], 0.2)
-    torch.library.opcheck(op._forward, arguments)
+    for right, split in ((0, False), (op.NONE, True)):
+        torch.library.opcheck(op._forward, (q, k, v, bias, *nothing, [9, 9, 0, -1, 1, op.NONE, right], 0.2, split))
 
 
 def test_extra_memory_is_a_fraction_of_a_dense_bias():

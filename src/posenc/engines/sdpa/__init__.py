@@ -5,7 +5,7 @@
     anything else                    ->  rows.py  (the reference formula in blocks of queries)
 
 band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks,
-fixed.py is the backward pass where no table wants a gradient, sizes.py holds every block size.
+fused.py is the backward pass on PyTorch's own kernel (diagonals.py adds the bias's gradient), sizes.py holds every block size.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def backward(
     result = Gradients(q, k, v, terms, wanted)
     buffers = Buffers(result.q)
     rows = min(sizes.ROWS, band.q_length)
-    for slab in slabs(q, k, terms, band, memory=sizes.BACKWARD, rows=rows, width=band.k_length, single=True):
+    for slab in slabs(q, k, terms, memory=sizes.BACKWARD, rows=rows, width=band.k_length, single=True):
         if slab.keys[0] < slab.keys[1]:
             _Slab(grad, q, k, v, out, sums, slab, band, scale, result, buffers).run(rows)
     return result

@@ -71,36 +71,53 @@ class Band:
         size = -(-self.q_length // count)
         return [(i, min(i + size, self.q_length)) for i in range(0, self.q_length, size)]
 
-    def tiles(self, i0: int, i1: int, a: int, c: int) -> list[Tile]:
-        """Rows [i0, i1) against the keys of [a, c): each visible pair is in one tile; the first spans all rows."""
+    @property
+    def far(self) -> tuple[bool, bool]:
+        """Whether some pair is far left, and whether one is far right."""
+        slot = self.offset + self.k_length - self.q_length  # r of slot distance 0
+        lowest, highest = self.offset - self.q_length + 1, self.offset + self.k_length - 1
+        if self.left is not None:
+            lowest = max(lowest, slot - self.left)
+        if self.right is not None:
+            highest = min(highest, slot + self.right)
+        return lowest < self.lo, highest > self.hi
+
+    def tiles(self, i0: int, i1: int, a: int, c: int, far: bool) -> list[Tile]:
+        """Rows [i0, i1) against the keys of [a, c): each visible pair is in one tile.
+
+        far: far keys get tiles of their own. The first tile spans all rows, or no row is in two tiles.
+        """
         va, vc = self.visible(i0, i1, a, c)
         ca, cc = self.common(i0, i1, va, vc)
+        if va >= vc:
+            return []
         if i1 - i0 < sizes.FEW:
-            return [Tile(i0, i1, va, vc, 0)] if va < vc else []
+            return [Tile(i0, i1, va, vc, 0)]
+        diagonal = cc < vc and ca == va and i1 - i0 > sizes.SMALL
+        if diagonal:
+            cc -= 1  # so that every row has a key left beyond the common ones
         tiles, start, stop = [], va, vc
-        if ca == va:  # no window ends inside these rows
-            far = min(cc, i0 + self.lo - self.offset + 1)
-            if far - va >= sizes.FAR:
-                tiles.append(Tile(i0, i1, va, far, -1))
-                start = far
-        if cc == vc:
-            far = max(ca, i1 - 1 + self.hi - self.offset, start)
-            if vc - far >= sizes.FAR:
-                tiles.append(Tile(i0, i1, far, vc, 1))
-                stop = far
-        if cc < vc and i1 - i0 > sizes.SMALL:  # the diagonal runs through: small blocks, each with its own keys
-            if not tiles and ca == va and cc - va >= sizes.FAR:
-                tiles.append(Tile(i0, i1, va, cc, 0))
-                start = cc
-            if tiles:
-                for i in range(i0, i1, sizes.SMALL):
-                    end = min(i + sizes.SMALL, i1)
-                    a_, c_ = self.visible(i, end, start, stop)
-                    if a_ < c_:
-                        tiles.append(Tile(i, end, a_, c_, 0))
-                return tiles
-        if start < stop:
-            tiles.insert(0, Tile(i0, i1, start, stop, 0))
+        if far and ca == va:  # no window ends inside these rows
+            end = min(cc, i0 + self.lo - self.offset + 1)
+            if end - va >= sizes.FAR:
+                tiles.append(Tile(i0, i1, va, end, -1))
+                start = end
+        if far and cc == vc:
+            end = max(ca, i1 - 1 + self.hi - self.offset, start)
+            if vc - end >= sizes.FAR:
+                tiles.append(Tile(i0, i1, end, vc, 1))
+                stop = end
+        if not diagonal:
+            return [Tile(i0, i1, start, stop, 0), *tiles] if start < stop else tiles
+        # the diagonal runs through: small blocks, each with its own keys
+        if not tiles and cc - va >= sizes.FAR:
+            tiles.append(Tile(i0, i1, va, cc, 0))
+            start = cc
+        for i in range(i0, i1, sizes.SMALL):
+            end = min(i + sizes.SMALL, i1)
+            a_, c_ = self.visible(i, end, start, stop)
+            if a_ < c_:
+                tiles.append(Tile(i, end, a_, c_, 0))
         return tiles
 
     def inner(self, tile: Tile) -> tuple[int, int]:

@@ -22,23 +22,33 @@ from .slab import NEVER, Slab, slabs
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, Dv] in q's dtype, log-sums [B, H, Lq] in float32 or better (0 where nothing is seen)."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, terms, band: Band, scale: float, split: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out [B, H, Lq, Dv] in q's dtype, log-sums [B, H, Lq] in float32 or better (0 where nothing is seen).
+
+    split: far keys get tiles of their own even where no content enters, and the third result is the log-sums of
+    those far left (-inf: none), which the bias's gradient needs. Otherwise it is empty.
+    """
     precision = torch.promote_types(q.dtype, torch.float32)
     out = q.new_empty(*q.shape[:3], v.shape[3])
     sums = torch.empty(q.shape[:3], dtype=precision, device=q.device)
+    left = torch.full_like(sums, NEVER) if split else sums.new_empty(0)
     q, k, v = one_size(q, k, v)
     buffer = None  # the slabs share it
     rows = max(i1 - i0 for i0, i1 in band.blocks())
     width = rows + band.hi - band.lo + 2 * sizes.FAR  # of a band tile
-    for slab in slabs(q, k, terms, band, memory=sizes.FORWARD, rows=rows, width=width, single=False):
-        tiles = Tiles(q, k, v, slab, band, scale, buffer)
+    for slab in slabs(q, k, terms, memory=sizes.FORWARD, rows=rows, width=width):
+        tiles = Tiles(q, k, v, slab, band, scale, buffer, split)
+        at = (slab.rows, slab.heads)
         for i0, i1 in band.blocks():
-            o, s = tiles.block(i0, i1)
-            out[slab.rows, slab.heads, i0:i1] = o[..., : out.shape[3]]
-            sums[slab.rows, slab.heads, i0:i1] = s
+            o, s, far = tiles.block(i0, i1)
+            out[at][:, :, i0:i1] = o[..., : out.shape[3]]
+            sums[at][:, :, i0:i1] = s
+            if split and far is not None:
+                left[at][:, :, i0:i1] = far
         buffer = tiles.buffer
-    return out, sums
+    return out, sums, left
 
 
 def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -51,8 +61,13 @@ def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
 class Tiles:
     """Runs the tiles of one slab."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, slab: Slab, band: Band, scale: float, buffer: Skew | None):
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, slab: Slab, band: Band, scale: float, buffer: Skew | None, split: bool
+    ):
         self.slab, self.band, self.scale = slab, band, scale
+        self.split = split or slab.dense
+        # a Hankel view is of queries in reverse order
+        self.reverse = not slab.dense and (slab.terms.bias is not None or band.limited)
         self.q = q[slab.rows, slab.heads]
         self.k = k[slab.rows, slab.kv_heads]
         self.v = v[slab.rows, slab.kv_heads]
@@ -64,40 +79,57 @@ class Tiles:
             self.key_dots = KeyDots(slab, band, keys, like=keys)
         self.buffer = buffer
 
-    def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor]:
-        """Rows [i0, i1): their output and log-sums."""
-        tiles = self.band.tiles(i0, i1, *self.slab.keys)
-        if not tiles:
-            shape = (self.q.shape[0], self.heads, i1 - i0)
-            zeros = torch.zeros(shape, dtype=self.precision, device=self.q.device)
-            return self.q.new_zeros(*shape, self.q.shape[3]), zeros
-        out, sums = self.tile(tiles[0])
-        if len(tiles) == 1:
-            return out, sums
-        out = out.to(self.precision)
-        sums = self.unseen(sums, tiles[0])
-        for tile in tiles[1:]:
-            o, s = self.tile(tile)
-            s = self.unseen(s, tile)
-            rows = slice(tile.i0 - i0, tile.i1 - i0)
-            before = sums[:, :, rows]
-            total = torch.logaddexp(before, s)
-            safe = total.masked_fill(total == NEVER, 0.0)
-            here = out[:, :, rows]
-            here.mul_((before - safe).exp_().unsqueeze(-1)).addcmul_(
-                o.to(self.precision), (s - safe).exp_().unsqueeze(-1)
-            )
-            sums[:, :, rows] = total
-        return out, sums.masked_fill_(sums == NEVER, 0.0)
+    def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows [i0, i1): their output and log-sums, and the log-sums of the far left tile."""
+        tiles = self.band.tiles(i0, i1, *self.slab.keys, far=self.split)
+        reverse = self.reverse and i1 - i0 > 1
+        q = self.q[:, :, i0:i1]
+        if reverse:
+            q = q.flip(2)
+        joined = bool(tiles) and tiles[0].i1 - tiles[0].i0 == i1 - i0
+        if joined and len(tiles) == 1:
+            out, sums = self.tile(tiles[0], q)
+            left = sums if tiles[0].kind < 0 else None
+            return self._forwards(out, sums, left) if reverse else (out, sums, left)
+        out = torch.zeros(q.shape, dtype=self.precision if joined else q.dtype, device=q.device)
+        sums = torch.full(q.shape[:3], NEVER if joined else 0.0, dtype=self.precision, device=q.device)
+        left = None
+        for tile in tiles:
+            rows = slice(i1 - tile.i1, i1 - tile.i0) if reverse else slice(tile.i0 - i0, tile.i1 - i0)
+            o, s = self.tile(tile, q[:, :, rows])
+            left = s if tile.kind < 0 else left
+            s = self.unseen(s, tile) if joined else s
+            if joined and tile is not tiles[0]:
+                self.join(out[:, :, rows], sums[:, :, rows], o, s)
+            else:
+                out[:, :, rows], sums[:, :, rows] = o, s
+        if joined:
+            sums.masked_fill_(sums.isneginf(), 0.0)
+        return self._forwards(out, sums, left) if reverse else (out, sums, left)
 
-    def tile(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def _forwards(self, out: Tensor, sums: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What was computed in reverse order."""
+        return out.flip(2), sums.flip(2), None if left is None else left.flip(2)
+
+    def join(self, out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
+        """Into out and sums, the results of other keys for the same rows."""
+        total = torch.logaddexp(sums, more_sums)
+        safe = total.masked_fill(total == NEVER, 0.0)
+        out.mul_((sums - safe).exp_().unsqueeze(-1)).addcmul_(
+            more.to(self.precision), (more_sums - safe).exp_().unsqueeze(-1)
+        )
+        sums.copy_(total)
+
+    def tile(self, tile: Tile, q: Tensor) -> tuple[Tensor, Tensor]:
         if tile.kind:
-            return self.far(tile)
+            return self.far(tile, q)
         if not self.slab.dense:
-            return self.hankel(tile)
-        return self.skewed(tile) if self.slab.terms.table_v is None else self.weighed(tile)
+            return self.attend(tile, q, hankel(self.slab, self.band, tile, q))
+        if self.slab.terms.table_v is None:
+            return self.attend(tile, q, self.added(tile)[None])
+        return self.weighed(tile)
 
-    def far(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def far(self, tile: Tile, q: Tensor) -> tuple[Tensor, Tensor]:
         end = 0 if tile.kind < 0 else -1
         terms = self.slab.terms
         mask = None
@@ -108,7 +140,7 @@ class Tiles:
             mask = self.slab.columns(end, keys, tile.j0, tile.j1, self.scale)
             if mask is not None:
                 mask = mask[None].expand(1, self.heads, tile.i1 - tile.i0, tile.j1 - tile.j0)
-        out, sums = self.attend(tile, self.q[:, :, tile.i0 : tile.i1], mask)
+        out, sums = self.attend(tile, q, mask)
         constant = self.slab.row_constant(end, self.states(tile), self.scale)
         if constant is not None:
             sums = sums + constant
@@ -116,17 +148,6 @@ class Tiles:
             out = out.to(self.precision)
             out[..., : terms.table_v.shape[2]] += terms.table_v[:, end, None]
         return out, sums
-
-    def hankel(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        q = self.q[:, :, tile.i0 : tile.i1]
-        mask = hankel(self.slab, self.band, tile, q)
-        if mask is None or tile.i1 - tile.i0 == 1:
-            return self.attend(tile, q, mask)
-        out, sums = self.attend(tile, q.flip(2), mask)
-        return out.flip(2), sums.flip(2)
-
-    def skewed(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        return self.attend(tile, self.q[:, :, tile.i0 : tile.i1], self.added(tile)[None])
 
     def weighed(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Where values have a positional part the weights themselves are needed, summed by distance."""
@@ -195,7 +216,13 @@ class Tiles:
         band, holes = self.band, self.slab.holes
         if not band.limited and holes is None:
             return sums
-        rows = torch.arange(tile.i0, tile.i1, device=sums.device) + (band.k_length - band.q_length)
+        diagonal = band.k_length - band.q_length
+        if holes is None:  # the first row sees least on the right, the last one least on the left
+            right = band.right is None or tile.i0 + diagonal + band.right >= tile.j0
+            left = band.left is None or tile.i1 - 1 + diagonal - band.left < tile.j1
+            if right and left:
+                return sums
+        rows = torch.arange(tile.i0, tile.i1, device=sums.device) + diagonal
         first = rows.new_full(rows.shape, tile.j0) if band.left is None else (rows - band.left).clamp(tile.j0, tile.j1)
         last = (
             rows.new_full(rows.shape, tile.j1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from . import backward as backward_pass
-from . import fixed
 from . import forward as forward_pass
+from . import fused
 from .band import Band
 from .terms import Terms
 
@@ -18,14 +18,15 @@ FIELDS = len(Terms._fields)
 def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> Tensor:
     given = [x for x in (q, k, v, *terms) if x is not None]
     if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
-        return forward_pass.forward(q, k, v, terms, band, scale)[
-            0
-        ]  # an operator's bookkeeping is half of a decoding step
+        # an operator's bookkeeping is half of a decoding step
+        return forward_pass.forward(q, k, v, terms, band, scale)[0]
     numbers = [
         band.q_length, band.k_length, band.offset, band.lo, band.hi,
         NONE if band.left is None else band.left, NONE if band.right is None else band.right,
     ]  # fmt: skip
-    return _forward(q, k, v, *terms, numbers, scale)[0]
+    wanted = [t is not None and t.requires_grad for t in terms]
+    split = wanted[0] and all(band.far) and fused.applies(q, k, terms, band, wanted)
+    return _forward(q, k, v, *terms, numbers, scale, split)[0]
 
 
 def _band(numbers: list[int]) -> Band:
@@ -47,19 +48,21 @@ def _forward(
     key_mask: Tensor | None,
     band: list[int],
     scale: float,
-) -> tuple[Tensor, Tensor]:
+    split: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
-    out, sums = forward_pass.forward(q, k, v, terms, _band(band), scale)
+    out, sums, left = forward_pass.forward(q, k, v, terms, _band(band), scale, split)
     # The fused kernel answers a query that holds NaN with zeros; a fault upstream must stay visible.
     if bool(torch.isnan(q.sum())):
         out.masked_fill_(torch.isnan(q).any(-1, keepdim=True), float("nan"))
-    return out, sums
+    return out, sums, left
 
 
 @_forward.register_fake
-def _(q, k, v, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale):
+def _(q, k, v, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, split):
     precision = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=precision)
+    sums = q.new_empty(q.shape[:3], dtype=precision)
+    return q.new_empty(*q.shape[:3], v.shape[3]), sums, torch.empty_like(sums) if split else sums.new_empty(0)
 
 
 @torch.library.custom_op("posenc::sdpa_backward", mutates_args=())
@@ -70,6 +73,7 @@ def _backward(
     v: Tensor,
     out: Tensor,
     sums: Tensor,
+    left: Tensor,
     bias: Tensor | None,
     table_q: Tensor | None,
     states: Tensor | None,
@@ -82,17 +86,18 @@ def _backward(
     wanted: list[int],
 ) -> list[Tensor]:
     terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
-    if fixed.applies(terms, list(map(bool, wanted))):
-        own = fixed.backward(grad, q, k, v, out, sums, terms, _band(band), scale)
+    flags = list(map(bool, wanted))
+    if fused.applies(q, k, terms, _band(band), flags):
+        own = fused.backward(grad, q, k, v, out, sums, left, terms, _band(band), scale, flags[0])
         if own is not None:
-            return [x.to(q.dtype) for x in own]
-    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, list(map(bool, wanted)))
+            return own
+    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, flags)
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, sums, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, wanted):
+def _(grad, q, k, v, out, sums, left, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, wanted):
     terms = (bias, table_q, states, table_k, table_v, key_bias, key_mask)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -101,20 +106,20 @@ def _(grad, q, k, v, out, sums, bias, table_q, states, table_k, table_v, key_bia
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, *terms, band, scale = inputs
-    out, sums = output
-    ctx.save_for_backward(q, k, v, out, sums, *terms)
+    q, k, v, *terms, band, scale, _ = inputs
+    out, sums, left = output
+    ctx.save_for_backward(q, k, v, out, sums, left, *terms)
     ctx.band, ctx.scale = band, scale
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, grad, _):
-    q, k, v, out, sums, *terms = ctx.saved_tensors
-    empty = [None] * (3 + FIELDS + 2)
+def _differentiate(ctx, grad, *_):
+    q, k, v, out, sums, left, *terms = ctx.saved_tensors
+    empty = [None] * (3 + FIELDS + 3)
     if grad is None:
         return tuple(empty)
     wanted = [int(t is not None and ctx.needs_input_grad[3 + n]) for n, t in enumerate(terms)]
-    grads = iter(_backward(grad, q, k, v, out, sums, *terms, ctx.band, ctx.scale, wanted))
+    grads = iter(_backward(grad, q, k, v, out, sums, left, *terms, ctx.band, ctx.scale, wanted))
     for n in range(3 + FIELDS):
         if n < 3 or wanted[n - 3]:
             empty[n] = next(grads)

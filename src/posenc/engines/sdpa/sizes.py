@@ -12,6 +12,10 @@ CHUNK = 128
 """Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
 FORWARD = 6 << 20
 """Numbers in the forward pass's skewed buffer: heads share a call while they fit."""
+DIAGONAL = 128
+"""Query rows whose dS is summed by distance at once."""
+FUSED = 1 << 20
+"""Numbers that PyTorch's own backward kernel may return at once: heads share a call while they fit."""
 ROWS = 192
 """Query rows of one backward block."""
 BACKWARD = 1 << 20

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from . import sizes
-from .band import Band
 from .terms import Terms
 
 NEVER = float("-inf")
@@ -68,30 +67,39 @@ def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def slabs(
-    q: Tensor, k: Tensor, terms: Terms, band: Band, *, memory: int, rows: int, width: int, single: bool
+    q: Tensor,
+    k: Tensor,
+    terms: Terms,
+    *,
+    memory: int,
+    rows: int = 0,
+    width: int = 0,
+    every: int = 0,
+    least: int = 1,
+    single: bool = False,
 ) -> Iterator[Slab]:
-    """The batch and its heads, cut so that a buffer of `rows` queries and `width` keys holds at most `memory` numbers.
+    """The batch and its heads, cut so that what they need at once is at most `memory` numbers (or `least` heads).
 
-    single: one row of the batch at a time even where all could share a call.
+    rows, width: a dense mask's, where one is needed; every: what a head needs in any case.
+    single: one row of the batch at a time even where all could share a call, with a dense mask.
     """
     batch, heads, _, _ = q.shape
     kv_heads, k_length = k.shape[1], k.shape[2]
     group = heads // kv_heads
     precision = torch.promote_types(q.dtype, torch.float32)
-    if not terms.content and terms.key_mask is None and not single:
-        yield Slab(slice(0, batch), slice(0, heads), slice(0, kv_heads), (0, k_length), None, terms)
-        return
-    for b in range(batch):
+    together = not terms.content and terms.key_mask is None and not single
+    for b in range(1 if together else batch):
+        rows_of_batch = slice(0, batch) if together else slice(b, b + 1)
         keys, holes = (0, k_length), None
         if terms.key_mask is not None:
             keys, holes = _real(terms.key_mask[b if terms.key_mask.shape[0] > 1 else 0], precision)
-        fit = heads
+        each = every * (batch if together else 1)
         if terms.content or holes is not None or single:
-            each = rows * (rows + min(keys[1] - keys[0], width))
+            each += rows * (rows + min(keys[1] - keys[0], width))
             if terms.table_k is not None:
                 each += (keys[1] - keys[0]) * (terms.table_k.shape[1] + 2 * sizes.CHUNK)
-            fit = max(1, memory // max(1, each)) // group * group
-            fit = min(max(group, fit), heads)
+        fit = max(least, memory // each) if each else heads
+        fit = min(max(group, fit // group * group), heads)
         for h in range(0, heads, fit):
             end = min(h + fit, heads)
             some = slice(h, end)
@@ -106,7 +114,7 @@ def slabs(
                 else terms.key_bias[b if terms.key_bias.shape[0] > 1 else 0, some],
                 key_mask=None,
             )
-            yield Slab(slice(b, b + 1), some, slice(h // group, end // group), keys, holes, own)
+            yield Slab(rows_of_batch, some, slice(h // group, end // group), keys, holes, own)
 
 
 def _heads(table: Tensor | None, heads: slice) -> Tensor | None:
