@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -12,18 +11,27 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc bench",
         description="Attention with positions beside its peers: each result is compared with the float64 reference "
-        "first, a wrong one is reported and not timed. Ratios are to PyTorch's attention without positions, same run.",
+        "first, a wrong one is reported and not timed. Ratios are to PyTorch's attention without positions, same run; "
+        "contenders take turns, and the median of the rounds counts.",
     )
     add = parser.add_argument
     add("--suite", choices=("attention", "hf"), default="attention", help="hf: whole transformers models, as they are "
         "and accelerated; takes --device, --repeats and --out, writes hf.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
-    add("--schemes", nargs="+", metavar="WORKLOAD", help="which workloads (all); --list names them")
-    add("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096], metavar="TOKENS", help="512 1024 2048 4096")
-    add("--peers", nargs="+", metavar="PEER", help="which peers (all)")
-    add("--repeats", type=int, default=5, help="runs a median is taken of (5)")
+    add(
+        "--schemes",
+        nargs="+",
+        metavar="WORKLOAD",
+        help="which workloads (those of the published run); --list names all",
+    )
+    add("--lengths", nargs="+", type=int, metavar="TOKENS", help="512 1024 2048 4096; on cuda 4096 16384. Three or more "
+        "give the exponents of growth: --lengths 512 1024 2048 4096 8192 16384")  # fmt: skip
+    add("--peers", nargs="+", metavar="PEER", help="which peers (all that run on the device)")
+    add("--repeats", type=int, default=7, help="rounds a median is taken of (7); slow contenders do fewer, at least 2")
     add("--forward-only", action="store_true", help="no training steps")
+    add("--patience", type=float, default=10.0, metavar="SECONDS", help="leave out a contender that would take longer "
+        "than this for one run, judged by the length before (10)")  # fmt: skip
     add("--out", default="out/bench", help="folder for results.json and results.png (out/bench); results there of the "
         "same machine are kept")  # fmt: skip
     add("--list", action="store_true", help="name the workloads and the peers")
@@ -39,45 +47,64 @@ def main(arguments: list[str]) -> int:
         return 0
 
     from . import report
-    from .peers import PEERS
-    from .run import run
-    from .workloads import WORKLOADS
+    from .run import PEERS, run
+    from .workloads import LENGTHS, SETS, WORKLOADS
 
     if given.list:
         print("workloads:", ", ".join(WORKLOADS))
+        for device, names in SETS.items():
+            print(f"measured on {device} unless named: {', '.join(names)}")
         print("peers:", ", ".join(f"{name} {peer.version() or '(not installed)'}" for name, peer in PEERS.items()))
         return 0
     for what, asked, known in (("workload", given.schemes, WORKLOADS), ("peer", given.peers, PEERS)):
         unknown = [name for name in asked or () if name not in known]
         if unknown:
             parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
-    if min(given.lengths) < 1 or given.repeats < 1:
-        parser.error("--lengths and --repeats must be at least 1")
+    lengths = given.lengths or LENGTHS[given.device]
+    if min(lengths) < 1 or given.repeats < 2 or given.patience <= 0:
+        parser.error("--lengths must be at least 1, --repeats at least 2 and --patience more than 0")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda, but PyTorch sees no GPU here")
     dtype = getattr(torch, given.dtype or ("float32" if given.device == "cpu" else "bfloat16"))
 
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    path = Path(given.out) / "results.json"
+    old = report.load(path)
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("starting", total=None)
+    shown = sys.stderr.isatty()
+    columns = (
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not shown, speed_estimate_period=900) as progress:
+        task = progress.add_task("starting", total=1.0)
+
+        def tick(text: str, done: float) -> None:
+            progress.update(task, description=text, completed=done)
+            if not shown:
+                console.print(f"{done:4.0%} {text}", highlight=False)
+
+        def keep(result: dict) -> None:
+            report.save(report.merged(old, result), path)
+
         result = run(
-            given.schemes or list(WORKLOADS),
-            given.lengths,
-            given.peers or list(PEERS),
+            given.schemes or SETS[given.device],
+            lengths,
+            given.peers or [name for name, peer in PEERS.items() if given.device in peer.devices],
             device=given.device,
             dtype=dtype,
             repeats=given.repeats,
             train=not given.forward_only,
-            tick=lambda text: progress.update(task, description=text),
+            patience=given.patience,
+            tick=tick,
+            keep=keep,
         )
-    path = Path(given.out) / "results.json"
-    old = json.loads(path.read_text()) if path.exists() else None
     result = report.merged(old, result)
-    report.save(result, path)
     report.plot(result, path.with_suffix(".png"))
     report.print_table(result)
     print(f"\nwrote {path} and {path.with_suffix('.png')}")

@@ -1,15 +1,18 @@
-"""Time and memory of a call."""
+"""Time and memory of a call, and who else used the machine meanwhile."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
+Call = Callable[[], object]
 
-def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int:
+
+def peak_bytes(call: Call, device: str = "cpu") -> int:
     """The most memory that tensors made inside the call held at once."""
     if device != "cpu":
         torch.cuda.synchronize()
@@ -30,22 +33,101 @@ def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int:
     return most
 
 
-def medians(calls: dict[str, Callable[[], object]], repeats: int, device: str = "cpu", tick=lambda: None) -> dict:
-    """Median seconds of each, taken in turns so that a slow moment of the machine hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            _wait(device)
-            start = time.perf_counter()
+def free_bytes(device: str = "cpu") -> int:
+    """What may still be asked for, without swapping."""
+    if device == "cpu":
+        import psutil
+
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def seconds(call: Call, device: str = "cpu", inner: int = 1) -> float:
+    """Of one call, as the mean of `inner` in a row; on a GPU between two of its own events."""
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(inner):
             call()
-            _wait(device)
-            seconds[name].append(time.perf_counter() - start)
-            tick()
-    return {name: statistics.median(values) for name, values in seconds.items()}
+        return (time.perf_counter() - start) / inner
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    for _ in range(inner):
+        call()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1e3 / inner
 
 
-def _wait(device: str) -> None:
-    if device != "cpu":
+def in_turns(
+    calls: dict[str, Call], rough: dict[str, float], repeats: int, budget: float, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Seconds of each contender, round by round, so that a slow moment of the machine hits all alike.
+
+    Short calls (by their `rough` seconds) are repeated within a round. Who has used up `budget` seconds rests after two
+    rounds: lists may differ in length, and their entries belong to the first rounds.
+    """
+    enough = 0.02 if device == "cpu" else 0.004
+    inner = {name: max(1, min(100, math.ceil(enough / rough[name]))) for name in calls}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats):
+        for name, call in calls.items():
+            if turn < 2 or sum(taken[name]) * inner[name] < budget:
+                taken[name].append(seconds(call, device, inner[name]))
+    return taken
+
+
+def compared(taken: list[float], base: list[float]) -> tuple[float, float, float]:
+    """Median seconds, median ratio to the base within the same rounds, and the ratio's spread (half the quartiles')."""
+    ratios = sorted(a / b for a, b in zip(taken, base))
+    if len(ratios) < 4:
+        spread = (ratios[-1] - ratios[0]) / 2
+    else:
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        spread = (high - low) / 2
+    return statistics.median(taken), statistics.median(ratios), spread
+
+
+def graph(call: Call, pool) -> Call | None:
+    """The call as a replayed CUDA graph: the device's time without the host's. None where it cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(captured, pool=pool):
+            call()
+    except RuntimeError:
         torch.cuda.synchronize()
+        return None
+    return captured.replay
+
+
+class Others:
+    """The share of all cores that other processes used since this was made."""
+
+    def __init__(self):
+        self.start = self._now()
+
+    def share(self) -> float:
+        wall, busy, own = (b - a for a, b in zip(self.start, self._now()))
+        return max(0.0, (busy - own) / wall) if wall > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        import psutil
+
+        machine = psutil.cpu_times()
+        idle = machine.idle + getattr(machine, "iowait", 0.0)
+        own = 0.0
+        here = psutil.Process()
+        for process in (here, *here.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            own += times.user + times.system
+        total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)
+        return total, total - idle, own

@@ -6,20 +6,24 @@ Peers share the scheme's own parameters, so that gradients can be compared too.
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..dispatch import attend
-from ..scheme import Scheme
-from .workloads import HEADS, SIZE, Attention, Workload
+from ..dispatch import attend, engine_for
+from ..plan import Plan
+from .workloads import Attention, Case, Problem
 
 
 class Peer:
     name = ""
-    trains = True
     package: str | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    ceiling = False
+    """Attention without any position: what ratios are relative to."""
 
     def version(self) -> str | None:
         """None: not installed."""
@@ -30,22 +34,37 @@ class Peer:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def refuses(self, workload: Workload, length: int) -> str | None:
-        """Why it cannot do this, or None."""
+    def refuses(self, case: Case, kind: str) -> str | None:
+        """Why it cannot do this pass ("forward" or "training") of the case, or None."""
         return None
 
-    def make(self, workload: Workload, scheme: Scheme, length: int) -> Attention:
+    def detail(self, problem: Problem) -> dict:
+        """What else its records say."""
+        return {}
+
+    def make(self, problem: Problem) -> Attention:
         raise NotImplementedError
 
 
 class Plain(Peer):
-    """PyTorch's attention without any position: what the ratios are relative to."""
+    """PyTorch's attention without any position."""
 
-    name = "plain"
+    ceiling = True
 
-    def make(self, workload, scheme, length):
-        causal = workload.causal and workload.queries is None
-        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
+    def __init__(self, name: str, device: str, backend: str | None = None):
+        self.name, self.devices, self.backend = name, (device,), backend
+
+    def make(self, problem):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        causal = problem.case.workload.causal and problem.case.workload.queries is None
+
+        def attention(q, k, v):
+            chosen = nullcontext() if self.backend is None else sdpa_kernel(getattr(SDPBackend, self.backend))
+            with chosen:
+                return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        return attention
 
 
 class Ours(Peer):
@@ -56,16 +75,19 @@ class Ours(Peer):
 
         return __version__
 
-    def make(self, workload, scheme, length):
-        where = workload.where(length)
-        return lambda q, k, v: attend(q, k, v, scheme.plan(where), causal=workload.causal)
+    def detail(self, problem):
+        causal = problem.case.workload.causal
+        return {"engine": engine_for(problem.q, problem.k, problem.v, problem.plan(), causal=causal)}
+
+    def make(self, problem):
+        causal = problem.case.workload.causal
+        return lambda q, k, v: attend(q, k, v, problem.plan(), causal=causal)
 
 
-def dense_bias(workload: Workload, scheme: Scheme, length: int) -> Tensor:
+def dense_bias(problem: Problem) -> Tensor:
     """[H, Lq, Lk] of a scheme that adds one number per head and distance."""
-    plan = scheme.plan(workload.where(length))
-    device = scheme._here.device
-    distance = plan.where.distance(device)
+    plan = problem.plan()
+    distance = plan.where.distance(problem.q.device)
     parts = []
     for lookup in plan.lookups:
         assert lookup.bias is not None
@@ -75,7 +97,7 @@ def dense_bias(workload: Workload, scheme: Scheme, length: int) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    return total.masked_fill(distance > 0, float("-inf")) if workload.causal else total
+    return total.masked_fill(distance > 0, float("-inf")) if problem.case.workload.causal else total
 
 
 BIASES = ("t5", "clipped", "alibi")
@@ -86,15 +108,14 @@ class DenseBias(Peer):
 
     name = "dense bias"
 
-    def refuses(self, workload, length):
-        if workload.scheme not in BIASES:
-            return "the term depends on the content"
-        return _too_large(HEADS * length * (workload.queries or length) * 4 * 4)
+    def refuses(self, case, kind):
+        return None if case.workload.scheme in BIASES else "a dense bias cannot hold a term that depends on the content"
 
-    def make(self, workload, scheme, length):
+    def make(self, problem):
+        scale = scale_of(problem.plan())
+
         def attention(q, k, v):
-            bias = dense_bias(workload, scheme, length).to(q.dtype)[None]
-            return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=_scale(scheme))
+            return scaled_dot_product_attention(q, k, v, attn_mask=dense_bias(problem).to(q.dtype)[None], scale=scale)
 
         return attention
 
@@ -104,185 +125,124 @@ class Eager(Peer):
 
     name = "textbook"
 
-    def refuses(self, workload, length):
-        if workload.scheme in BIASES:
-            return _too_large(HEADS * length * (workload.queries or length) * 4 * 6)
-        if workload.scheme == "shaw":
-            return _too_large(length * length * SIZE * 4 * (4 if workload.options.get("values") else 2))
-        return "no textbook formula is written for it here"
+    def refuses(self, case, kind):
+        return None if case.workload.scheme in (*BIASES, "shaw") else "no textbook formula is written for it here"
 
-    def make(self, workload, scheme, length):
+    def make(self, problem):
+        case, scheme = problem.case, problem.scheme
+        scale = scale_of(problem.plan()) or case.size**-0.5
+
         def bias(q, k, v):
-            scale = _scale(scheme)
-            scores = q @ k.transpose(-1, -2) * (SIZE**-0.5 if scale is None else scale)
-            return (scores + dense_bias(workload, scheme, length).to(q.dtype)).softmax(-1) @ v
+            return ((q @ k.transpose(-1, -2) * scale) + dense_bias(problem).to(q.dtype)).softmax(-1) @ v
 
         def shaw(q, k, v):
-            steps = torch.arange(length, device=q.device)
-            rows = (steps[None, :] - steps[:, None]).clamp(-scheme.left, scheme.right) + scheme.left
-            vectors = scheme.keys[0][rows]  # [L, L, d]
-            scores = (q @ k.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", q, vectors)) * SIZE**-0.5
+            steps = torch.arange(case.length, device=q.device)
+            distance = steps[None, :] - steps[:, None]
+            rows = distance.clamp(-scheme.left, scheme.right) + scheme.left
+            scores = (q @ k.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", q, scheme.keys[0][rows])) * scale
+            if case.workload.causal:
+                scores = scores.masked_fill(distance > 0, float("-inf"))
             weights = scores.softmax(-1)
-            out = weights @ v
-            if scheme.values is not None:
-                out = out + torch.einsum("bhij,ijd->bhid", weights, scheme.values[0][rows])
-            return out
+            if scheme.values is None:
+                return weights @ v
+            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, scheme.values[0][rows])
 
-        return shaw if workload.scheme == "shaw" else bias
+        return shaw if case.workload.scheme == "shaw" else bias
 
 
 class Flex(Peer):
-    """PyTorch's FlexAttention, compiled; on a CPU it has no backward pass."""
+    """PyTorch's FlexAttention, compiled, with a score function for the same plan.
+
+    A look-up's gradient is atomic there, and equal addresses are slow: tables without content are spread out to one
+    number per distance, and for training copied for neighbouring rows (on one H200, t5 at 4 x 4096 tokens: 956 ms with
+    distances clamped, 19 with one number per distance, 12 with 64 copies, 8 to 9 with these tiles).
+    """
 
     name = "flex attention"
-    trains = False
+    copies = 64
+    tiles = {
+        "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3,
+        "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64,
+        "bwd_num_warps": 4, "bwd_num_stages": 1,
+    }  # fmt: skip
 
-    def refuses(self, workload, length):
-        if workload.scheme not in ("t5", "clipped", "alibi"):
-            return "no score function is written for it here"
-        return None if workload.queries is None else "one query is left to decoding kernels"
+    def refuses(self, case, kind):
+        if case.workload.queries is not None:
+            return "one query is left to its decoding kernel"
+        if case.workload.options.get("values"):
+            return "its score function cannot add to the values"
+        if case.device == "cpu" and kind == "training":
+            return "FlexAttention has no backward pass on a CPU"
+        return None
 
-    def make(self, workload, scheme, length):
+    def make(self, problem):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        plan = scheme.plan(workload.where(length))
-        device = scheme._here.device
-        steps = torch.arange(-length + 1, length, device=device)
-        if plan.slopes is None:
-            (lookup,) = plan.lookups
-            table = lookup.bias[:, lookup.index.look(steps)].detach().contiguous()
-        else:
-            table = (-plan.slopes[:, None] * steps.abs()).detach()
-
-        def score(s, b, h, i, j):
-            return s + table[h, j - i + length - 1]
-
+        case = problem.case
         mask = None
-        if workload.causal:
-            mask = create_block_mask(lambda b, h, i, j: j <= i, None, None, length, length, device=str(device))
-        compiled = torch.compile(flex_attention)
-        return lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask, scale=_scale(scheme))
-
-
-class XTransformers(Peer):
-    """x-transformers' bias modules, with PyTorch's attention as its own `flash=True` does."""
-
-    name = "x-transformers"
-    package = "x-transformers"
-
-    def refuses(self, workload, length):
-        if workload.scheme not in ("t5", "alibi"):
-            return "it has no such encoding"
-        return _too_large(HEADS * length * (workload.queries or length) * 4 * 6)
-
-    def make(self, workload, scheme, length):
-        from x_transformers.x_transformers import AlibiPositionalBias, RelativePositionBias
-
-        if workload.scheme == "alibi":
-            module = AlibiPositionalBias(heads=HEADS, total_heads=HEADS).to(scheme._here.device)
-        else:
-            module = RelativePositionBias(scale=1.0, causal=workload.causal, heads=HEADS).to(scheme._here.device)
-            module.relative_attention_bias.weight = scheme.table
+        if case.workload.causal:
+            mask = create_block_mask(
+                lambda b, h, i, j: j <= i, None, None, case.length, case.length, device=case.device
+            )
+        # one compiled function for each length: a score function's own integers are constants to the compiler
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, dynamic=False)
+        gpu = case.device == "cuda"
 
         def attention(q, k, v):
-            bias = module(q.shape[2], k.shape[2])[None].to(q.dtype)
-            if workload.causal and q.shape[2] > 1:
-                future = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
-                bias = bias.masked_fill(future, float("-inf"))
-            return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=_scale(scheme))
+            plan = problem.plan()
+            if plan.shift is not None:
+                q = q + plan.shift.to(q.dtype)[:, None]
+            if plan.rotate is not None:
+                q, k = plan.rotate.queries(q), plan.rotate.keys(k)
+            score = score_function(plan, q, k, self.copies if gpu and torch.is_grad_enabled() else 1)
+            options: Any = dict(self.tiles) if gpu else None
+            return compiled(q, k, v, score_mod=score, block_mask=mask, scale=scale_of(plan), kernel_options=options)
 
         return attention
 
 
-class Transformers(Peer):
-    """The attention of transformers' own T5, DeBERTa-v2 and XLNet, from projected q, k, v on."""
+def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
+    """The plan's terms as FlexAttention's score_mod(score, b, h, i, j); None where it has none."""
+    length = q.shape[2]
+    scale = scale_of(plan) or q.shape[3] ** -0.5
+    steps = torch.arange(1 - length, length, device=q.device)
+    parts = []
 
-    name = "transformers"
-    package = "transformers"
+    def by_distance(table: Tensor):
+        """table [H, 2L - 1]"""
+        if copies == 1:
+            return lambda b, h, i, j: table[h, j - i + (length - 1)]
+        many = table[:, None].expand(-1, copies, -1).contiguous()
+        return lambda b, h, i, j: many[h, i % copies, j - i + (length - 1)]
 
-    def refuses(self, workload, length):
-        if workload.name not in ("t5", "t5-causal", "deberta", "transformer_xl"):
-            return "it has no such attention"
-        copies = {"deberta": 12, "transformer_xl": 10}.get(workload.name, 6)
-        return _too_large(HEADS * length * length * 4 * copies)
+    for lookup in plan.lookups:
+        index = lookup.index
+        lo, hi = index.lo, index.hi
+        if lookup.bias is not None:
+            parts.append(by_distance(lookup.bias[:, index.look(steps)]))
+        if lookup.dot_query is not None:
+            states = q if lookup.states is None else lookup.states
+            wide = index.expand(lookup.dot_query, 1).to(q.dtype)
+            rows = (states @ wide.transpose(-1, -2)) * scale
+            parts.append(lambda b, h, i, j, rows=rows, lo=lo, hi=hi: rows[b, h, i, (j - i).clamp(lo, hi) - lo])
+        if lookup.dot_key is not None:
+            wide = index.expand(lookup.dot_key, 1).to(q.dtype)
+            columns = (k @ wide.transpose(-1, -2)) * scale
+            parts.append(lambda b, h, i, j, rows=columns, lo=lo, hi=hi: rows[b, h, j, (j - i).clamp(lo, hi) - lo])
+    if plan.slopes is not None:
+        parts.append(by_distance(-plan.slopes[:, None] * steps.abs()))
+    if not parts:
+        return None
 
-    def make(self, workload, scheme, length):
-        kind = {"deberta": self._deberta, "transformer_xl": self._xlnet}.get(workload.scheme, self._t5)
-        return kind(workload, scheme, length)
+    def score(s, b, h, i, j):
+        for part in parts:
+            s = s + part(b, h, i, j)
+        return s
 
-    def _t5(self, workload, scheme, length):
-        from transformers import T5Config
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.models.t5.modeling_t5 import T5Attention
-
-        config = T5Config(d_model=HEADS * SIZE, num_heads=HEADS, d_kv=SIZE, is_decoder=workload.causal)
-        module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(scheme._here.device)
-        module.relative_attention_bias.weight = scheme.table
-
-        def attention(q, k, v):
-            bias = module.compute_bias(q.shape[2], k.shape[2])
-            if workload.causal:
-                future = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
-                bias = bias.masked_fill(future, float("-inf"))
-            out, _ = sdpa_attention_forward(module, q, k, v, attention_mask=bias, scaling=1.0, is_causal=False)
-            return out.transpose(1, 2)
-
-        return attention
-
-    def _deberta(self, workload, scheme, length):
-        from transformers import DebertaV2Config
-        from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
-
-        config = DebertaV2Config(
-            hidden_size=HEADS * SIZE,
-            num_attention_heads=HEADS,
-            relative_attention=True,
-            pos_att_type=["c2p", "p2c"],
-            share_att_key=False,
-            position_buckets=scheme.table.shape[0] // 2,
-            max_relative_positions=workload.options["max_distance"],
-        )
-        module = DisentangledSelfAttention(config).to(scheme._here.device).eval()
-        module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
-        scale = (SIZE * 3) ** -0.5
-
-        def attention(q, k, v):
-            flat = [x.flatten(0, 1) for x in (q, k, v)]
-            scores = flat[0] @ flat[1].transpose(-1, -2) * scale
-            scores = scores + module.disentangled_attention_bias(flat[0], flat[1], None, scheme.table, 3)
-            return (scores.softmax(-1) @ flat[2]).unflatten(0, q.shape[:2])
-
-        return attention
-
-    def _xlnet(self, workload, scheme, length):
-        from transformers import XLNetConfig
-        from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
-
-        from ..schemes.absolute import sinusoid
-
-        config = XLNetConfig(d_model=HEADS * SIZE, n_head=HEADS, d_inner=64, dropout=0.0)
-        module = XLNetRelativeAttention(config).to(scheme._here.device)
-        module.r_w_bias, module.r_r_bias = scheme.u, scheme.v
-        distances = torch.arange(length, -length, -1, device=scheme._here.device)
-        waves = sinusoid(distances, HEADS * SIZE, base=10000.0, layout="concatenated")
-
-        def attention(q, k, v):
-            table = scheme.w_r(waves.to(q.dtype)).view(-1, 1, HEADS, SIZE)
-            heads = [x.permute(2, 0, 1, 3) for x in (q, k, v)]
-            return module.rel_attn_core(*heads, table.expand(-1, q.shape[0], -1, -1)).permute(1, 2, 0, 3)
-
-        return attention
+    return score
 
 
-def _scale(scheme: Scheme) -> float | None:
-    return getattr(scheme, "scale", None)
-
-
-def _too_large(need: int) -> str | None:
-    """Half of the free memory may be asked for; a GPU's own limit shows as its own error."""
-    import psutil
-
-    return f"needs about {need / 2**30:.0f} GiB" if need > psutil.virtual_memory().available / 2 else None
-
-
-PEERS = {peer.name: peer for peer in (Plain(), Ours(), DenseBias(), Eager(), XTransformers(), Transformers(), Flex())}
+def scale_of(plan: Plan) -> float | None:
+    assert not isinstance(plan.scale, Tensor)
+    return plan.scale

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from pathlib import Path
 
-DENSE = 8 * 4  # bytes a score of a dense float32 [H, L, L] bias
+from .growth import extra_bytes, growth, key
+
+BUSY = 0.1
+"""Share of the machine's cores in others' use from which a measurement is called disturbed."""
 
 
 def save(result: dict, path: Path) -> None:
@@ -16,148 +18,163 @@ def save(result: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
     with os.fdopen(handle, "w") as file:
-        json.dump(result, file, indent=1)
+        json.dump({**result, "growth": growth(result)}, file, indent=1)
         file.write("\n")
     os.replace(temporary, path)
 
 
+def load(path: Path) -> dict | None:
+    """An earlier run's results; None where there are none in today's form."""
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if "ceilings" in found else None
+
+
 def merged(old: dict | None, new: dict) -> dict:
-    """New records take the place of old ones of the same run; another machine or version starts afresh."""
-    same = ("machine", "device", "dtype", "shape")
-    if old is None or any(old.get(key) != new[key] for key in same):
+    """New records take the place of old ones of the same machine; another machine or dtype starts afresh."""
+    if old is None or any(old.get(name) != new[name] for name in ("machine", "device", "dtype")):
         return new
-    known = {_key(record) for record in new["records"]}
-    kept = [record for record in old["records"] if _key(record) not in known]
-    return {**new, "versions": {**old["versions"], **new["versions"]}, "records": kept + new["records"]}
-
-
-def _key(record: dict) -> tuple:
-    return record["workload"], record["peer"], record["length"], record["pass"]
-
-
-def exponent(records: list[dict], workload: str, peer: str, kind: str) -> float | None:
-    """p of time = c L^p, by least squares over the lengths that were measured; None with fewer than three."""
-    points = [
-        (math.log(r["length"]), math.log(r["seconds"]))
-        for r in records
-        if (r["workload"], r["peer"], r["pass"]) == (workload, peer, kind) and "seconds" in r
+    known = {key(record) for record in new["records"]}
+    notes = {(r["workload"], r["peer"], r["pass"]) for r in new["records"]}
+    kept = [
+        record
+        for record in old["records"]
+        if key(record) not in known
+        and not (record["length"] is None and (record["workload"], record["peer"], record["pass"]) in notes)
     ]
-    if len(points) < 3:
-        return None
-    x, y = (sum(values) / len(points) for values in zip(*points))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    order = {name: number for number, name in enumerate(dict.fromkeys(r["workload"] for r in kept + new["records"]))}
+    records = sorted(kept + new["records"], key=lambda r: (order[r["workload"]], r["length"] or 0, r["pass"]))
+    return {**new, "versions": {**old["versions"], **new["versions"]}, "records": records}
 
 
-def extra_share(record: dict, records: list[dict]) -> float | None:
-    """Peak memory beyond plain attention's, as a share of a dense float32 [H, L, L] bias."""
-    plain = next(
-        (r for r in records if _key(r) == (record["workload"], "plain", record["length"], record["pass"])), None
-    )
-    if plain is None or "bytes" not in record or "bytes" not in plain:
-        return None
-    return max(0, record["bytes"] - plain["bytes"]) / (DENSE * record["length"] ** 2)
+def where_run(result: dict) -> str:
+    machine = result["machine"]
+    if "gpu" in machine:
+        parts = [machine["gpu"], f"driver {machine.get('driver', 'unknown')}", f"torch {machine['torch']}"]
+        return ", ".join([*parts, f"Triton {machine['triton']}", f"cuDNN {machine['cudnn']}"])
+    return f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+
+
+def memory(record: dict, records: list[dict], base: str) -> str:
+    """Extra memory in MiB, and as a share of a dense float32 [H, L, L] bias."""
+    extra = extra_bytes(record, records, base)
+    if extra is None or record["peer"] == base:
+        return ""
+    share = max(0, extra) / (record["heads"] * 4 * record["length"] ** 2)
+    return f"{extra / 2**20:.0f} MiB, {share:.1%}"
 
 
 def print_table(result: dict) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    records = result["records"]
-    table = Table(
-        title=f"{result['shape']} {result['dtype']} on {result['machine'].get('gpu', result['machine']['cpu'])}"
-    )
-    for heading in ("workload", "tokens", "pass", "contender", "time", "of plain", "extra memory*"):
-        table.add_column(
-            heading, justify="right" if heading in ("tokens", "time", "of plain", "extra memory*") else "left"
-        )
-    for record in records:
-        if "seconds" in record:
-            share = extra_share(record, records)
-            table.add_row(
-                record["workload"],
-                str(record["length"]),
-                record["pass"],
-                record["peer"],
-                f"{record['seconds'] * 1e3:.1f} ms",
-                f"{record['ratio']:.2f} ×",
-                "" if share is None else f"{share:.1%}",
-            )
+    records, ceilings = result["records"], result["ceilings"]
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    table = Table(title=f"{result['dtype']}, {where_run(result)}", box=SIMPLE)
+    left = ("workload", "shape", "pass", "contender")
+    headings = (*left, "time", *(f"of {name}" for name in ceilings), "±", "extra memory*")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    measured = {key(record): record for record in records if "seconds" in record}
+    for record in measured.values():
+        shares = []
+        for number, name in enumerate(ceilings):
+            other = measured.get((record["workload"], name, record["length"], record["pass"]))
+            if number == 0:
+                shares.append(f"{record['ratio']:.2f} ×")
+            else:
+                shares.append("" if other is None else f"{record['seconds'] / other['seconds']:.2f} ×")
+        shape = f"B{record['batch']} H{record['heads']} L{record['length']} D{record['size']}"
+        table.add_row(
+            record["workload"], shape, record["pass"], record["peer"], milliseconds(record["seconds"]), *shares,
+            f"{record['spread']:.2f}", memory(record, records, ceilings[0]),
+        )  # fmt: skip
     console.print(table)
-    console.print("* beyond plain attention's, as a share of a dense float32 [H, L, L] bias")
-    for workload, peer, note in dict.fromkeys((r["workload"], r["peer"], r["note"]) for r in records if "note" in r):
-        console.print(f"not timed: {peer} on {workload}: {note}")
-    for workload, peer, kind in dict.fromkeys((r["workload"], r["peer"], r["pass"]) for r in records):
-        power = exponent(records, workload, peer, kind)
-        if power is not None:
-            console.print(f"{workload}, {peer}, {kind}: time grows as L^{power:.2f}")
+    console.print(f"* beyond {ceilings[0]}'s, and as a share of a dense float32 [H, L, L] bias")
+    for line in not_timed(records):
+        console.print(f"not timed: {line}", highlight=False)
+    lines = growth(result)
+    if lines:
+        grown = Table(title="growth with the number L of tokens", box=SIMPLE)
+        for heading in ("workload", "contender", "pass", "L", "time", "extra memory"):
+            grown.add_column(heading)
+        for power in lines:
+            extra = "" if power["extra_memory"] is None else f"L^{power['extra_memory']:.2f}"
+            span = f"{power['from']} … {power['to']}"
+            grown.add_row(power["workload"], power["peer"], power["pass"], span, f"L^{power['time']:.2f}", extra)
+        console.print(grown)
+    disturbed = [record for record in measured.values() if record["busy"] > BUSY]
+    if disturbed:
+        worst = max(record["busy"] for record in disturbed)
+        console.print(
+            f"warning: other processes used up to {worst:.0%} of this machine's cores during {len(disturbed)} of "
+            f"{len(measured)} measurements; run them again on a quiet machine before comparing small differences"
+        )
+
+
+def milliseconds(value: float) -> str:
+    value *= 1e3
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.3f} ms"
+
+
+def not_timed(records: list[dict]) -> list[str]:
+    """One line for each reason, with everything that it holds for."""
+    found: dict[tuple, list[str]] = {}
+    for record in records:
+        if "note" in record:
+            at = "" if record["length"] is None else f" at {record['length']}"
+            found.setdefault((record["peer"], record["note"]), []).append(f"{record['workload']} {record['pass']}{at}")
+    return [f"{peer}, {_together(cells)}: {note}" for (peer, note), cells in found.items()]
+
+
+def _together(cells: list[str]) -> str:
+    both = [cell.replace(" forward", "") for cell in cells if cell.replace(" forward", " training") in cells]
+    rest = [c for c in cells if c.replace(" forward", "").replace(" training", "") not in both]
+    return ", ".join(dict.fromkeys(both + rest))
 
 
 def plot(result: dict, path: Path) -> None:
+    """For each workload, time and extra memory against length, with the fitted exponents in the legend."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     records = [r for r in result["records"] if "seconds" in r]
+    base = result["ceilings"][0]
     names = list(dict.fromkeys(r["workload"] for r in records))
-    columns = min(4, len(names))
-    rows = -(-len(names) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.2 * rows), squeeze=False)
-    for axis, name in zip(axes.flat, names):
-        for peer in dict.fromkeys(r["peer"] for r in records if r["workload"] == name):
+    powers = {(g["workload"], g["peer"], g["pass"]): g for g in growth(result)}
+    colours = {peer: f"C{number % 10}" for number, peer in enumerate(result["versions"])}
+    columns = 2 if len(names) > 1 else 1
+    rows = max(1, -(-len(names) // columns))
+    figure, grid = plt.subplots(rows, 2 * columns, figsize=(9 * columns, 3.4 * rows), squeeze=False)
+    for number, name in enumerate(names):
+        pair = grid[number // columns][2 * (number % columns) : 2 * (number % columns) + 2]
+        here = [r for r in records if r["workload"] == name]
+        for peer in dict.fromkeys(r["peer"] for r in here):
             for kind, style in (("forward", "-"), ("training", "--")):
-                points = sorted(
-                    (r["length"], r["seconds"] * 1e3)
-                    for r in records
-                    if (r["workload"], r["peer"], r["pass"]) == (name, peer, kind)
-                )
-                if points:
-                    colour = f"C{list(result['versions']).index(peer)}"
-                    axis.plot(*zip(*points), style, marker="o", markersize=3, color=colour, label=f"{peer}, {kind}")
-        axis.set(title=name, xscale="log", yscale="log", xlabel="tokens", ylabel="ms")
-        axis.legend(fontsize=5)
-    for axis in list(axes.flat)[len(names) :]:
+                found = sorted((r for r in here if (r["peer"], r["pass"]) == (peer, kind)), key=lambda r: r["length"])
+                power = powers.get((name, peer, kind), {})
+                times = [(r["length"], r["seconds"] * 1e3) for r in found]
+                extra = [(r["length"], (extra_bytes(r, records, base) or 0) / 2**20) for r in found]
+                for axis, points, what in ((pair[0], times, "time"), (pair[1], extra, "extra_memory")):
+                    points = [(x, y) for x, y in points if y > 0]
+                    if points:
+                        label = f"{peer}, {kind}" + (f": L^{power[what]:.1f}" if power.get(what) is not None else "")
+                        axis.plot(*zip(*points), style, marker="o", markersize=3, color=colours[peer], label=label)
+        for axis, what in zip(pair, ("ms", f"MiB beyond {base}")):
+            axis.set(title=name, xscale="log", yscale="log", xlabel="tokens", ylabel=what)
+            if axis.lines:
+                axis.legend(fontsize=5)
+    for axis in list(grid.flat)[2 * len(names) :]:
         axis.axis("off")
-    figure.suptitle(f"{result['shape']} {result['dtype']}, {result['machine'].get('gpu', result['machine']['cpu'])}")
+    figure.suptitle(f"{result['dtype']}, {where_run(result)}")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    unfinished = path.with_suffix(".part.png")
+    figure.savefig(unfinished, dpi=100)
+    os.replace(unfinished, path)
     plt.close(figure)
-
-
-def markdown(result: dict, length: int) -> str:
-    """The README's table: ratios to plain attention at one length, ours and the best peer's."""
-    records = [r for r in result["records"] if r["length"] == length]
-    lines = [
-        "| plan | forward | training step | extra memory | best peer, forward | best peer, training |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in dict.fromkeys(r["workload"] for r in records):
-        own = {r["pass"]: r for r in records if r["workload"] == name and r["peer"] == "posenc" and "ratio" in r}
-        if not own:
-            continue
-        shares = [extra_share(r, records) for r in own.values()]
-        cells = [name]
-        cells += [f"{own[kind]['ratio']:.2f} ×" if kind in own else "–" for kind in ("forward", "training")]
-        cells.append(f"{max(s or 0.0 for s in shares):.1%}")
-        for kind in ("forward", "training"):
-            others = [
-                r
-                for r in records
-                if r["workload"] == name and r["pass"] == kind and r["peer"] not in ("plain", "posenc") and "ratio" in r
-            ]
-            best = min(others, key=lambda r: r["ratio"], default=None)
-            cells.append("–" if best is None else f"{best['ratio']:.2f} × ({best['peer']})")
-        lines.append("| " + " | ".join(cells) + " |")
-    machine = result["machine"]
-    versions = ", ".join(
-        f"{name} {version}" for name, version in result["versions"].items() if version and name != "plain"
-    )
-    lines += [
-        "",
-        f"Time relative to PyTorch's attention without any position in the same run ({result['shape']}, {length} tokens, "
-        f"{result['dtype']}, {machine.get('gpu', machine['cpu'])}, {machine['threads']} threads, torch {machine['torch']}; "
-        f"{versions}). Extra memory: beyond plain attention's, as a share of a dense float32 [H, L, L] bias. "
-        "Every contender's results were compared with the float64 reference first.",
-    ]
-    return "\n".join(lines)

@@ -1,24 +1,49 @@
-"""Check every contender against the float64 reference, then measure those that are right."""
+"""Check every contender against the float64 reference, then measure those that are right, fit and are not too slow."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
+import subprocess
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..dispatch import attend
-from .measure import medians, peak_bytes
-from .peers import PEERS, Peer
-from .workloads import WORKLOADS, Workload
+from . import libraries, peers
+from .measure import Others, compared, free_bytes, graph, in_turns, peak_bytes, seconds
+from .workloads import WORKLOADS, Attention, Case, Problem, case
 
-CHECKED = 384
-"""Length at which results are compared: past every clip and bucket of the workloads but the last few of deberta."""
+PEERS: dict[str, peers.Peer] = {
+    peer.name: peer
+    for peer in (
+        peers.Plain("plain", "cpu"),
+        peers.Plain("flash attention", "cuda", "FLASH_ATTENTION"),
+        peers.Plain("cudnn", "cuda", "CUDNN_ATTENTION"),
+        peers.Ours(),
+        peers.DenseBias(),
+        peers.Eager(),
+        peers.Flex(),
+        libraries.XTransformers(),
+        libraries.Transformers(),
+        libraries.FlashDeberta(),
+        libraries.DisentangledFlash(),
+        libraries.TurboT5(),
+    )
+}
+CHECKED = 640
+"""Length at which results are compared: past every clip and bucket of the workloads but relative_logits' extent."""
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+SHARE = 0.6
+"""Of the free memory, what a contender may be expected to need."""
+BUDGET = {"cpu": 12.0, "cuda": 0.5}
+"""Seconds of one contender's rounds at one length and pass."""
 
 
 def machine(device: str) -> dict:
@@ -36,157 +61,307 @@ def machine(device: str) -> dict:
     }
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["triton"] = importlib.metadata.version("triton")
+        asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+            found["driver"], found["memory"] = answer.split(", ")
+        except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+            pass  # the numbers stand without it
     return found
 
 
-def wrong(peer: Peer, workload: Workload, device: str, dtype: torch.dtype) -> str | None:
-    """How far a peer's output or gradients are from the float64 reference, where that is too far; else None."""
-    length = CHECKED
-    scheme = workload.make(device, dtype)
-    exact = workload.make(device, torch.float64)
-    exact.load_state_dict({name: tensor.double() for name, tensor in scheme.state_dict().items()})
-    q, k, v, g = workload.inputs(length, device, dtype)
-    q64, k64, v64, g64 = (x.double() for x in (q, k, v, g))
-    if peer.name == "plain":
-        causal = workload.causal and workload.queries is None
-        truth = _results(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal), q64, k64, v64, g64)
-    else:
-        plan = exact.plan(workload.where(length))
-        truth = _results(
-            lambda q, k, v: attend(q, k, v, plan, causal=workload.causal, engine="reference"), q64, k64, v64, g64
-        )
-    train = peer.trains and workload.queries is None
-    ours = _results(peer.make(workload, scheme, length), q, k, v, g, train=train)
-    names = ("output", "gradient of q", "gradient of k", "gradient of v")
-    for name, a, b in zip(names, ours, truth):
+@dataclass
+class State:
+    """What is known of a contender on a workload so far."""
+
+    notes: dict[str, str] = field(default_factory=dict)  # by pass: why it is not timed at any length
+    last: dict[str, tuple[int, float, int]] = field(default_factory=dict)  # by pass: length, seconds, bytes
+
+    def growth(self, kind: str, asked: Case) -> float:
+        """How many times more scores the case has than one sequence at the last length."""
+        length = self.last[kind][0]
+        return (asked.length * asked.queries * asked.batch) / (length * min(length, asked.queries))
+
+    def expected(self, kind: str, asked: Case) -> float:
+        """Seconds, if time grows with the scores."""
+        return self.last[kind][1] * self.growth(kind, asked)
+
+    def outlook(self, kind: str, asked: Case, patience: float) -> str | None:
+        """Why this length would take too much, judged by the last one."""
+        length, took, held = self.last[kind]
+        more = self.growth(kind, asked)
+        if held * more > SHARE * free_bytes(asked.device):
+            return (
+                f"would need about {held * more / 2**30:.0f} GiB, by its {held / 2**20:.0f} MiB at {length} tokens; "
+                f"{free_bytes(asked.device) / 2**30:.0f} GiB are free"
+            )
+        if took * more > patience:
+            return f"would take about {took * more:.0f} s a run, by its {took:.2g} s at {length} tokens"
+        return None
+
+
+def check(peer: peers.Peer, problem: Problem, truth: dict[str, tuple], kinds: list[str]) -> State:
+    """Compare output and gradients with the float64 reference; see what a run takes."""
+    state = State()
+    asked = problem.case
+    reasons = {kind: peer.refuses(asked, kind) for kind in kinds}
+    state.notes = {kind: reason for kind, reason in reasons.items() if reason is not None}
+    if "forward" in state.notes:
+        return state
+    try:
+        attention = peer.make(problem)
+        for kind in kinds:
+            if kind in state.notes:
+                continue
+            names, exact = truth["plain" if peer.ceiling else "positions"]
+            found = results(attention, problem, kind, positions=not peer.ceiling)
+            problem_found = wrong(names, found, exact, TOLERANCE[asked.dtype])
+            if problem_found is not None:
+                state.notes[kind] = f"wrong: {problem_found}"
+                if kind == "forward":
+                    state.notes["training"] = state.notes[kind]
+                    break
+                continue
+            call = step(attention, problem, kind)
+            held = peak_bytes(call, asked.device)
+            state.last[kind] = asked.length, seconds(call, asked.device) / asked.batch, held // asked.batch
+    except Exception as error:  # a peer's own failure is a result to report
+        for kind in kinds:
+            state.notes.setdefault(kind, failure(error))
+    return state
+
+
+def reference(problem: Problem, train: bool) -> dict[str, tuple[list[str], list[Tensor]]]:
+    """Names and float64 values of output and gradients, without positions and with them."""
+    exact = problem.exact()
+    causal = problem.case.workload.causal
+    names = ["output", "gradient of q", "gradient of k", "gradient of v"]
+    kind = "training" if train else "forward"
+
+    def plain(q, k, v):
+        return scaled_dot_product_attention(q, k, v, is_causal=causal and problem.case.workload.queries is None)
+
+    def full(q, k, v):
+        return attend(q, k, v, exact.plan(), causal=causal, engine="reference")
+
+    leaves = [f"gradient of {name}" for name, _ in exact.leaves()]
+    return {
+        "plain": (names, results(plain, exact, kind, positions=False)),
+        "positions": (names + leaves, results(full, exact, kind, positions=True)),
+    }
+
+
+def results(attention: Attention, problem: Problem, kind: str, positions: bool) -> list[Tensor]:
+    """Output, and for a training step the gradients of q, k, v and of what the scheme learns."""
+    if kind == "forward":
+        with torch.no_grad():
+            return [attention(problem.q, problem.k, problem.v)]
+    leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    out = attention(*leaves)
+    if positions:
+        leaves += [tensor for _, tensor in problem.leaves()]
+    gradients = torch.autograd.grad(out, leaves, problem.g, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(a) if b is None else b for a, b in zip(leaves, gradients))]
+
+
+def wrong(names: list[str], found: list[Tensor], exact: list[Tensor], tolerance: float) -> str | None:
+    """What is too far from the reference, relative in norm; None where all is right.
+
+    Some learned vectors cannot change the output (a bias that shifts all scores of a query), and their gradients are
+    noise around zero: a gradient counts against the typical one of the scheme's where that is larger.
+    """
+    learned = [b.norm().item() / b.numel() ** 0.5 for b in exact[4:]]
+    typical = max(learned, default=0.0)
+    for number, (name, a, b) in enumerate(zip(names, found, exact)):
         if not a.isfinite().all():
             return f"{name} is not finite"
-        error = ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item()
-        if error > TOLERANCE[dtype]:
+        size = max(b.norm().item(), 1e-30, typical * b.numel() ** 0.5 if number > 3 else 0.0)
+        error = (a.double() - b).norm().item() / size
+        if error > tolerance:
             return f"{name} is off by {error:.1%}"
     return None
 
 
-def _results(attention, q, k, v, g, train: bool = True) -> list[Tensor]:
-    if not train:
-        with torch.no_grad():
-            return [attention(q, k, v)]
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = attention(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+def step(attention: Attention, problem: Problem, kind: str) -> Callable[[], object]:
+    """One forward pass, or one training step: forward and all gradients."""
+    if kind == "forward":
+
+        def forward():
+            with torch.no_grad():
+                attention(problem.q, problem.k, problem.v)
+
+        return forward
+    learned = [tensor for _, tensor in problem.leaves()]
+    inputs = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+
+    def training():
+        torch.autograd.grad(attention(*inputs), inputs + learned, problem.g, allow_unused=True)
+
+    return training
 
 
-def forward(attention, q, k, v) -> Callable[[], object]:
-    def call():
-        with torch.no_grad():
-            attention(q, k, v)
-
-    return call
-
-
-def training(attention, scheme, q, k, v, g) -> Callable[[], object]:
-    def call():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        for parameter in scheme.parameters():
-            parameter.grad = None
-        attention(*leaves).backward(g)
-
-    return call
+def failure(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "ran out of memory"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"fails: {type(error).__name__}: {lines[0].strip()[:120] if lines else ''}"
 
 
 def run(
     workloads: Iterable[str],
     lengths: Iterable[int],
-    peers: Iterable[str],
+    names: Iterable[str],
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     repeats: int = 5,
     train: bool = True,
-    tick: Callable[[str], None] = lambda text: None,
+    patience: float = 10.0,
+    tick: Callable[[str, float], None] = lambda text, done: None,
+    keep: Callable[[dict], None] = lambda result: None,
 ) -> dict:
-    """{"machine", "versions", "when", "records": [{workload, peer, length, pass, seconds, ratio, bytes, note}]}"""
-    peers = list(peers)
-    contenders = [PEERS[name] for name in dict.fromkeys(["plain", *peers])]
+    """{"machine", "versions", "when", "records": [{workload, peer, length, pass, seconds, ratio, ...} or {..., note}]}
+
+    `tick` hears what is being done and which share is done; `keep` gets the result so far after each workload.
+    """
+    lengths = sorted(set(lengths))
+    ceilings = [name for name, peer in PEERS.items() if peer.ceiling and device in peer.devices]
+    contenders = [PEERS[name] for name in dict.fromkeys([*ceilings, *names])]
     versions = {peer.name: peer.version() for peer in contenders}
-    records = []
-    for name in workloads:
-        workload = WORKLOADS[name]
-        notes: dict[str, str] = {}
-        for peer in contenders:
-            tick(f"checking {peer.name} on {name}")
-            if versions[peer.name] is None:
-                notes[peer.name] = "not installed"
-                continue
-            reason = peer.refuses(workload, CHECKED)
-            if reason is None:
-                try:
-                    reason = wrong(peer, workload, device, dtype)
-                    reason = None if reason is None else f"wrong: {reason}"
-                except Exception as error:  # a peer's own failure is a result to report
-                    reason = f"fails: {type(error).__name__}: {str(error).splitlines()[0][:90] if str(error) else ''}"
-            if reason is not None:
-                notes[peer.name] = reason
-        for length in lengths:
-            records += _length(workload, length, contenders, notes, device, dtype, repeats, train, tick)
-    return {
+    chosen = [WORKLOADS[name] for name in workloads]
+    weights = {(w.name, n): (1.0 if w.queries is None else 1e-3) * n * n for w in chosen for n in lengths}
+    whole, done = sum(weights.values()), 0.0
+    records: list[dict] = []
+    result = {
         "machine": machine(device),
         "versions": versions,
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "when": _now(),
         "device": device,
         "dtype": str(dtype).removeprefix("torch."),
-        "shape": "B1 H8 D64",
+        "ceilings": ceilings,
         "records": records,
     }
-
-
-def _length(workload, length, contenders, notes, device, dtype, repeats, train, tick) -> list[dict]:
-    q, k, v, g = workload.inputs(length, device, dtype)
-    passes = ["forward"] + (["training"] if train and workload.queries is None else [])
-    records = []
-    for kind in passes:
-        calls = {}
+    for workload in chosen:
+        states = {}
+        kinds = ["forward"] + (["training"] if train and workload.queries is None else [])
+        tick(f"checking {workload.name}", done / whole)
+        asked = case(workload, CHECKED, device, dtype)
+        small = Problem(replace(asked, batch=min(2, asked.batch)))
+        truth = reference(small, "training" in kinds)
         for peer in contenders:
-            note = notes.get(peer.name) or peer.refuses(workload, length)
-            if note is None and kind == "training" and not peer.trains:
-                note = "has no backward pass here"
-            if note is not None:
-                records.append(_record(workload, peer, length, kind, note=note))
-                continue
-            scheme = workload.make(device, dtype)
-            attention = peer.make(workload, scheme, length)
-            calls[peer.name] = (
-                forward(attention, q, k, v) if kind == "forward" else training(attention, scheme, q, k, v, g)
-            )
-        tick(f"{workload.name}, {length} tokens, {kind}")
-        inner = 20 if workload.queries else 1
-        repeated = {name: _times(call, inner) for name, call in calls.items()}
-        seconds = medians(repeated, repeats, device)
-        for name, call in calls.items():
-            records.append(
-                _record(
-                    workload,
-                    PEERS[name],
-                    length,
-                    kind,
-                    seconds=seconds[name] / inner,
-                    ratio=seconds[name] / seconds["plain"],
-                    bytes=peak_bytes(call, device),
+            tick(f"checking {peer.name} on {workload.name}", done / whole)
+            if versions[peer.name] is None:
+                states[peer.name] = State(dict.fromkeys(kinds, "not installed"))
+            elif device not in peer.devices:
+                states[peer.name] = State(dict.fromkeys(kinds, f"runs on {' and '.join(peer.devices)} only"))
+            else:
+                states[peer.name] = check(peer, small, truth, kinds)
+            for kind, note in states[peer.name].notes.items():
+                records.append(
+                    {"workload": workload.name, "peer": peer.name, "length": None, "pass": kind, "note": note}
                 )
-            )
+        for length in lengths:
+            if workload.longest is None or length <= workload.longest:
+                asked = case(workload, length, device, dtype)
+                tick(f"{workload.name}, {length} tokens", done / whole)
+                records += _at(asked, contenders, states, kinds, ceilings[0], repeats, patience)
+            done += weights[workload.name, length]
+        result["when"] = _now()
+        keep(result)
+    tick("done", 1.0)
+    return result
+
+
+def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patience: float) -> list[dict]:
+    """Every contender at one length, both passes."""
+    problem = Problem(asked)
+    made: dict[str, Attention] = {}
+    records = []
+    for kind in kinds:
+        calls: dict[str, Callable[[], object]] = {}
+        held: dict[str, int] = {}
+        rough: dict[str, float] = {}
+        notes: dict[str, str] = {}
+        for peer in contenders:
+            state = states[peer.name]
+            if kind in state.notes:
+                continue
+            note = state.outlook(kind, asked, patience)
+            if note is None and peer.name != base and base in notes:
+                note = f"not compared: {base} {notes[base]}"
+            if note is None:
+                try:
+                    if peer.name not in made:
+                        made[peer.name] = peer.make(problem)
+                    call = step(made[peer.name], problem, kind)
+                    if state.expected(kind, asked) < 1.0:  # for longer ones the run that counts bytes is warm-up enough
+                        call()
+                    began = time.perf_counter()
+                    held[peer.name] = peak_bytes(call, asked.device)
+                    rough[peer.name] = time.perf_counter() - began
+                    calls[peer.name] = call
+                except Exception as error:  # a peer's own failure is a result to report
+                    note = failure(error)
+                    _release(asked.device)
+            if note is not None:
+                notes[peer.name] = note
+                records.append(_record(asked, peer.name, kind, note=note))
+        if base not in calls:
+            continue
+        others = Others()
+        taken = _timed(calls, rough, repeats, asked.device)
+        busy = others.share()
+        for name in calls:
+            took, ratio, spread = compared(taken[name][0], taken[base][0])
+            states[name].last[kind] = asked.length, took / asked.batch, held[name] // asked.batch
+            found: dict = PEERS[name].detail(problem) | {
+                "seconds": took,
+                "ratio": ratio,
+                "spread": spread,
+                "rounds": len(taken[name][0]),
+            }
+            if taken[name][1] is not None:
+                found["launched"] = taken[name][1]
+            found |= {"bytes": held[name], "busy": round(busy, 3), "when": _now()}
+            records.append(_record(asked, name, kind, **found))
+        _release(asked.device)
     return records
 
 
-def _times(call, count):
-    if count == 1:
-        return call
+def _timed(calls, rough, repeats: int, device: str) -> dict[str, tuple[list[float], float | None]]:
+    """Seconds in turns; on a GPU of replayed graphs, and beside them the median as Python launches the calls."""
+    budget = BUDGET[device]
+    if device == "cpu":
+        return {name: (found, None) for name, found in in_turns(calls, rough, repeats, budget).items()}
+    launched = {name: compared(found, found)[0] for name, found in in_turns(calls, rough, 5, budget, device).items()}
+    pool = torch.cuda.graph_pool_handle()
+    # one pool for all: they are replayed one after another, and nobody reads their outputs
+    replays = {name: graph(call, pool) or call for name, call in calls.items()}
+    taken = in_turns(replays, rough, repeats, budget, device)
+    return {name: (taken[name], launched[name]) for name in calls}
 
-    def many():
-        for _ in range(count):
-            call()
 
-    return many
+def _release(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
-def _record(workload, peer, length, kind, **more) -> dict:
-    return {"workload": workload.name, "peer": peer.name, "length": length, "pass": kind, **more}
+def _record(asked: Case, peer: str, kind: str, **more) -> dict:
+    return {
+        "workload": asked.workload.name,
+        "peer": peer,
+        "length": asked.length,
+        "pass": kind,
+        "batch": asked.batch,
+        "heads": asked.heads,
+        "size": asked.size,
+        **more,
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""What is attended. A workload is a scheme with its options, and how it is asked."""
+"""What is attended. A workload is a scheme with its options, and how it is asked; a case is a workload at one shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..registry import create
 from ..scheme import Scheme
 from ..where import Where
 
-BATCH, HEADS, SIZE = 1, 8, 64
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,47 +23,120 @@ class Workload:
     options: dict
     causal: bool = False
     queries: int | None = None  # None: as many as keys
+    size: int = 64
+    longest: int | None = None  # asked at this length at most
 
-    def make(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Scheme:
+
+@dataclass(frozen=True)
+class Case:
+    """A workload at one shape, on one device."""
+
+    workload: Workload
+    length: int
+    batch: int = 1
+    heads: int = 8
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def size(self) -> int:
+        return self.workload.size
+
+    @property
+    def queries(self) -> int:
+        return self.workload.queries or self.length
+
+    @property
+    def shape(self) -> str:
+        return f"B{self.batch} H{self.heads} L{self.length} D{self.size}"
+
+    def where(self) -> Where:
+        return Where((self.length - self.queries, self.queries), self.length)
+
+
+class Problem:
+    """A case's tensors: the scheme, q, k, v, the output's gradient, and states where the scheme conditions on them.
+
+    Contenders share them, so that all compute the same numbers; nothing here is changed by a run.
+    """
+
+    def __init__(self, case: Case):
+        self.case = case
+        workload, heads, size = case.workload, case.heads, case.size
         torch.manual_seed(0)
-        scheme = create(self.scheme, d_model=HEADS * SIZE, heads=HEADS, head_dim=SIZE, **self.options)
-        return scheme.to(device=device, dtype=dtype)
-
-    def where(self, length: int) -> Where:
-        return Where(length) if self.queries is None else Where((length - self.queries, self.queries), length)
-
-    def inputs(self, length: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """q, k, v and the output's gradient."""
+        made = create(workload.scheme, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
+        self.scheme: Scheme = made.to(device=case.device, dtype=case.dtype)
         torch.manual_seed(1)
-        rows = length if self.queries is None else self.queries
-        made = [torch.randn(BATCH, HEADS, n, SIZE) for n in (rows, length, length, rows)]
-        return tuple(x.to(device=device, dtype=dtype) for x in made)
+        self.q, self.k, self.v, self.g = (
+            self._random(case.batch, heads, n, size) for n in (case.queries, case.length, case.length, case.queries)
+        )
+        self.states = self._random(case.batch, heads, case.queries, made.d_rel) if hasattr(made, "d_rel") else None
+
+    def _random(self, *shape: int) -> Tensor:
+        # made in float32 on the CPU, so that every device and dtype gets the same numbers
+        return torch.randn(*shape).to(device=self.case.device, dtype=self.case.dtype)
+
+    def exact(self) -> Problem:
+        """The same numbers in float64."""
+        other = object.__new__(Problem)
+        other.case = self.case
+        workload, heads, size = self.case.workload, self.case.heads, self.case.size
+        made = create(workload.scheme, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
+        other.scheme = made.to(device=self.case.device, dtype=torch.float64)
+        other.scheme.load_state_dict({name: tensor.double() for name, tensor in self.scheme.state_dict().items()})
+        other.q, other.k, other.v, other.g = (x.double() for x in (self.q, self.k, self.v, self.g))
+        other.states = None if self.states is None else self.states.double()
+        return other
+
+    def leaves(self) -> list[tuple[str, Tensor]]:
+        """What a training step differentiates besides q, k and v, by name."""
+        found: list[tuple[str, Tensor]] = list(self.scheme.named_parameters())
+        if self.states is not None:
+            found.append(("states", self.states.requires_grad_()))
+        return found
+
+    def plan(self) -> Plan:
+        where = self.case.where()
+        return self.scheme.plan(where) if self.states is None else self.scheme.plan_states(where, self.states)
 
 
 WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("t5", "t5", {}),
-        Workload("clipped", "clipped", {"k": 64, "std": 0.1}),
+        Workload("clipped", "clipped", {"k": 128, "std": 0.1}),
         Workload("alibi", "alibi", {}),
+        Workload("alibi-learned", "alibi", {"learn": True}),
         Workload("t5-causal", "t5", {"causal": True}, causal=True),
-        Workload("clipped-causal", "clipped", {"k": 64, "std": 0.1}, causal=True),
+        Workload("clipped-causal", "clipped", {"k": 128, "std": 0.1}, causal=True),
         Workload("alibi-causal", "alibi", {}, causal=True),
+        Workload("alibi-learned-causal", "alibi", {"learn": True}, causal=True),
         Workload("shaw", "shaw", {"k": 64}),
+        Workload("shaw-causal", "shaw", {"k": 64}, causal=True),
         Workload("shaw-values", "shaw", {"k": 64, "values": True}),
+        Workload("shaw-values-causal", "shaw", {"k": 64, "values": True}, causal=True),
         Workload("deberta", "deberta", {"buckets": 256, "max_distance": 512}),
         Workload("transformer_xl", "transformer_xl", {}),
+        Workload("relative_logits", "relative_logits", {"extent": 1024}, causal=True, size=128, longest=4096),
+        Workload("rope", "rope", {}),
+        Workload("rope-causal", "rope", {}, causal=True),
         Workload("t5-decode", "t5", {"causal": True}, causal=True, queries=1),
     )
 }
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+SETS = {
+    "cpu": ["t5", "clipped", "alibi", "t5-causal", "clipped-causal", "alibi-causal", "shaw", "shaw-values", "deberta",
+            "transformer_xl", "t5-decode"],
+    "cuda": ["t5", "t5-causal", "clipped", "clipped-causal", "alibi-learned", "alibi-learned-causal", "shaw",
+             "shaw-causal", "shaw-values", "shaw-values-causal", "relative_logits", "deberta", "transformer_xl", "rope",
+             "rope-causal"],
+}  # fmt: skip
+"""What is measured when nothing is asked for."""
+LENGTHS = {"cpu": [512, 1024, 2048, 4096], "cuda": [4096, 16384]}
 
 
-def positions(plan: Plan, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """Everything but scale q·k of the scores, dense [B, H, Lq, Lk]: what a textbook adds."""
-    from ..dispatch import scores
-
-    with_all = scores(q, k, plan, causal=causal)
-    scale = plan.scale_of(q.shape[3])
-    return with_all - (q if plan.shift is None else q + plan.shift[:, None]) @ k.transpose(-1, -2) * scale
+def case(workload: Workload, length: int, device: str, dtype: torch.dtype) -> Case:
+    """One sequence of 8 heads on a CPU; on a GPU 16 heads and 16384 tokens in all (4 sequences of 4096)."""
+    if device == "cpu":
+        return Case(workload, length, 1, 8, device, dtype)
+    return Case(workload, length, max(1, 16384 // length), 16, device, dtype)

@@ -1,0 +1,230 @@
+"""Other people's libraries as peers: optional, versioned, from projected q, k, v on, at the settings they advise."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from .peers import Peer, scale_of
+
+
+class XTransformers(Peer):
+    """x-transformers' bias modules, with PyTorch's attention as its own `flash=True` does."""
+
+    name = "x-transformers"
+    package = "x-transformers"
+
+    def refuses(self, case, kind):
+        # its T5 module has no causal buckets of our sizes past the query, and its slopes are constants
+        known = case.workload.scheme == "t5" or (case.workload.scheme == "alibi" and not case.workload.options)
+        return None if known else "x-transformers has no such encoding"
+
+    def make(self, problem):
+        from x_transformers.x_transformers import AlibiPositionalBias, RelativePositionBias
+
+        case, scheme = problem.case, problem.scheme
+        if case.workload.scheme == "alibi":
+            module = AlibiPositionalBias(heads=case.heads, total_heads=case.heads).to(case.device)
+        else:
+            module = RelativePositionBias(scale=1.0, causal=case.workload.causal, heads=case.heads).to(case.device)
+            module.relative_attention_bias.weight = scheme.table
+        scale = scale_of(problem.plan())
+
+        def attention(q, k, v):
+            bias = module(q.shape[2], k.shape[2])[None].to(q.dtype)
+            return scaled_dot_product_attention(q, k, v, attn_mask=_causal(bias, case), scale=scale)
+
+        return attention
+
+
+class Transformers(Peer):
+    """The attention of transformers' own T5, DeBERTa-v2 and XLNet."""
+
+    name = "transformers"
+    package = "transformers"
+
+    def refuses(self, case, kind):
+        known = case.workload.name in ("t5", "t5-causal", "t5-decode", "deberta", "transformer_xl")
+        return None if known else "transformers has no such attention"
+
+    def make(self, problem):
+        make = {"deberta": self._deberta, "transformer_xl": self._xlnet}.get(problem.case.workload.scheme, self._t5)
+        return make(problem)
+
+    def _t5(self, problem):
+        from transformers import T5Config
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.models.t5.modeling_t5 import T5Attention
+
+        case = problem.case
+        config = T5Config(
+            d_model=case.heads * case.size, num_heads=case.heads, d_kv=case.size, is_decoder=case.workload.causal
+        )
+        module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(case.device)
+        module.relative_attention_bias.weight = problem.scheme.table
+
+        def attention(q, k, v):
+            bias = module.compute_bias(q.shape[2], k.shape[2], past_seen_tokens=k.shape[2] - q.shape[2])
+            bias = _causal(bias, case)
+            out, _ = sdpa_attention_forward(module, q, k, v, attention_mask=bias, scaling=1.0, is_causal=False)
+            return out.transpose(1, 2)
+
+        return attention
+
+    def _deberta(self, problem):
+        from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
+
+        case, scheme = problem.case, problem.scheme
+        module = DisentangledSelfAttention(deberta_config(problem)).to(case.device).eval()
+        module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
+        scale = (case.size * 3) ** -0.5
+
+        def attention(q, k, v):
+            flat = [x.flatten(0, 1) for x in (q, k, v)]
+            scores = flat[0] @ flat[1].transpose(-1, -2) * scale
+            scores = scores + module.disentangled_attention_bias(flat[0], flat[1], None, scheme.table, 3)
+            return (scores.softmax(-1) @ flat[2]).unflatten(0, q.shape[:2])
+
+        return attention
+
+    def _xlnet(self, problem):
+        from transformers import XLNetConfig
+        from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
+
+        from ..schemes.absolute import sinusoid
+
+        case, scheme = problem.case, problem.scheme
+        config = XLNetConfig(d_model=case.heads * case.size, n_head=case.heads, d_inner=64, dropout=0.0)
+        module = XLNetRelativeAttention(config).to(case.device)
+        module.r_w_bias, module.r_r_bias = scheme.u, scheme.v
+        distances = torch.arange(case.length, -case.length, -1, device=case.device)
+        waves = sinusoid(distances, case.heads * case.size, base=10000.0, layout="concatenated").to(case.dtype)
+
+        def attention(q, k, v):
+            table = scheme.w_r(waves).view(-1, 1, case.heads, case.size)
+            heads = [x.permute(2, 0, 1, 3) for x in (q, k, v)]
+            return module.rel_attn_core(*heads, table.expand(-1, q.shape[0], -1, -1)).permute(1, 2, 0, 3)
+
+        return attention
+
+
+class FlashDeberta(Peer):
+    """flashDeBERTa's Triton kernels (bidirectional)."""
+
+    name = "flashdeberta"
+    package = "flashdeberta"
+    devices = ("cuda",)
+
+    def refuses(self, case, kind):
+        return None if case.workload.scheme == "deberta" else "has kernels for deberta only"
+
+    def make(self, problem):
+        kernel = _kernels("flashdeberta", "ops.flash_attention").flash_attention_with_disentangled
+        buckets, reach = _deberta_sizes(problem)
+
+        def attention(q, k, v):
+            plan = problem.plan()
+            (lookup,) = plan.lookups
+            tables = lookup.dot_query[None], lookup.dot_key[None]
+            return kernel(q, k, v, None, *tables, False, scale_of(plan), buckets, reach)
+
+        return attention
+
+
+class DisentangledFlash(Peer):
+    """disentangled-flash's training layer with its own choice of tiles; the projections of q, k, v are left out."""
+
+    name = "disentangled-flash"
+    package = "disentangled-flash"
+    devices = ("cuda",)
+
+    def refuses(self, case, kind):
+        return None if case.workload.scheme == "deberta" else "has kernels for deberta only"
+
+    def make(self, problem):
+        from disentangled_flash import TritonTrainingDisentangledSelfAttention
+
+        case, scheme = problem.case, problem.scheme
+        module = TritonTrainingDisentangledSelfAttention(deberta_config(problem), assume_unpadded=True)
+        module = module.to(device=case.device, dtype=case.dtype).eval()
+        module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
+        module._reshape_heads = lambda x, batch, length: x
+        seen = torch.ones(case.batch, case.length, dtype=torch.bool, device=case.device)
+        hidden = problem.v.new_empty(case.batch, case.length, 1)  # only its length and dtype are looked at
+
+        def attention(q, k, v):
+            module._project_qkv = lambda hidden: (q, k, v)
+            out, _ = module(hidden, seen, rel_embeddings=scheme.table)
+            return out.unflatten(-1, (case.heads, case.size)).transpose(1, 2)
+
+        return attention
+
+
+class TurboT5(Peer):
+    """turboT5's fused T5 kernel. It knows the tiles of two older cards; those of the larger one are used."""
+
+    name = "turbot5"
+    package = "turbot5"
+    devices = ("cuda",)
+
+    def refuses(self, case, kind):
+        return None if case.workload.scheme == "t5" else "has kernels for t5 only"
+
+    def make(self, problem):
+        module = _kernels("turbot5", "ops.fused_bias_attention")
+        # "can be overwritten at runtime to use your custom config": elsewhere it falls back to 32 x 32 tiles
+        module.get_fwd_config = lambda *shape: (128, 64, 3, 4)
+        module.get_bwd_config = lambda *shape: (64, 64, 1, 4)
+        causal, scheme = problem.case.workload.causal, problem.scheme
+
+        def attention(q, k, v):
+            table = scheme.table.float().contiguous()  # its gradient is added up atomically in the table's dtype
+            return module.flash_attention_with_fusing_bias(
+                q, k, v, table, causal, scale_of(problem.plan()), scheme.buckets, scheme.max_distance
+            )
+
+        return attention
+
+
+def _causal(bias, case):
+    if not case.workload.causal or bias.shape[-2] == 1:
+        return bias
+    future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+    return bias.masked_fill(future, float("-inf"))
+
+
+def deberta_config(problem):
+    from transformers import DebertaV2Config
+
+    buckets, reach = _deberta_sizes(problem)
+    return DebertaV2Config(
+        hidden_size=problem.case.heads * problem.case.size,
+        num_attention_heads=problem.case.heads,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        share_att_key=False,
+        position_buckets=buckets,
+        max_relative_positions=reach,
+    )
+
+
+def _deberta_sizes(problem) -> tuple[int, int]:
+    return problem.scheme.table.shape[0] // 2, problem.case.workload.options["max_distance"]
+
+
+def _kernels(package: str, module: str) -> Any:
+    """A package's kernels without its model classes, which import names of older transformers."""
+    if package not in sys.modules:
+        found = importlib.util.find_spec(package)
+        if found is None or found.submodule_search_locations is None:
+            raise ModuleNotFoundError(f"{package} is not a package")
+        bare = types.ModuleType(package)
+        bare.__path__ = list(found.submodule_search_locations)
+        sys.modules[package] = bare
+    return importlib.import_module(f"{package}.{module}")
