@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -312,36 +313,37 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
         if base not in calls:
             continue
         others = Others()
-        taken = _timed(calls, rough, repeats, asked.device)
+        taken, more = _timed(calls, rough, repeats, asked.device)
         busy = others.share()
         for name in calls:
-            took, ratio, spread = compared(taken[name][0], taken[base][0])
+            took, ratio, spread = compared(taken[name], taken[base])
             states[name].last[kind] = asked.length, took / asked.batch, held[name] // asked.batch
             found: dict = PEERS[name].detail(problem) | {
                 "seconds": took,
                 "ratio": ratio,
                 "spread": spread,
-                "rounds": len(taken[name][0]),
+                "rounds": len(taken[name]),
             }
-            if taken[name][1] is not None:
-                found["launched"] = taken[name][1]
+            found |= more[name]
             found |= {"bytes": held[name], "busy": round(busy, 3), "when": _now()}
             records.append(_record(asked, name, kind, **found))
         _release(asked.device)
     return records
 
 
-def _timed(calls, rough, repeats: int, device: str) -> dict[str, tuple[list[float], float | None]]:
-    """Seconds in turns; on a GPU of replayed graphs, and beside them the median as Python launches the calls."""
+def _timed(calls, rough, repeats: int, device: str) -> tuple[dict[str, list[float]], dict[str, dict]]:
+    """Seconds in turns, and what else to record: on a GPU the seconds are those of replayed graphs, and beside them
+    stands the median as Python launches the calls."""
     budget = BUDGET[device]
     if device == "cpu":
-        return {name: (found, None) for name, found in in_turns(calls, rough, repeats, budget).items()}
-    launched = {name: compared(found, found)[0] for name, found in in_turns(calls, rough, 5, budget, device).items()}
+        return in_turns(calls, rough, repeats, budget), {name: {} for name in calls}
+    launched = in_turns(calls, rough, 5, budget, device)
     pool = torch.cuda.graph_pool_handle()
     # one pool for all: they are replayed one after another, and nobody reads their outputs
-    replays = {name: graph(call, pool) or call for name, call in calls.items()}
-    taken = in_turns(replays, rough, repeats, budget, device)
-    return {name: (taken[name], launched[name]) for name in calls}
+    replays = {name: graph(call, pool) for name, call in calls.items()}
+    taken = in_turns({name: replays[name] or call for name, call in calls.items()}, rough, repeats, budget, device)
+    more = {name: {"launched": statistics.median(launched[name]), "graph": replays[name] is not None} for name in calls}
+    return taken, more
 
 
 def _release(device: str) -> None:
