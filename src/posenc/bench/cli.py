@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
 
     path = Path(given.out) / "results.json"
     old = report.load(path)
+    began = time.monotonic()
     console = Console(stderr=True)
     shown = sys.stderr.isatty()
     columns = (
@@ -86,8 +88,8 @@ def main(arguments: list[str]) -> int:
 
         def tick(text: str, done: float) -> None:
             progress.update(task, description=text, completed=done)
-            if not shown:
-                console.print(f"{done:4.0%} {text}", highlight=False)
+            if not shown and not text.startswith("checking "):
+                console.print(f"{time.monotonic() - began:4.0f} s {done:4.0%} {text}", highlight=False)
 
         def keep(result: dict) -> None:
             report.save(report.merged(old, result), path)

@@ -151,7 +151,9 @@ class DisentangledFlash(Peer):
         from disentangled_flash import TritonTrainingDisentangledSelfAttention
 
         case, scheme = problem.case, problem.scheme
-        module = TritonTrainingDisentangledSelfAttention(deberta_config(problem), assume_unpadded=True)
+        module = TritonTrainingDisentangledSelfAttention(
+            deberta_config(problem), assume_unpadded=True, profile_registry=_own_tiles()
+        )
         module = module.to(device=case.device, dtype=case.dtype).eval()
         module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
         module._reshape_heads = lambda x, batch, length: x
@@ -216,6 +218,22 @@ def deberta_config(problem):
 
 def _deberta_sizes(problem) -> tuple[int, int]:
     return problem.scheme.table.shape[0] // 2, problem.case.workload.options["max_distance"]
+
+
+def _own_tiles():
+    """disentangled-flash's tiles for this card, also where they were found with another release of the compiler."""
+    from disentangled_flash.tuning import ProfileRegistry, load_bundled_profiles
+
+    class Tiles(ProfileRegistry):
+        def resolve(self, hardware, compiler, workload):
+            for profile in self.profiles:
+                if profile.hardware.matches(hardware):
+                    for entry in profile.entries:
+                        if entry.workload == workload:
+                            return entry.config
+            return None
+
+    return Tiles(load_bundled_profiles())
 
 
 def _kernels(package: str, module: str) -> Any:

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..dispatch import attend, engine_for
 from ..plan import Plan
+from .measure import seconds
 from .workloads import Attention, Case, Problem
 
 
@@ -155,16 +156,24 @@ class Flex(Peer):
 
     A look-up's gradient is atomic there, and equal addresses are slow: tables without content are spread out to one
     number per distance, and for training copied for neighbouring rows (on one H200, t5 at 4 x 4096 tokens: 956 ms with
-    distances clamped, 19 with one number per distance, 12 with 64 copies, 8 to 9 with these tiles).
+    distances clamped, 19 with one number per distance, 12 with 64 copies). On a GPU the fastest of these tiles is taken.
     """
 
     name = "flex attention"
     copies = 64
-    tiles = {
-        "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3,
-        "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64,
-        "bwd_num_warps": 4, "bwd_num_stages": 1,
-    }  # fmt: skip
+    tiles: tuple[dict[str, int], ...] = (
+        {
+            "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3,
+            "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64,
+            "bwd_num_warps": 4, "bwd_num_stages": 1,
+        },
+        {
+            "fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_warps": 8, "fwd_num_stages": 3,
+            "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 128, "bwd_BLOCK_M2": 128, "bwd_BLOCK_N2": 64,
+            "bwd_num_warps": 8, "bwd_num_stages": 1,
+        },
+        {},
+    )  # fmt: skip
 
     def refuses(self, case, kind):
         if case.workload.queries is not None:
@@ -179,6 +188,7 @@ class Flex(Peer):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         case = problem.case
+        gpu = case.device == "cuda"
         mask = None
         if case.workload.causal:
             mask = create_block_mask(
@@ -187,19 +197,43 @@ class Flex(Peer):
         # one compiled function for each length: a score function's own integers are constants to the compiler
         torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False)
-        gpu = case.device == "cuda"
+        chosen: dict[bool, dict] = {} if gpu and case.length >= 2048 else {True: {}, False: {}}
 
-        def attention(q, k, v):
+        def once(options: dict, q, k, v):
             plan = problem.plan()
             if plan.shift is not None:
                 q = q + plan.shift.to(q.dtype)[:, None]
             if plan.rotate is not None:
                 q, k = plan.rotate.queries(q), plan.rotate.keys(k)
             score = score_function(plan, q, k, self.copies if gpu and torch.is_grad_enabled() else 1)
-            options: Any = dict(self.tiles) if gpu else None
-            return compiled(q, k, v, score_mod=score, block_mask=mask, scale=scale_of(plan), kernel_options=options)
+            given: Any = dict(options) or None
+            return compiled(q, k, v, score_mod=score, block_mask=mask, scale=scale_of(plan), kernel_options=given)
+
+        def attention(q, k, v):
+            training = torch.is_grad_enabled()
+            if training not in chosen:
+                chosen[training] = self._fastest(lambda options: once(options, q, k, v), q, problem.g, training)
+            return once(chosen[training], q, k, v)
 
         return attention
+
+    def _fastest(self, run, q, g, training: bool) -> dict:
+        times = {}
+        for number, options in enumerate(self.tiles):
+
+            def call(options=options):
+                out = run(options)
+                if training:
+                    torch.autograd.grad(out, q, g)
+
+            try:
+                call()
+                times[number] = seconds(call, "cuda", 3)
+            except Exception:  # tiles that this card or this score function cannot have
+                continue
+        if not times:
+            raise RuntimeError("none of the tiles compiles")
+        return self.tiles[min(times, key=lambda number: times[number])]
 
 
 def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):

@@ -73,7 +73,7 @@ def print_table(result: dict) -> None:
     records, ceilings = result["records"], result["ceilings"]
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(width=150)
     table = Table(title=f"{result['dtype']}, {where_run(result)}", box=SIMPLE)
     left = ("workload", "shape", "pass", "contender")
     headings = (*left, "time", *(f"of {name}" for name in ceilings), "±", "extra memory*")
