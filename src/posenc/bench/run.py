@@ -43,7 +43,7 @@ CHECKED = 640
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 SHARE = 0.6
 """Of the free memory, what a contender may be expected to need."""
-BUDGET = {"cpu": 12.0, "cuda": 0.5}
+BUDGET = {"cpu": 6.0, "cuda": 0.4}
 """Seconds of one contender's rounds at one length and pass."""
 
 
@@ -318,7 +318,7 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
         for name, (taken, against, more) in timed.items():
             took, ratio, spread = compared(taken, against)
             states[name].last[kind] = asked.length, took / asked.batch, held[name] // asked.batch
-            found = {"seconds": took, "ratio": ratio, "spread": spread, "rounds": len(taken), "bytes": held[name]}
+            found: dict = {"seconds": took, "ratio": ratio, "spread": spread, "rounds": len(taken), "bytes": held[name]}
             found |= {"busy": busy, "when": _now(), **more, **PEERS[name].detail(problem)}
             records.append(_record(asked, name, kind, **found))
         _release(asked.device)
