@@ -1,12 +1,16 @@
 """extend: transformers' numbers for every scaling, through save and load; right with a cache where theirs is not."""
 
+import logging
+
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    Gemma3TextConfig,
     GemmaConfig,
     GPTJConfig,
-    GPTJModel,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -14,8 +18,10 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posenc import hf, scaling
+from posenc.hf import layer
 from tests.hf.compare import outputs_agree, shape_of
 
 SIZES = dict(
@@ -30,7 +36,10 @@ CONFIGS = {
     "qwen3": lambda **more: Qwen3Config(**{**SIZES, **GROUPED, "head_dim": 8, **more}),
     "gemma": lambda **more: GemmaConfig(**{**SIZES, **GROUPED, "head_dim": 8, **more}),
     "phi": lambda **more: PhiConfig(**{**SIZES, **more}),
-    "gpt_neox": lambda **more: GPTNeoXConfig(**{**SIZES, **more}),
+    "gemma3_text": lambda **more: Gemma3TextConfig(
+        **{**SIZES, **GROUPED, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], **more}
+    ),
+    "gpt_neox": lambda **more: GPTNeoXConfig(**{**SIZES, "hidden_size": 64, **more}),
 }
 SCALINGS = {
     "linear": scaling.Linear(factor=4.0),
@@ -38,6 +47,7 @@ SCALINGS = {
     "yarn": scaling.YaRN(factor=4.0, original=16),
     "llama3": scaling.Llama3(factor=4.0, low=1.0, high=4.0, original=16),
 }
+GPTJ = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=16, n_inner=37)
 DYNAMIC = {
     "dynamic": scaling.DynamicNTK(factor=2.0, original=16),
     "longrope": scaling.LongRoPE(short=(1.0,) * 4, long=(1.0, 2.0, 3.0, 4.0), original=16, factor=4.0),
@@ -46,7 +56,8 @@ DYNAMIC = {
 
 def make(family, **more):
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](**more)).eval()
+    config = GPTJConfig(**{**GPTJ, **more}) if family == "gptj" else CONFIGS[family](**more)
+    model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -57,7 +68,10 @@ IDS = torch.randint(2, 64, (2, 40), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize(
-    "family, name", [(f, "yarn") for f in CONFIGS] + [("llama", n) for n in (*SCALINGS, *DYNAMIC) if n != "yarn"]
+    "family, name",
+    [(f, "yarn") for f in CONFIGS]
+    + [("llama", n) for n in (*SCALINGS, *DYNAMIC) if n != "yarn"]
+    + [("gemma3_text", "linear"), ("phi", "dynamic"), ("gpt_neox", "dynamic")],
 )
 def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     model = make(family)
@@ -70,7 +84,11 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     assert (ours - plain).abs().max() > 1e-3
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert loaded.config.rope_parameters["rope_type"] == ("default" if name == "ntk" else name)
+    said = loaded.config.rope_parameters
+    if family == "gemma3_text":
+        assert said["sliding_attention"] == config["sliding_attention"]
+        said = said["full_attention"]
+    assert said["rope_type"] == ("default" if name == "ntk" else name)
     outputs_agree(ours, loaded(IDS, use_cache=False).logits)
     hf.restore(model)
     assert shape_of(model) == before
@@ -78,11 +96,13 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     assert torch.equal(model(IDS).logits, plain)
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma"])
+UNROTATED = [(f, n) for f in ("llama", "mistral", "qwen2", "qwen3", "gemma") for n in DYNAMIC]
+
+
+@pytest.mark.parametrize("family, name", [*UNROTATED, ("phi", "dynamic"), ("gpt_neox", "dynamic"), ("gptj", "dynamic")])
 def test_a_cache_changes_nothing_where_the_rotation_follows_the_length(family, name):
     """One layer: its keys do not depend on earlier lengths, so each step must equal a whole forward."""
-    model = hf.extend(make(family, num_hidden_layers=1), DYNAMIC[name])
+    model = hf.extend(make(family, **({"n_layer": 1} if family == "gptj" else {"num_hidden_layers": 1})), DYNAMIC[name])
     with torch.no_grad():
         out = model(IDS[:, :10], use_cache=True)
         for end in range(11, 41, 3):
@@ -109,11 +129,45 @@ def test_left_padding_and_generate_with_a_length_dependent_rotation():
     assert torch.equal(both[:, 6:], alone)
 
 
+def their_table(length, kind, **parameters):
+    """GPT-J's [sines, cosines] from transformers' own frequencies."""
+    config = LlamaConfig(
+        hidden_size=16, num_attention_heads=4, max_position_embeddings=16,
+        rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **parameters),
+    )  # fmt: skip
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+    angles = torch.arange(length)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1) * factor
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn", "dynamic"])
+def test_gptj(name, caplog):
+    layer._said.clear()
+    model = make("gptj")
+    before, plain = shape_of(model), model(IDS[:, :16]).logits
+    keys = list(model.state_dict())
+    with caplog.at_level(logging.WARNING, logger="posenc.hf"):
+        hf.extend(model, {**SCALINGS, **DYNAMIC}[name], max_length=40)
+    assert "no word for a scaling" in caplog.text
+    assert (list(model.state_dict()), model.config.max_position_embeddings) == (keys, 40)
+    ours = model(IDS, use_cache=False).logits
+    theirs = make("gptj", n_positions=40)
+    more = {"yarn": dict(factor=4.0, original_max_position_embeddings=16), "linear": dict(factor=4.0)}
+    for block in theirs.transformer.h:
+        block.attn.embed_positions = their_table(40, name, **more.get(name, dict(factor=2.0)))
+    outputs_agree(ours, theirs(IDS, use_cache=False).logits)
+    with pytest.raises(hf.UnsupportedModel, match="extended already"):
+        hf.extend(model, SCALINGS["linear"])
+    hf.restore(model)
+    assert (shape_of(model), model.config.max_position_embeddings) == (before, 16)
+    assert torch.equal(model(IDS[:, :16]).logits, plain)
+
+
 def test_what_cannot_be_extended_says_why():
-    with pytest.raises(hf.UnsupportedModel, match="GPT-J keeps a table"):
-        hf.extend(GPTJModel(GPTJConfig(vocab_size=9, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)), SCALINGS["yarn"])
-    with pytest.raises(hf.UnsupportedModel, match="keys must be cached unrotated"):
-        hf.extend(make("phi"), DYNAMIC["dynamic"])
+    with pytest.raises(hf.UnsupportedModel, match="no rotary_emb to swap"):
+        hf.extend(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), None)
+    with pytest.raises(hf.UnsupportedModel, match="keys must be cached unrotated.*not for Gemma3Attention"):
+        hf.extend(make("gemma3_text"), DYNAMIC["dynamic"])
     model = hf.extend(make("llama"), SCALINGS["yarn"])
     with pytest.raises(hf.UnsupportedModel, match="extended already"):
         hf.extend(model, SCALINGS["linear"])

@@ -1,0 +1,155 @@
+"""Attention layers that cache keys as they are and turn all of them at each call.
+
+Length-dependent scalings (dynamic NTK, LongRoPE) change the rotation of every key as the text grows. transformers
+caches rotated keys, so its cache mixes rotations; here every key is turned by its row's own length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.gemma import modeling_gemma
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gptj import modeling_gptj
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.phi import modeling_phi
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+from .. import RoPE, Where
+from . import masks
+from .layer import Layer, split
+
+
+class Turns(tuple):
+    """(cos, sin) as transformers' layers unpack them, with the positions that layers of our own need."""
+
+    rope: RoPE
+    positions: Tensor
+
+    @classmethod
+    def of(cls, rope: RoPE, positions: Tensor, dtype: torch.dtype) -> Turns:
+        phases = rope.rotation(Where(positions)).q
+        assert phases is not None
+        made = cls(torch.cat((part, part), dim=-1).to(dtype) for part in phases)
+        made.rope, made.positions = rope, positions
+        return made
+
+
+class Unrotated(Layer):
+    """Llama's names; others say their own."""
+
+    scheme = "rope"
+
+    def posenc_qkv(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, heads, L, D] each, not rotated."""
+        q, k, v = (split(project(states), self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
+        return (self.q_norm(q), self.k_norm(k), v) if hasattr(self, "q_norm") else (q, k, v)
+
+    def posenc_out(self, merged: Tensor) -> Tensor:
+        return self.o_proj(merged)
+
+    def posenc_size(self) -> tuple[float, float]:
+        """Scale and dropout."""
+        return self.scaling, self.attention_dropout
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Any, dict[str, Any]]:
+        q, _, _ = self.posenc_qkv(next(self.parameters()).new_zeros(1, 1, self.config.hidden_size))
+        return q.shape[1], q.shape[3], RoPE(head_dim=q.shape[3]).plan(Where(length)), {"causal": True}
+
+    def posenc_attend(self, states: Tensor, rope: RoPE, positions: Tensor, mask, cache, kwargs: dict[str, Any]):
+        if masks.wants_attentions(self, kwargs):
+            raise ValueError(
+                "output_attentions=True is not kept by length-dependent rotations; hf.restore(model) first"
+            )
+        q, k, v = self.posenc_qkv(states)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        # slots are consecutive, so a row's last position says all of them; padding before the text stays at 0
+        back = torch.arange(1 - k.shape[2], 1, device=positions.device)
+        where = Where(positions, (positions[:, -1:] + back).clamp(min=0))
+        scale, dropout = self.posenc_size()
+        plan = replace(rope.plan(where), scale=scale)
+        seen = masks.seen(mask, q.shape[2], causal=True)
+        return self.posenc_out(self.posenc_run(q, k, v, plan, seen, dropout)), None
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
+        rope, positions = position_embeddings.rope, position_embeddings.positions
+        return self.posenc_attend(hidden_states, rope, positions, attention_mask, past_key_values, kwargs)
+
+
+class LlamaAttention(Unrotated, modeling_llama.LlamaAttention):
+    original = modeling_llama.LlamaAttention
+
+
+class MistralAttention(Unrotated, modeling_mistral.MistralAttention):
+    original = modeling_mistral.MistralAttention
+
+
+class Qwen2Attention(Unrotated, modeling_qwen2.Qwen2Attention):
+    original = modeling_qwen2.Qwen2Attention
+
+
+class Qwen3Attention(Unrotated, modeling_qwen3.Qwen3Attention):
+    original = modeling_qwen3.Qwen3Attention
+
+
+class GemmaAttention(Unrotated, modeling_gemma.GemmaAttention):
+    original = modeling_gemma.GemmaAttention
+
+
+class PhiAttention(Unrotated, modeling_phi.PhiAttention):
+    original = modeling_phi.PhiAttention
+
+    def posenc_qkv(self, states):
+        q, k, v = super().posenc_qkv(states)
+        return (self.q_layernorm(q), self.k_layernorm(k), v) if self.qk_layernorm else (q, k, v)
+
+    def posenc_out(self, merged):
+        return self.dense(merged)
+
+
+class GPTNeoXAttention(Unrotated, modeling_gpt_neox.GPTNeoXAttention):
+    original = modeling_gpt_neox.GPTNeoXAttention
+
+    def posenc_qkv(self, states):
+        return split(self.query_key_value(states), 3 * self.head_size).chunk(3, dim=-1)
+
+    def posenc_out(self, merged):
+        return self.dense(merged)
+
+    def forward(  # type: ignore[override]
+        self, hidden_states, attention_mask, layer_past=None, position_embeddings=None, **kwargs
+    ):
+        rope, positions = position_embeddings.rope, position_embeddings.positions
+        return self.posenc_attend(hidden_states, rope, positions, attention_mask, layer_past, kwargs)
+
+
+class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
+    """Its layers rotate by themselves: the rope is the layer's own, `posenc_rope`."""
+
+    original = modeling_gptj.GPTJAttention
+    posenc_rope: RoPE
+
+    def posenc_out(self, merged):
+        return self.resid_dropout(self.out_proj(merged))
+
+    def posenc_size(self):
+        return 1.0 / self.scale_attn, self.attn_dropout.p
+
+    def forward(  # type: ignore[override]
+        self, hidden_states, layer_past=None, attention_mask=None, position_ids=None, **kwargs
+    ):
+        positions = position_ids.expand(hidden_states.shape[0], -1)
+        return self.posenc_attend(hidden_states, self.posenc_rope, positions, attention_mask, layer_past, kwargs)
+
+
+LAYERS = (
+    LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention, GemmaAttention, PhiAttention,
+    GPTNeoXAttention, GPTJAttention,
+)  # fmt: skip
+UNROTATED = {part.original: part for part in LAYERS}
