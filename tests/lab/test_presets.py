@@ -25,7 +25,7 @@ def test_what_each_preset_promises():
             assert len({s.split("+")[0].split(":")[0] for s in task.schemes}) >= 8
     assert quick.device == "cpu" and {t.task for t in quick.tasks} == {"text", "previous"}
     assert paper.device == "cuda" and paper.precision == "bfloat16" and paper.compile
-    assert paper.tasks[0].train == 512 and max(paper.tasks[0].test) == 16384 and paper.tasks[0].seeds == 2
+    assert paper.tasks[0].train == 512 and max(paper.tasks[0].test) == 16384 and paper.tasks[0].seeds >= 3
     assert all(t.seeds >= 3 and t.rates for t in full.tasks)
 
 

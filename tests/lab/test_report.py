@@ -3,10 +3,11 @@
 import csv
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
-from posenc.lab import cli, report, results, side_by_side, verdict
+from posenc.lab import cli, report, results, side_by_side, svg, verdict
 from posenc.lab.errors import LabError
 from posenc.lab.presets import from_dict
 from posenc.lab.results import Mean, Results, mean
@@ -46,6 +47,21 @@ def test_the_verdict_follows_the_numbers():
     assert "use alibi" in said and "rope is best with 1.600" in said
     assert "learned cannot run at size 256: learned positions end at max_len=64" in said
     assert "One seed" in said
+
+
+def test_an_extension_is_judged_by_the_weights_without_it():
+    run = made({"rope": {64: 1.6, 256: 2.1}, "rope+linear:8": {64: 3.2, 256: 3.2}, "rope+yarn:4": {64: 1.7, 256: 1.7}})
+    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert words == {"rope": "breaks", "rope+linear:8": "breaks", "rope+yarn:4": "loses"}
+
+
+def test_sliding_windows_are_told_apart():
+    run = made({"alibi": {64: 1.7, 256: 1.6}, "t5": {64: 1.6, 256: 1.6}})
+    run.tasks()[0]["sliding"] = 16
+    for row in run.rows:
+        row["sliding"] = 1.5 if row["scheme"] == "alibi" or row["size"] == 64 else 1.9
+    said = next(s for s in verdict.sentences(run) if "last 16 bytes" in s)
+    assert "alibi (+0.000) keeps the quality from 64 to 256; the others change by t5 +0.40." in said
 
 
 def test_accuracy_counts_the_other_way_round():
@@ -108,10 +124,33 @@ def test_two_runs_side_by_side(run_folder, tmp_path, capsys):
     assert side_by_side.rows(a, b)[0].apart
 
 
-def test_without_plotly_the_numbers_are_still_written(run_folder, tmp_path, monkeypatch):
+def test_without_plotly_the_figures_are_still_pictures(run_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "plotly_script", lambda: None)
     written = report.save(results.read(run_folder), tmp_path)
-    assert [path.name for path in written] == ["results.json", "results.csv"]
+    assert [path.name for path in written] == ["results.json", "results.csv", "report.html"]
+    page = written[-1].read_text(encoding="utf-8")
+    monkeypatch.undo()
+    assert page == report.as_html(results.read(run_folder), still=True)
+    assert "<script" not in page and "http" not in page and len(page) < 200_000
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) == page.count("<svg") == 5  # two tasks: results and training; text: sliding windows too
+    for picture in pictures:
+        ElementTree.fromstring(picture)
+    assert "rope+ntk:8</text>" in pictures[0]
+
+
+def test_still_pictures_put_points_where_they_belong():
+    figure = {
+        "data": [{"x": [64, 128, 256], "y": [2.0, None, 1.0], "name": "a", "mode": "lines+markers", "line": {}}],
+        "layout": {"xaxis": {"type": "log", "tickvals": [64, 128, 256], "ticktext": ["64", "128", "256"]}},
+    }
+    picture = ElementTree.fromstring(svg.draw(figure))
+    first, last = picture.findall("circle")
+    assert float(first.get("cx")) == svg.LEFT and float(last.get("cx")) == svg.WIDTH - svg.RIGHT
+    assert svg.TOP < float(first.get("cy")) < float(last.get("cy")) < svg.HEIGHT - svg.BOTTOM  # 2.0 stands above 1.0
+    labels = {text.text: float(text.get("x")) for text in picture.iter("text")}
+    assert labels["128"] == pytest.approx((labels["64"] + labels["256"]) / 2)  # half way, on a log axis
+    assert {"1", "1.2", "2"} <= labels.keys()
 
 
 def test_published_tables_are_set_next_to_ours():
@@ -123,6 +162,13 @@ def test_published_tables_are_set_next_to_ours():
     run.experiment["published"] = ["kerple"]
     said = verdict.sentences(run)[-1]
     assert said.startswith("Next to KERPLE") and "4 of 5 entries agree" in said and "rope at 1024" in said
+    assert "1024: +0.30 / -0.10" in report.as_text(run)
+    run = made({"alibi": {512: 1.0, 16384: 0.9}, "t5": {512: 1.1, 16384: 0.8}}, train=512)
+    assert report.published.orders("kerple", run) == [
+        (512, ["t5", "alibi"], ["alibi", "t5"]),
+        (16384, ["alibi", "t5"], ["t5", "alibi"]),
+    ]
+    assert "at 512 alibi, t5 (published t5, alibi)" in report.published.sentence("kerple", run)
 
 
 def test_commands_refuse_what_makes_no_sense():

@@ -273,8 +273,16 @@ def measure(out: Path, *, text: str | None = None, jobs: int | None = None) -> l
     return [{"claim": said, **finding._asdict()} for said, finding in ((c, test(measured)) for c, test in CLAIMS)]
 
 
+INTRODUCTION = """# Claims on trial
+
+What textbooks say about positional encodings, what was measured, and the verdict. `posenc claims` measures all of it
+again and writes this page: some claims are arithmetic, the others are read off the small text models of
+`posenc compare --preset quick` and a few encoders of one layer."""
+
+
 def as_markdown(trials: list[dict[str, str]], about: str) -> str:
-    lines = ["| claim | measured | verdict |", "| --- | --- | --- |"]
+    """The page docs/claims.md, whole."""
+    lines = [INTRODUCTION, "", "| claim | measured | verdict |", "| --- | --- | --- |"]
     for trial in trials:
         lines.append(f"| {trial['claim']} | {trial['evidence']} | **{trial['verdict']}**: {trial['why']} |")
     return "\n".join([*lines, "", about, ""])
@@ -291,6 +299,10 @@ def as_text(trials: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def measured_text(file: str | None) -> str:
+    return "the Python standard library's source" if file is None else Path(file).name
+
+
 def main(arguments: list[str]) -> int:
     """posenc claims"""
     parser = argparse.ArgumentParser(
@@ -304,8 +316,9 @@ def main(arguments: list[str]) -> int:
     trials = measure(out, text=given.text, jobs=given.jobs)
     task = asdict(text_experiment())["tasks"][0]
     about = (
-        f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes for "
-        f"{task['steps']} steps of {task['batch']}, one seed; losses in nats per byte. `posenc claims` measures all of it again."
+        f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes of "
+        f"{measured_text(given.text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
+        "One seed each: differences of a few hundredths mean nothing."
     )
     write(out / "claims.json", json.dumps(trials, indent=1).encode())
     write(out / "claims.md", as_markdown(trials, about).encode())

@@ -74,8 +74,7 @@ def compare(arguments: list[str]) -> int:
         team.leave(members)
     if members.first:
         print(report.as_text(found))
-        page = out / "report.html"
-        print(f"\n{page}" if page.exists() else f"\n{out / 'results.json'} (the HTML report needs plotly)")
+        print(f"\n{out / 'report.html'}")
     return 0
 
 
@@ -86,6 +85,7 @@ def show_report(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", metavar="DIR", help="a run's folder; with two, they are compared")
     parser.add_argument("--out", help="where the comparison of two runs goes (DIR2/compare.html)")
+    parser.add_argument("--still", action="store_true", help="figures as still pictures: a small page without scripts")
     given = parser.parse_args(arguments)
     if len(given.runs) > 2:
         raise LabError(f"one run or two can be reported, {len(given.runs)} were given")
@@ -97,12 +97,11 @@ def show_report(arguments: list[str]) -> int:
     found = [results.read(folder) for folder in given.runs]
     if len(found) == 2:
         print(side_by_side.as_text(found[0], found[1], given.runs))
-        page = side_by_side.as_html(found[0], found[1], given.runs)
-        if page is not None:
-            place = Path(given.out) if given.out else Path(given.runs[1]) / "compare.html"
-            write(place, page.encode())
-            print(f"\n{place}")
+        page = side_by_side.as_html(found[0], found[1], given.runs, still=given.still)
+        place = Path(given.out) if given.out else Path(given.runs[1]) / "compare.html"
+        write(place, page.encode())
+        print(f"\n{place}")
         return 0
-    report.save(found[0], Path(given.runs[0]))
+    report.save(found[0], Path(given.runs[0]), still=given.still)
     print(report.as_text(found[0]))
     return 0

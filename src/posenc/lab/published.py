@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from typing import Any
 
 from .results import Mean, Results
 
@@ -45,12 +46,38 @@ def rows(name: str, results: Results) -> list[tuple[str, int, float, float | Non
             published = math.log(perplexity / perplexities[0])  # type: ignore[operator]
             measured = None
             if task is not None:
-                nearest = min(task["test"], key=lambda s: abs(math.log(s / size)))
-                here, far = (results.point(task, scheme, s, "loss") for s in (task["train"], nearest))
-                if abs(math.log(nearest / size)) < 0.25 and isinstance(here, Mean) and isinstance(far, Mean):
+                nearest = _nearest(task, size)
+                here = results.point(task, scheme, task["train"], "loss")
+                far = None if nearest is None else results.point(task, scheme, nearest, "loss")
+                if isinstance(here, Mean) and isinstance(far, Mean):
                     measured = far.value - here.value
             found.append((scheme, size, published, measured))
     return found
+
+
+def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]]:
+    """(length, published order, measured order), best first, of the schemes that are known on both sides."""
+    _, sizes, table = TABLES[name]
+    task = next((t for t in results.tasks() if t["task"] == "text"), None)
+    found = []
+    for column, size in enumerate(sizes if task is not None else ()):
+        nearest = _nearest(task, size)  # type: ignore[arg-type]
+        theirs: dict[str, float] = {}
+        ours: dict[str, float] = {}
+        for scheme, perplexities in table.items():
+            point = None if nearest is None else results.point(task, scheme, nearest, "loss")  # type: ignore[arg-type]
+            perplexity = perplexities[column]
+            if perplexity is not None and isinstance(point, Mean):
+                theirs[scheme], ours[scheme] = perplexity, point.value
+        if len(ours) > 1:
+            found.append((size, sorted(theirs, key=theirs.__getitem__), sorted(ours, key=ours.__getitem__)))
+    return found
+
+
+def _nearest(task: dict[str, Any], size: int) -> int | None:
+    """The tested size that stands for a published one."""
+    nearest = min(task["test"], key=lambda s: abs(math.log(s / size)))
+    return nearest if abs(math.log(nearest / size)) < 0.25 else None
 
 
 def agreement(published: float, measured: float | None) -> str:
@@ -69,9 +96,13 @@ def sentence(name: str, results: Results) -> str:
     title = TABLES[name][0].split(":")[0]
     if not found:
         return f"Next to {title}: nothing was measured at its lengths."
-    return f"Next to {title}: {agree} of {len(found)} entries agree on whether a scheme holds or loses" + (
-        f"; not {', '.join(apart)}." if apart else "."
-    )
+    said = f"Next to {title}: {agree} of {len(found)} entries agree on whether a scheme holds or loses"
+    said += f"; not {', '.join(apart)}." if apart else "."
+    ranked = orders(name, results)
+    other = [f"at {size} {', '.join(ours)} (published {', '.join(theirs)})" for size, theirs, ours in ranked if theirs != ours]  # fmt: skip
+    if not other:
+        return f"{said} The order of the schemes is the same at every length."
+    return f"{said} The order of the schemes is another at {len(other)} of {len(ranked)} lengths, best first: {'; '.join(other)}."
 
 
 def as_html(name: str, results: Results) -> str:
@@ -85,3 +116,17 @@ def as_html(name: str, results: Results) -> str:
         "there and nats per byte here: only the sign and the order can agree.</p>"
         f"<table><tr><th>scheme</th><th>length</th><th>published</th><th>measured</th><th></th></tr>{lines}</table>"
     )
+
+
+def as_text(name: str, results: Results) -> str:
+    """The same for a terminal: a line for each scheme, published and measured change at each length."""
+    lines = [f"{TABLES[name][0]}; change of the loss, published / measured here"]
+    found = rows(name, results)
+    for scheme in dict.fromkeys(row[0] for row in found):
+        told = (
+            f"{size}: {published:+.2f} / {'–' if measured is None else f'{measured:+.2f}'}"
+            for other, size, published, measured in found
+            if other == scheme
+        )
+        lines.append(f"  {scheme:<12}{'   '.join(told)}")
+    return "\n".join(lines)

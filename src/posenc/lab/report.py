@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import published, verdict
+from . import published, svg, verdict
 from .results import Mean, Results, metric_of
 from .store import write
 
@@ -20,28 +20,24 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right; }
 th:first-child, td:first-child { text-align: left; }
+td:not(.why) { white-space: nowrap; }
 .holds { color: #00694d; } .breaks, .cannot { color: #b03000; } .why { color: #777; font-size: 13px; text-align: left; }
 .verdict { background: #f2f6fa; border-left: 4px solid #0072B2; padding: .5em 1em; }
 .wide { overflow-x: auto; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; font-size: 13px; }
 """
 
 
-def save(results: Results, folder: Path) -> list[Path]:
-    """Write every form of the results; the HTML needs Plotly and is left out where that is missing."""
-    files = {"results.json": results.as_json(), "results.csv": results.as_csv()}
-    page = as_html(results)
-    if page is not None:
-        files["report.html"] = page.encode()
+def save(results: Results, folder: Path, *, still: bool = False) -> list[Path]:
+    """Write every form of the results."""
+    page = as_html(results, still=still).encode()
+    files = {"results.json": results.as_json(), "results.csv": results.as_csv(), "report.html": page}
     for name, content in files.items():
         write(folder / name, content)
     return [folder / name for name in files]
 
 
-def as_html(results: Results) -> str | None:
-    """The page, or None without Plotly."""
-    script = plotly_script()
-    if script is None:
-        return None
+def as_html(results: Results, *, still: bool = False) -> str:
+    """The page; its figures are still pictures where asked or without Plotly."""
     parts: list[str] = []
     figures: list[dict[str, Any]] = []
 
@@ -74,18 +70,24 @@ def as_html(results: Results) -> str | None:
     parts.append("<h2>Settings</h2>")
     shown = {"experiment": results.experiment, "machine": results.machine}
     parts.append(f"<pre>{html.escape(json.dumps(shown, indent=1))}</pre>")
-    return page(title, parts, figures, script)
+    return page(title, parts, figures, None if still else plotly_script())
 
 
-def page(title: str, parts: list[str], figures: list[dict[str, Any]], script: str) -> str:
+def page(title: str, parts: list[str], figures: list[dict[str, Any]], script: str | None) -> str:
+    """parts has a <div id="figureN"></div> where figure N goes; `script` is Plotly, None draws still pictures."""
+    if script is None:
+        pictures = {f'<div id="figure{n}"></div>': svg.draw(figure) for n, figure in enumerate(figures)}
+        parts = [pictures.get(part, part) for part in parts]
+        figures, script = [], ""
     data = json.dumps(figures).replace("</", "<\\/")
     draw = "figures.forEach((f, i) => Plotly.newPlot('figure' + i, f.data, f.layout, {responsive: true, displaylogo: false}));"
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{html.escape(title)}</title>"
-        f"<style>{STYLE}</style><script>{script}</script></head><body>"
+        f"<style>{STYLE}</style>{f'<script>{script}</script>' if script else ''}</head><body>"
         + "\n".join(parts)
-        + f"<script>const figures = {data};\n{draw}</script></body></html>\n"
+        + (f"<script>const figures = {data};\n{draw}</script>" if script else "")
+        + "</body></html>\n"
     )
 
 
@@ -239,4 +241,6 @@ def as_text(results: Results) -> str:
                 point = results.point(task, s.scheme, size, metric)
                 row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
             lines.append(f"{row}  {s.word}")
+    for name in results.experiment.get("published", ()):
+        lines += ["", published.as_text(name, results)]
     return "\n".join([*lines, "", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))])

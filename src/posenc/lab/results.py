@@ -119,9 +119,10 @@ def metric_of(task: dict[str, Any]) -> str:
     return task_class(split(task["task"]).name).metric
 
 
-def begin(experiment: Experiment, store: Store, text: dict[str, str]) -> None:
+def begin(experiment: Experiment, store: Store, text: dict[str, str], jobs: int | None) -> None:
     """Write down what was asked."""
-    content = {"experiment": asdict(experiment), "text": text, "machine": machine(experiment.device)}
+    about = machine(experiment.device) | {"jobs": jobs}
+    content = {"experiment": asdict(experiment), "text": text, "machine": about}
     write(store.root / "settings.json", json.dumps(content, indent=1).encode())
 
 

@@ -54,6 +54,7 @@ def compare(
             experiment,
             store,
             {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {},
+            jobs,
         )
         left = _missing(cells, store, team)
         try:

@@ -72,10 +72,7 @@ def as_text(a: Results, b: Results, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def as_html(a: Results, b: Results, names: list[str]) -> str | None:
-    script = plotly_script()
-    if script is None:
-        return None
+def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) -> str:
     found = rows(a, b)
     title = f"{names[0]} and {names[1]}"
     parts = [f"<h1>{html.escape(title)}</h1>"]
@@ -94,7 +91,7 @@ def as_html(a: Results, b: Results, names: list[str]) -> str | None:
                     "x": [row.size for row in points], "y": values, "name": f"{scheme} {label}",
                     "mode": "lines+markers", "line": {"color": colour, "dash": dash},
                 })  # fmt: skip
-        parts.append(f'<h2>{html.escape(task)}</h2><div id="figure{len(figures)}"></div>')
+        parts += [f"<h2>{html.escape(task)}</h2>", f'<div id="figure{len(figures)}"></div>']
         figures.append({"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}})
         lines = "".join(
             f"<tr><td>{html.escape(row.scheme)}</td><td>{row.size}</td><td>{row.a}</td><td>{row.b}</td>"
@@ -102,4 +99,4 @@ def as_html(a: Results, b: Results, names: list[str]) -> str | None:
             for row in own
         )
         parts.append(f"<table><tr><th>scheme</th><th>size</th><th>A</th><th>B</th><th>B − A</th></tr>{lines}</table>")
-    return page(title, parts, figures, script)
+    return page(title, parts, figures, None if still else plotly_script())

@@ -40,7 +40,10 @@ def standing(results: Results, task: dict[str, Any], scheme: str, size: int) -> 
         return Standing(scheme, here, far, size, "missing")
     if metric == "accuracy" and here.value < LEARNT:
         return Standing(scheme, here, far, size, "not learnt")
-    lost = far.value - here.value if metric == "loss" else here.value - far.value
+    # an extension is judged by what the same weights do without it: ruined from the start is not "keeps its quality"
+    plain = results.point(task, scheme.split("+")[0], task["train"], metric)
+    start = plain if isinstance(plain, Mean) else here
+    lost = far.value - start.value if metric == "loss" else start.value - far.value
     word = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
     return Standing(scheme, here, far, size, word)
 
@@ -92,9 +95,29 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
         if group:
             said.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
     said += [f"{s.scheme} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
+    said += _sliding(results, task)
     if task["seeds"] == 1:
         said.append("One seed: differences of a few hundredths mean nothing here.")
     return said
+
+
+def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
+    """The same question without the help of shorter windows' first bytes."""
+    far = max(task["test"])
+    changes = {}
+    for scheme in results.schemes(task) if task.get("sliding") else ():
+        ends = [results.point(task, scheme, size, "sliding") for size in (task["train"], far)]
+        if isinstance(ends[0], Mean) and isinstance(ends[1], Mean):
+            changes[scheme] = ends[1].value - ends[0].value
+    if not changes:
+        return []
+    hold = [f"{scheme} ({change:+.3f})" for scheme, change in changes.items() if change <= HOLDS["loss"]]
+    lose = [f"{s} {change:+.2f}" for s, change in sorted(changes.items(), key=lambda c: c[1]) if change > HOLDS["loss"]]
+    return [
+        f"Where only the last {task['sliding']} bytes of a window count, so that all of them have a long past, "
+        f"{', '.join(hold) or 'none'} keep{'s' * (len(hold) == 1)} the quality from {task['train']} to {far}"
+        + (f"; the others change by {', '.join(lose)}." if lose else ".")
+    ]
 
 
 def _overall(results: Results) -> list[str]:

@@ -1,0 +1,115 @@
+"""A figure in Plotly's form (traces and a layout) drawn as a still picture: for pages without scripts.
+
+Lines, markers, bands and the dotted line at the training size are drawn; the rest of Plotly's language is not.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+WIDTH, HEIGHT = 1000, 440
+LEFT, RIGHT, TOP, BOTTOM = 60, 210, 15, 45  # margins; the legend stands at the right
+DASHES = {"solid": "", "dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4", "longdash": "14 6"}
+
+
+def draw(figure: dict[str, Any]) -> str:
+    """The figure as an <svg> element."""
+    data, layout = figure["data"], figure["layout"]
+    points = [(x, y) for trace in data for x, y in zip(trace["x"], trace["y"]) if y is not None]
+    if not points:
+        return "<p>nothing to draw</p>"
+    log = layout.get("xaxis", {}).get("type") == "log"
+    across = _scale([x for x, _ in points], LEFT, WIDTH - RIGHT, log)
+    up = _scale(layout.get("yaxis", {}).get("range") or _roomy([y for _, y in points]), HEIGHT - BOTTOM, TOP, False)
+    parts = [*_axes(layout, across, up)]
+    for trace in data:
+        place = [(across(x), up(y)) for x, y in zip(trace["x"], trace["y"]) if y is not None]
+        parts += _band(trace, place) if trace.get("fill") else _line(trace, place)
+    for shape in layout.get("shapes", ()):
+        x = across(shape["x0"])
+        parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#999" stroke-dasharray="2 4"/>')
+    parts += _legend(data)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" style="width:100%;font:13px system-ui,sans-serif" fill="none">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _scale(values, start: float, end: float, log: bool):
+    low, high = min(values), max(values)
+    if log:
+        low, high = math.log(low), math.log(high)
+    span = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return start + ((math.log(value) if log else value) - low) / span * (end - start)
+
+    place.range = (min(values), max(values))  # type: ignore[attr-defined]
+    return place
+
+
+def _roomy(values: list[float]) -> tuple[float, float]:
+    margin = 0.04 * (max(values) - min(values)) or 0.5
+    return min(values) - margin, max(values) + margin
+
+
+def _axes(layout: dict[str, Any], across, up) -> list[str]:
+    made = []
+    for value in _ticks(*up.range):
+        y = up(value)
+        made.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>')
+        made.append(_text(LEFT - 8, y + 4, f"{value:g}", "end"))
+    x_axis = layout.get("xaxis", {})
+    values = x_axis.get("tickvals") or _ticks(*across.range)
+    for value, label in zip(values, x_axis.get("ticktext") or [f"{v:g}" for v in values]):
+        made.append(_text(across(value), HEIGHT - BOTTOM + 18, label, "middle"))
+    made.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="#555"/>')
+    title = x_axis.get("title", {}).get("text", "")
+    made.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, title, "middle"))
+    title = layout.get("yaxis", {}).get("title", {}).get("text", "")
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    turned = _text(0, 0, title, "middle")
+    made.append(f'<g transform="translate(14 {middle:.0f}) rotate(-90)">{turned}</g>')
+    return made
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About six round values."""
+    rough = (high - low) / 6 or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
+    first = math.ceil(low / step)
+    return [round(step * n, 12) for n in range(first, math.floor(high / step) + 1)]
+
+
+def _line(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[str]:
+    line = trace.get("line", {})
+    colour, dash = line.get("color", "#000"), DASHES[line.get("dash", "solid")]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place)
+    made = [f'<path d="{path}" stroke="{colour}" stroke-width="{line.get("width", 2)}" stroke-dasharray="{dash}"/>']
+    if "markers" in trace.get("mode", ""):
+        made += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in place]
+    return made
+
+
+def _band(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[str]:
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place) + "Z"
+    return [f'<path d="{path}" fill="{trace["fillcolor"]}" opacity="{trace.get("opacity", 0.12)}"/>']
+
+
+def _legend(data: list[dict[str, Any]]) -> list[str]:
+    made, y = [], TOP + 10
+    for trace in data:
+        if trace.get("showlegend", True) and trace.get("name"):
+            x = WIDTH - RIGHT + 15
+            made += _line({"line": trace.get("line", {})}, [(x, y), (x + 28, y)])
+            made.append(_text(x + 36, y + 4, trace["name"], "start"))
+            y += 19
+    return made
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#333">{html.escape(text)}</text>'
