@@ -141,6 +141,38 @@ def test_published_files_give_what_transformers_computes(name):
     assert written.frequencies(2**17) == rope.frequencies(2**17)
 
 
+TEXT = {"hidden_size": 1536, "num_attention_heads": 12, "max_position_embeddings": 32768, "rope_theta": 1000000.0}
+WITH_IMAGES = {
+    "qwen2_vl": ("Qwen2VLRotaryEmbedding", {**TEXT, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}),
+    "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", {**TEXT, "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "mrope_section": [16, 24, 24]}}),
+    "qwen3_vl": ("Qwen3VLTextRotaryEmbedding", {"text_config": {
+        **TEXT, "head_dim": 128, "rope_theta": 5000000, "rope_scaling": {
+            "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}}),
+    "glm4v": ("Glm4vTextRotaryEmbedding", {"text_config": {
+        "model_type": "glm4v_text", "hidden_size": 4096, "num_attention_heads": 32, "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0, "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITH_IMAGES)
+def test_published_files_of_images_and_text(kind):
+    name, file = WITH_IMAGES[kind]
+    text = {key: value for key, value in file.get("text_config", file).items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(f"{kind}_text", **text)
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    at = posenc.rotary.mixed_positions([3, (3, 4), 2, (3, 2, 2), 4])
+    for given in ({"model_type": kind, "vision_config": {"patch_size": 14, "image_size": 1}, **file}, config):
+        rope = posenc.MRoPE.from_config(given)
+        x = torch.randn(1, 2, at.shape[1], rope.head_dim)
+        cos, sin = getattr(module, name)(config=config)(x, at.movedim(-1, 0))
+        theirs = module.apply_rotary_pos_emb(x, x, cos, sin)[0]
+        torch.testing.assert_close(rope.rotation(posenc.Where(at)).queries(x), theirs, atol=4e-6, rtol=1e-6)
+    ernie = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128, "rope_parameters": {"mrope_section": [22, 22, 20]}}
+    with pytest.raises(ValueError, match="Ernie"):
+        posenc.MRoPE.from_config(ernie)
+
+
 def test_published_files_with_layers():
     gemma = {"model_type": "gemma3", "vision_config": {"patch_size": 14}, "text_config": {
         "model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16, "head_dim": 256,

@@ -103,6 +103,10 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
         raise ValueError(f"short_factor has {len(scaling.short)} numbers, the rotation has {rotary_dim // 2} pairs")
     interleaved = model.get("rope_interleave", model.get("model_type") in INTERLEAVED)
     sections = rope.get("mrope_section")
+    if sections is not None and str(model.get("model_type")).startswith("ernie4_5_vl"):
+        raise ValueError(
+            "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns in turn; MRoPE does not deal so"
+        )
     return Setup(
         scaling,
         _base(model, rope),
