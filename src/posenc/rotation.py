@@ -82,7 +82,7 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
-    turned, rest = x[..., :width], x[..., width:]
+    turned, rest = x[..., :width].to(precision), x[..., width:]  # so that its gradient's two parts are rounded once
     if layout == "half":
         a, b = turned.chunk(2, dim=-1)
         out = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
