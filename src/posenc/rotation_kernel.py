@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 WHOLE = (512, 2, 2)
-PARTIAL = (512, 1, 2)
+PARTIAL = (128, 2, 1)
 """(pairs that one program turns in each of its heads; heads that share the phases it has loaded, at most; warps), where
 all channels turn and where some do not: the best of `python -m bench.rotate --sweep` on an H200."""
 
