@@ -1,17 +1,19 @@
-"""The server: both languages, exports and reports, for this machine alone."""
+"""The server: both languages, views, exports and reports, for this machine alone."""
 
 from __future__ import annotations
 
+import json
 import logging
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..plot.panels import csv
-from . import frame  # sets gradio's environment before gradio is imported
+from . import answer, frame  # sets gradio's environment before gradio is imported
 from .results import run_folder
 from .state import read
 from .texts import LANGUAGES, PATHS
@@ -19,6 +21,8 @@ from .texts import LANGUAGES, PATHS
 import gradio as gr  # isort: skip
 
 HOST = "127.0.0.1"
+LARGEST = 16_000_000
+"""Bytes of a question: a text of a million characters is told that it is long, in words."""
 
 
 def make() -> FastAPI:
@@ -26,14 +30,43 @@ def make() -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # A page elsewhere that resolves its own name to this machine must get nothing (DNS rebinding).
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    made = {language: frame.blocks(language) for language in LANGUAGES}
+
+    @app.post("/draw")
+    async def draw(request: Request) -> Response:
+        length = request.headers.get("content-length", "")
+        if not length.isdigit() or int(length) > LARGEST:
+            return PlainTextResponse("too long", status_code=413)
+        try:
+            asked = json.loads(await request.body())
+            built = made[asked.get("language", "en")][1][asked["page"]]
+            width, coarse = max(1, min(int(asked.get("width", 1200)), 20_000)), bool(asked.get("coarse", True))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return PlainTextResponse("not a question of this page", status_code=400)
+        page, words = built.page, built.words
+        if "query" in asked:
+            view = await run_in_threadpool(
+                answer.of_query, page, words, str(asked["query"]), width=width, coarse=coarse
+            )  # fmt: skip
+        else:
+            view = await run_in_threadpool(
+                answer.of_values, page, built.controls, words, asked.get("values"), width=width, coarse=coarse
+            )  # fmt: skip
+        return Response(json.dumps(view, ensure_ascii=False).encode("utf-8", "replace"), media_type="application/json")
+
+    @app.get("/plotly.js")
+    def plotly() -> Response:
+        script = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+        return Response(script, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
 
     @app.get("/export.csv")
     def export(request: Request) -> Response:
         try:
-            given = read(str(request.query_params))
-            words = LANGUAGES[given.pop("lang", "en")]
-            page = frame.PAGES[given.pop("view")]
-            view = page.draw(page.complete(given), words)
+            words = LANGUAGES[request.query_params.get("lang", "en")]
+            given = read(str(request.query_params), words)
+            page = frame.PAGES[given["view"]]
+            with answer.ONE_AT_A_TIME:
+                view = page.draw(page.complete(given), words)
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
         name = f'attachment; filename="posenc-{page.key}.csv"'
@@ -55,13 +88,14 @@ def make() -> FastAPI:
             font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
         ),
         "css": assets.joinpath("page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{assets.joinpath('page.js').read_text(encoding='utf-8')}</script>",
+        "head": f"<script>{assets.joinpath('page.js').read_text(encoding='utf-8')}</script>"
+        '<script src="/plotly.js" async></script>',
         "footer_links": [],
         "show_error": False,
         "ssr_mode": False,
         "server_name": HOST,
     }
     for language in ("zh", "en"):  # the root last: it would catch every other path
-        app = gr.mount_gradio_app(app, frame.blocks(language), path=PATHS[language], **look)
+        app = gr.mount_gradio_app(app, made[language][0], path=PATHS[language], **look)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     return app

@@ -21,7 +21,7 @@ from ..registry import names
 from ..where import Where
 from . import snippets, state
 from .options import Option, options_of
-from .state import State
+from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
 SLOTS = ("a", "b", "c")
@@ -86,12 +86,12 @@ class Compare(Page):
     defaults = {"a": "t5", "b": "alibi", "c": "rope", "length": "512", "train": "256", "head": "0"}
 
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
-        length = state.number(state_, "length", 2, LONGEST)
-        train = state.number(state_, "train", 1, LONGEST)
-        head = state.number(state_, "head", 0, numbers.SIZES["heads"] - 1)
+        length = state.number(state_, "length", 2, LONGEST, words)
+        train = state.number(state_, "train", 1, LONGEST, words)
+        head = state.number(state_, "head", 0, numbers.SIZES["heads"] - 1, words)
         chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
         if not chosen:
-            raise ValueError(words("no scheme"))
+            raise Sorry(words("no scheme"))
         coarse = coarse and length > EASY
         most = COARSE if coarse else FINE
         notes: list[str] = []
@@ -102,7 +102,7 @@ class Compare(Page):
             try:
                 drawn = _heat(state_[slot], length, head, most, words)
             except ValueError as error:
-                notes.append(f"{label}: {error}")
+                notes.append(words("library", error=f"{label}: {error}"))
                 continue
             except TypeError:
                 notes.append(words("bad options", options=state_[slot][:200]))
@@ -110,7 +110,7 @@ class Compare(Page):
             chosen_words[label] = state_[slot]
             heat.append(_renamed(drawn, label, name))
         if not chosen_words:
-            raise ValueError(" ".join(notes))
+            raise Sorry(" ".join(notes))
         curves, share = _curves(chosen_words, length, train, head, most, coarse, words)
         made = {
             _label(name, slot, chosen): {"name": name, "options": options}
@@ -141,7 +141,7 @@ class Compare(Page):
             read_slots = {
                 slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)
             }  # fmt: skip
-            rest = (str(int(value)) for value in values[len(slots) * width :])
+            rest = map(state.plain, values[len(slots) * width :])
             return {**read_slots, **dict(zip(("length", "train", "head"), rest))}
 
         def write(wanted: State) -> list[Any]:

@@ -17,7 +17,7 @@ from ..plot.panels import Heat, Panel, array
 from ..plot.words import Words
 from ..scaling import Scaling
 from . import state
-from .state import State
+from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
 # head size, base and trained length, as their published configurations say
@@ -41,13 +41,13 @@ class Extend(Page):
     }  # fmt: skip
 
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
-        head_dim = state.number(state_, "head_dim", 4, 1024)
+        head_dim = state.number(state_, "head_dim", 4, 1024, words)
         if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim} must be even: RoPE turns pairs of channels")
-        base = state.real(state_, "base", 1.5, 1e12)
-        original = state.number(state_, "original", 2, LONGEST)
-        target = state.number(state_, "target", 2, LONGEST)
-        kind = state.choice(state_, "scaling", SCALINGS)
+            raise Sorry(words("odd head", head_dim=head_dim))
+        base = state.real(state_, "base", 1.5, 1e12, words)
+        original = state.number(state_, "original", 2, LONGEST, words)
+        target = state.number(state_, "target", 2, LONGEST, words)
+        kind = state.choice(state_, "scaling", SCALINGS, words)
         chosen, made = scaling_of(kind, head_dim, original, target, state_["factors"], words)
         rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen)
         label = words(f"scaling {kind}")
@@ -101,11 +101,9 @@ class Extend(Page):
         )
         said = gr.HTML("", elem_id="extend-said")
 
-        def read(head_dim, base, original, target, scaling, factors) -> State:
-            numbers_ = (head_dim, base, original, target)
-            keys = ("head_dim", "base", "original", "target")
-            given = {key: "" if value is None else f"{value:.12g}" for key, value in zip(keys, numbers_)}
-            return {**given, "scaling": scaling, "factors": (factors or "").strip()}
+        def read(*values: Any) -> State:
+            keys = ("head_dim", "base", "original", "target", "scaling", "factors")
+            return {key: state.plain(value).strip() for key, value in zip(keys, values)}
 
         def write(wanted: State) -> list[Any]:
             whole = [int(float(wanted[key])) for key in ("original", "target")]
@@ -185,9 +183,9 @@ def scaling_of(
     try:
         long = tuple(float(part) for part in factors.replace("[", " ").replace("]", " ").replace(",", " ").split())
     except ValueError:
-        raise ValueError(words("factors wrong")) from None
+        raise Sorry(words("factors wrong")) from None
     if len(long) != head_dim // 2:
-        raise ValueError(words("factors needed", pairs=head_dim // 2, given=len(long)))
+        raise Sorry(words("factors needed", pairs=head_dim // 2, given=len(long)))
     short = (1.0,) * len(long)
     text = f"posenc.scaling.LongRoPE(short=({short[0]},) * {len(short)}, long={long}, original={original}, factor={factor!r})"
     return kinds.LongRoPE(short=short, long=long, original=original, factor=factor), text

@@ -30,8 +30,8 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "height": height * rows,
-        "autosize": True,
-        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "autosize": False,  # the page's script gives the width
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 10, "autoexpand": False},
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "font": {"family": FONT, "size": 12, "color": "#1f2933"},
@@ -70,7 +70,7 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
             layout[f"yaxis{suffix}"]["title"]["text"] = ""
             if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
                 layout[f"yaxis{suffix}"]["showticklabels"] = False
-    return {"data": data, "layout": layout, "config": {"displaylogo": False, "responsive": True}}
+    return {"data": data, "layout": layout, "config": {"displaylogo": False}}
 
 
 def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200) -> dict[str, Any]:
@@ -162,7 +162,11 @@ def _numbers(values: Array) -> dict[str, Any]:
 def _axes(panel: Panel, suffix: str, box: Box, layout: dict[str, Any]) -> None:
     left, right, bottom, top = box
     # the boxes leave room for labels; automatic margins would draw every figure several times
-    quiet = {"gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True}
+    quiet = {
+        "gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True,
+        # an angle and an overflow that must be found out make the browser measure every label: a third of the time
+        "tickangle": 0, "ticklabeloverflow": "allow", "nticks": 6,
+    }  # fmt: skip
     layout[f"xaxis{suffix}"] = {
         "domain": [left, right], "anchor": f"y{suffix}", "title": {"text": panel.x_label, "standoff": 6}, **quiet,
     }  # fmt: skip

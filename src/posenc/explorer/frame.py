@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import os
 from html import escape
 from typing import Any
@@ -13,27 +11,25 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gradio as gr
-from gradio.components.plot import PlotData
 
 from ..plot.words import Words
 from .compare import Compare
 from .extend import Extend
-from .figures import as_json, mosaic, plotly
 from .gallery import Gallery
 from .results import Results
 from .sentence import Sentence
-from .state import State, link, read
+from .state import read
 from .texts import LANGUAGES, PATHS
-from .view import Controls, Page, View
+from .view import Controls, Page
 
 PAGES: dict[str, Page] = {page.key: page for page in (Gallery(), Compare(), Sentence(), Extend(), Results())}
-logger = logging.getLogger(__name__)
 
 # queue=False answers in the request itself; always_last drops slider positions that were passed over
 FAST: dict[str, Any] = {
     "queue": False, "show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private",
 }  # fmt: skip
-LONG: dict[str, Any] = {**FAST, "show_progress": "minimal"}
+HERE: dict[str, Any] = {**FAST, "trigger_mode": "multiple"}
+"""Events that the page's script handles without the server."""
 
 
 class Built:
@@ -42,9 +38,6 @@ class Built:
     def __init__(self, page: Page, words: Words, tab: Any):
         self.page, self.words, self.tab = page, words, tab
         self.controls: Controls
-        self.outputs: list[Any] = []
-        self.finer: Any = None
-        self.drawings = itertools.count(1)
 
     def build(self) -> None:
         page, words = self.page, self.words
@@ -52,111 +45,58 @@ class Built:
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=250, elem_classes="controls"):
                 self.controls = page.controls(words)
-            with gr.Column(scale=4, min_width=420, elem_id=f"{page.key}-figures"):
-                status = gr.HTML("", elem_id=f"{page.key}-status")
-                html = gr.HTML("", elem_id=f"{page.key}-html", render=page.html_first)
-                plots = [
-                    gr.Plot(label=words("figure label", number=n + 1), show_label=False, elem_id=f"{page.key}-plot-{n}")
-                    for n in range(page.figures)
-                ]
-                if not page.html_first:
-                    html.render()
-                with gr.Accordion(words("code"), open=False, elem_id=f"{page.key}-code"):
-                    code = gr.HTML("")
-                tools = gr.HTML("", elem_id=f"{page.key}-tools")
-                # changes when a view was drawn coarsely, and so asks for the finer one
-                self.finer = gr.Textbox("", visible="hidden", elem_id=f"{page.key}-finer", interactive=False)
-        self.outputs = [status, *plots, html, code, tools, self.finer]
+            with gr.Column(scale=4, min_width=320):
+                gr.HTML(_places(page, words), elem_id=f"{page.key}-figures", js_on_load=None)
 
     def wire(self) -> None:
-        """Every control redraws; what a long view leaves out at first follows by itself."""
-        for component in self.controls.components:
+        """Every control redraws; what some do first is done on the server."""
+        draw = f"(...values) => posenc.draw('{self.page.key}', values)"
+        components = self.controls.components
+        for component in components:
             if component not in self.controls.quiet:
                 for event in _events(component):
-                    self._follow(event(self.redraw, self.controls.components, self.outputs, **FAST))
+                    event(None, components, None, js=draw, **HERE)
         for event, function, inputs, outputs in self.controls.first:
-            before = event(function, inputs, outputs, **FAST)
-            self._follow(before.then(self.redraw, self.controls.components, self.outputs, **FAST))
-        self.finer.change(self.refine, self.controls.components, self.outputs, **LONG)
-        self.tab.select(None, None, None, js=f"() => posencAddress('{self.page.key}')", **FAST)
+            event(function, inputs, outputs, **FAST).then(None, components, None, js=draw, **HERE)
+        opened = f"(...values) => posenc.open('{self.page.key}', values)"
+        self.tab.select(None, components, None, js=opened, **HERE)
 
-    def _follow(self, event: Any) -> None:
-        """The address follows what is shown."""
-        event.then(None, None, None, js=f"() => posencAddress('{self.page.key}')", **FAST)
-
-    # ---- what events call -----------------------------------------------------------------------------------
-    def redraw(self, *values: Any) -> list[Any]:
-        return self._show(values, coarse=True)
-
-    def refine(self, *values: Any) -> list[Any]:
-        """The finer picture of a view that was drawn coarsely."""
-        return self._show(values, coarse=False)
+    def restore(self, query: str) -> list[Any]:
+        """Values of the controls of a link; where it is wrong they stay, and drawing it says why."""
+        try:
+            return self.controls.write(self.page.complete(read(query, self.words)))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return self.nothing()
 
     def nothing(self) -> list[Any]:
-        """Leave the page as it is."""
-        return [gr.skip()] * (len(self.controls.components) + len(self.outputs))
+        """Leave the controls as they are."""
+        return [gr.skip()] * len(self.controls.components)
 
-    def restore(self, state: State) -> list[Any]:
-        """Values of the controls, then the outputs, of a link."""
-        try:
-            written = self.controls.write(state)
-        except (ValueError, TypeError, KeyError):  # drawing the same state says what is wrong with it
-            written = [gr.skip()] * len(self.controls.components)
-        return written + self.show(state, coarse=True)
 
-    def _show(self, values: tuple[Any, ...], *, coarse: bool) -> list[Any]:
-        try:
-            state = self.controls.read(*values)
-        except (ValueError, TypeError) as error:
-            return self._sorry(str(error))
-        return self.show(state, coarse=coarse)
+def _places(page: Page, words: Words) -> str:
+    """Where the page's script puts what the server answers (page.js)."""
+    key = page.key
+    html = f'<div id="{key}-html" class="told"></div>'
+    plots = "".join(f'<div id="{key}-plot-{n}" class="plot"><div></div></div>' for n in range(page.figures))
+    return (
+        f'<div class="view" data-page="{key}" data-language="{words("language")}" data-silent="{escape(words("silent"))}">'
+        f'<div id="{key}-progress" class="progress" role="progressbar" aria-label="{escape(words("drawing"))}" hidden></div>'
+        f'<div id="{key}-status" role="status" aria-live="polite"></div>'
+        f"{html + plots if page.html_first else plots + html}"
+        f'<details id="{key}-code" class="code" hidden><summary>{escape(words("code"))}</summary>'
+        f'<pre tabindex="0" aria-label="{escape(words("code label"))}"><code></code></pre><div class="tools">'
+        f"{_button('copy code', words, 'posenc.copyCode(this)', copied=True)}</div></details>"
+        f'<div id="{key}-tools" class="tools" role="group" aria-label="{escape(words("tools"))}" hidden>'
+        f'<a id="{key}-link" href="">{escape(words("link"))}</a>'
+        f"{_button('copy', words, f'posenc.copyLink(this, `{key}`)', copied=True)}"
+        f'<a id="{key}-csv" href="" download="posenc-{key}.csv">{escape(words("csv"))}</a>'
+        f"{_button('png', words, f'posenc.png(`{key}`)', name=f'{key}-png')}</div></div>"
+    )
 
-    def show(self, state: State, *, coarse: bool) -> list[Any]:
-        try:
-            view = self.page.draw(state, self.words, coarse=coarse)
-        except ValueError as error:
-            return self._sorry(str(error))
-        except Exception as error:
-            logger.exception("drawing %s failed", self.page.key)
-            return self._sorry(self.words("failed", error=f"{type(error).__name__}: {error}"))
-        figures = [(mosaic if f.mosaic else plotly)(f.panels, columns=f.columns, height=f.height) for f in view.figures]
-        plots: list[Any] = [PlotData(type="plotly", plot=as_json(figure)) for figure in figures]
-        plots += [None] * (self.page.figures - len(plots))
-        asked = str(next(self.drawings)) if view.finer else gr.skip()
-        return [self._status(view), *plots, view.html, self._code(view.code), self._tools(state), asked]
 
-    def _sorry(self, sentence: str) -> list[Any]:
-        """The sentence, and everything else as it was."""
-        told = f'<p class="sentence" role="alert">{escape(sentence)}</p>'
-        return [told, *[gr.skip()] * (len(self.outputs) - 1)]
-
-    def _status(self, view: View) -> str:
-        notes = "".join(f'<p class="note">{escape(note)}</p>' for note in view.notes)
-        titles = "; ".join(panel.title for panel in view.panels())
-        words = self.words("refining" if view.finer else "drawn")
-        return f'<div role="status" aria-live="polite">{notes}<p class="for-readers">{escape(f"{words} {titles}")}</p></div>'
-
-    def _code(self, text: str) -> str:
-        words = self.words
-        return (
-            f'<pre class="code" tabindex="0" aria-label="{escape(words("code label"))}"><code>{escape(text)}</code></pre>'
-            f'<div class="tools"><button type="button" onclick="posencCopyCode(this)" data-done="{escape(words("copied"))}">'
-            f"{escape(words('copy code'))}</button></div>"
-        )
-
-    def _tools(self, state: State) -> str:
-        words, key = self.words, self.page.key
-        query = escape(link(key, state, self.page.defaults))
-        language = words("language")
-        return (
-            f'<div class="tools" role="group" aria-label="{escape(words("tools"))}">'
-            f'<a id="{key}-link" href="{query}">{escape(words("link"))}</a>'
-            f'<button type="button" onclick="posencCopy(this, \'{key}\')" data-done="{escape(words("copied"))}">'
-            f"{escape(words('copy'))}</button>"
-            f'<a id="{key}-csv" href="/export.csv{query}&amp;lang={language}" download="posenc-{key}.csv">'
-            f"{escape(words('csv'))}</a>"
-            f'<button type="button" id="{key}-png" onclick="posencPng(\'{key}\')">{escape(words("png"))}</button></div>'
-        )
+def _button(text: str, words: Words, click: str, *, name: str = "", copied: bool = False) -> str:
+    more = f' id="{name}"' * bool(name) + f' data-done="{escape(words("copied"))}"' * copied
+    return f'<button type="button" onclick="{click}"{more}>{escape(words(text))}</button>'
 
 
 def _events(component: Any) -> list[Any]:
@@ -171,52 +111,36 @@ def _events(component: Any) -> list[Any]:
     return [component.input]
 
 
-def blocks(language: str) -> gr.Blocks:
-    """The whole page in one language."""
+def blocks(language: str) -> tuple[gr.Blocks, dict[str, Built]]:
+    """The whole page in one language, and its pages by name."""
     words = LANGUAGES[language]
     other = "zh" if language == "en" else "en"
     with gr.Blocks(title=words("title"), analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(
-            f'<header class="top"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
+            f'<header class="top" data-pages="{" ".join(PAGES)}"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
             f"<h1>{escape(words('title'))}</h1><p>{escape(words('subtitle'))}</p>"
             f'<a class="switch" lang="{"zh-CN" if other == "zh" else "en"}" href="{PATHS[other].rstrip("/")}/" '
             f'aria-label="{escape(words("switch label"))}" onclick="this.search = location.search">'
             f"{escape(words('switch'))}</a></header>"
         )
-        built: list[Built] = []
+        built: dict[str, Built] = {}
         with gr.Tabs(selected="gallery", elem_id="main-tabs") as tabs:
             for page in PAGES.values():
                 with gr.Tab(words(page.key), id=page.key, elem_id=f"tab-{page.key}") as tab:
-                    one = Built(page, words, tab)
-                    one.build()
-                    built.append(one)
-        for one in built:
+                    built[page.key] = Built(page, words, tab)
+                    built[page.key].build()
+        for one in built.values():
             one.wire()
 
-        def chosen(request: gr.Request) -> tuple[str, State]:
-            try:
-                given = read(str(request.query_params))
-            except ValueError:
-                given = {}
-            return (given["view"] if given.get("view") in PAGES else "gallery"), given
-
         def load(request: gr.Request) -> list[Any]:
-            """The view of the address."""
-            key, given = chosen(request)
-            updates: list[Any] = [gr.Tabs(selected=key)]
-            for one in built:
-                updates += one.restore(one.page.complete(given)) if one.page.key == key else one.nothing()
+            """The page of the address, and its controls."""
+            key = request.query_params.get("view")
+            updates: list[Any] = [gr.Tabs(selected=key if key in PAGES else "gallery")]
+            for one in built.values():
+                updates += one.restore(str(request.query_params)) if one.page.key == key else one.nothing()
             return updates
 
-        def load_others(request: gr.Request) -> list[Any]:
-            """The other pages as they start, so that they are there when they are opened."""
-            key, _ = chosen(request)
-            updates: list[Any] = []
-            for one in built:
-                updates += one.nothing() if one.page.key == key else one.restore(one.page.complete({}))
-            return updates
-
-        everything = [c for one in built for c in (*one.controls.components, *one.outputs)]
-        first = demo.load(load, None, [tabs, *everything], **FAST)
-        first.then(load_others, None, everything, **FAST)
-    return demo
+        everything = [component for one in built.values() for component in one.controls.components]
+        loaded = demo.load(load, None, [tabs, *everything], **FAST)
+        loaded.then(None, None, None, js="() => posenc.restored()", **HERE)
+    return demo, built

@@ -11,7 +11,7 @@ from ..plot.words import Words
 from ..registry import card, names
 from . import snippets
 from .about import about
-from .state import State, choice
+from .state import State, choice, plain
 from .view import Controls, Figure, Page, View
 
 LENGTH = 96
@@ -23,7 +23,7 @@ class Gallery(Page):
     defaults = {"scheme": "t5"}
 
     def draw(self, state: State, words: Words, *, coarse: bool = False) -> View:
-        name = choice(state, "scheme", names())
+        name = choice(state, "scheme", names(), words)
         subject = numbers.subject(name)
         drawn = panels.overview(subject, LENGTH, words=words)
         return View(
@@ -34,7 +34,7 @@ class Gallery(Page):
 
     def controls(self, words: Words) -> Controls:
         scheme = gr.Radio(list(names()), value=self.defaults["scheme"], label=words("scheme"), elem_id="gallery-scheme")
-        return Controls([scheme], lambda name: {"scheme": str(name)}, lambda state: [state["scheme"]])
+        return Controls([scheme], lambda name: {"scheme": plain(name)}, lambda state: [state["scheme"]])
 
 
 def _card(name: str, parameters: int, words: Words) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..plot.panels import Lines, Panel
 from ..plot.words import Words
-from .state import State
+from .state import Sorry, State, plain
 from .view import Controls, Figure, Page, View
 
 PLACES = ("out", "runs", ".")
@@ -27,10 +27,10 @@ class Results(Page):
         text = state_["run"].strip()
         if not text:
             found = runs()
-            raise ValueError(words("no run") if not found else words("choose run", runs=", ".join(found)))
+            raise Sorry(words("no run") if not found else words("choose run", runs=", ".join(found)))
         folder = run_folder(text)
         if folder is None:
-            raise ValueError(words("not a run", run=text[:200]))
+            raise Sorry(words("not a run", run=text[:200]))
         drawn: list[Panel] = []
         notes: list[str] = []
         code = ""
@@ -56,7 +56,7 @@ class Results(Page):
             runs(), value=None, label=words("run"), info=words("run why"), allow_custom_value=True,
             elem_id="results-run",
         )  # fmt: skip
-        return Controls([run], lambda text: {"run": text or ""}, lambda state_: [state_["run"] or None])
+        return Controls([run], lambda text: {"run": plain(text)}, lambda state_: [state_["run"] or None])
 
 
 def runs() -> list[str]:

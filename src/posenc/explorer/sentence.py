@@ -24,7 +24,7 @@ from ..plot.words import Words
 from ..registry import card, names
 from ..where import Where
 from . import state
-from .state import State
+from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
 D_MODEL, HEADS = 64, 4
@@ -44,17 +44,17 @@ class Sentence(Page):
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
         text = state_["text"]
         if len(text) > LONGEST:
-            raise ValueError(words("text long", length=len(text), most=LONGEST))
+            raise Sorry(words("text long", length=len(text), most=LONGEST))
         tokens = split(text)
         if not tokens:
-            raise ValueError(words("text empty"))
+            raise Sorry(words("text empty"))
         notes = [words("tokens cut", most=MOST, number=len(tokens))] if len(tokens) > MOST else []
         tokens = tokens[:MOST]
-        name = state.choice(state_, "scheme", names())
-        head = state.number(state_, "head", 0, HEADS - 1)
-        causal = state.choice(state_, "causal", ("true", "false")) == "true"
-        strength = state.real(state_, "strength", 0.0, 2.0)
-        change = state.choice(state_, "change", CHANGES)
+        name = state.choice(state_, "scheme", names(), words)
+        head = state.number(state_, "head", 0, HEADS - 1, words)
+        causal = state.choice(state_, "causal", ("true", "false"), words) == "true"
+        strength = state.real(state_, "strength", 0.0, 2.0, words)
+        change = state.choice(state_, "change", CHANGES, words)
         shown: dict[str, Tensor] = {}
         for other in names():
             try:
@@ -74,12 +74,12 @@ class Sentence(Page):
         absent = [panel.title for panel in terms if not panel.z.any()]
         terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
-            pair = [state.number(state_, key, 0, LONGEST) for key in ("first", "second")]
+            pair = [state.number(state_, key, 0, LONGEST, words) for key in ("first", "second")]
             if max(pair) >= len(tokens):
-                raise ValueError(words("no such word", last=len(tokens) - 1))
+                raise Sorry(words("no such word", last=len(tokens) - 1))
             changed, said = _swapped(chosen, tokens, head, causal, pair, name, words)
         else:
-            shift = state.number(state_, "shift", 0, 1_000_000)
+            shift = state.number(state_, "shift", 0, 1_000_000, words)
             changed, said = _shifted(chosen, tokens, head, causal, shift, name, words)
         listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
         return View(
@@ -111,12 +111,11 @@ class Sentence(Page):
         )
         shift = gr.Slider(0, 1000, int(d["shift"]), step=1, label=words("shift by"), elem_id="sentence-shift")
 
-        def read(text, scheme, head, strength, causal, change, first, second, shift) -> State:
-            return {
-                "text": text or "", "scheme": scheme, "head": _whole(head), "strength": f"{strength:g}",
-                "causal": str(bool(causal)).lower(), "change": change, "first": _whole(first),
-                "second": _whole(second), "shift": _whole(shift),
-            }  # fmt: skip
+        components = [text, scheme, head, strength, causal, change, first, second, shift]
+        keys = ("text", "scheme", "head", "strength", "causal", "change", "first", "second", "shift")
+
+        def read(*values: Any) -> State:
+            return dict(zip(keys, map(state.plain, values)))
 
         def write(wanted: State) -> list[Any]:
             return [
@@ -125,11 +124,7 @@ class Sentence(Page):
                 int(wanted["shift"]),
             ]  # fmt: skip
 
-        return Controls([text, scheme, head, strength, causal, change, first, second, shift], read, write)
-
-
-def _whole(value: Any) -> str:
-    return "" if value is None else f"{value:.0f}"
+        return Controls(components, read, write)
 
 
 def split(text: str) -> list[str]:

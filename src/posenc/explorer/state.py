@@ -8,16 +8,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from .. import spec
-from ..errors import OptionError
+from ..plot.words import Words
 
 State = dict[str, str]
+# what the control of each word of a link is called, in the tables of words
+LABELS = {
+    "length": "length", "train": "train", "head": "which head", "scheme": "scheme", "strength": "strength",
+    "first": "first word", "second": "second word", "shift": "shift by", "change": "change", "causal": "causal",
+    "head_dim": "head size", "base": "base", "original": "original", "target": "target", "scaling": "scaling",
+}  # fmt: skip
 LONGEST = 20_000
 """Characters of a query; longer ones are not links of ours."""
+
+
+class Sorry(ValueError):
+    """A sentence for the reader, in the reader's language."""
 
 
 def link(page: str, state: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> str:
@@ -26,49 +36,63 @@ def link(page: str, state: Mapping[str, str], defaults: Mapping[str, str] | None
     return "?" + urlencode({"view": page, **kept}, safe=":,=")
 
 
-def read(query: str) -> State:
+def read(query: str, words: Words) -> State:
     """The words of a query."""
     if len(query) > LONGEST:
-        raise ValueError(f"the link is {len(query)} characters long; links of this page have at most {LONGEST}")
+        raise Sorry(words("link long", length=len(query), most=LONGEST))
     return dict(parse_qsl(query.lstrip("?"), keep_blank_values=True))
 
 
-def number(state: Mapping[str, str], key: str, low: int, high: int) -> int:
+def plain(value: Any) -> str:
+    """What a control holds, as a link writes it. A control that is empty, or holds what it never does, is empty."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) else ""
+
+
+def number(state: Mapping[str, str], key: str, low: int, high: int, words: Words) -> int:
     """A whole number of a state, within bounds."""
-    text = state[key]
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{key}={text[:40]!r} is not a number; give {low} to {high}") from None
+    value = _number(state, key, low, high, words)
     if not math.isfinite(value) or value != int(value) or not low <= value <= high:
-        raise ValueError(f"{key}={text[:40]} must be a whole number from {low} to {high}")
+        raise Sorry(words("not whole", name=_name(key, words), given=state[key][:40], low=low, high=high))
     return int(value)
 
 
-def real(state: Mapping[str, str], key: str, low: float, high: float) -> float:
+def real(state: Mapping[str, str], key: str, low: float, high: float, words: Words) -> float:
     """A number of a state, within bounds."""
-    text = state[key]
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{key}={text[:40]!r} is not a number; give {low:g} to {high:g}") from None
+    value = _number(state, key, low, high, words)
     if not low <= value <= high:
-        raise ValueError(f"{key}={text[:40]} must lie between {low:g} and {high:g}")
+        raise Sorry(words("not between", name=_name(key, words), given=state[key][:40], low=f"{low:g}", high=f"{high:g}"))
     return value
 
 
-def choice(state: Mapping[str, str], key: str, choices) -> str:
+def _number(state: Mapping[str, str], key: str, low: float, high: float, words: Words) -> float:
+    text = state[key].strip()
+    try:
+        return float(text)
+    except ValueError:
+        why = "no number" if not text else "not a number"
+        raise Sorry(words(why, name=_name(key, words), given=text[:40], low=f"{low:g}", high=f"{high:g}")) from None
+
+
+def choice(state: Mapping[str, str], key: str, choices: Iterable[str], words: Words) -> str:
+    choices = list(choices)
     if state[key] not in choices:
-        raise ValueError(f"{key}={state[key][:40]!r} is unknown; choose {', '.join(map(str, choices))}")
+        given = state[key][:40]
+        raise Sorry(words("no such choice", name=_name(key, words), given=given, choices=", ".join(choices)))
     return state[key]
+
+
+def _name(key: str, words: Words) -> str:
+    """A word of a link beside what its control is called."""
+    return f"{words(LABELS[key])} ({key})" if key in LABELS else key
 
 
 def scheme(word: str) -> tuple[str, dict[str, Any]]:
     """(name, options) of NAME:OPTION=VALUE,..."""
-    try:
-        return spec.parse(word)
-    except OptionError as error:
-        raise ValueError(str(error)) from None
+    return spec.parse(word)
 
 
 def word(name: str, options: Mapping[str, Any]) -> str:

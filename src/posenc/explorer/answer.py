@@ -1,0 +1,102 @@
+"""What the page's script asks the server, and the answer: a view's figures and text as JSON.
+
+    {"page": "compare", "values": [...]}     what the controls hold
+    {"page": "compare", "query": "?a=t5"}    what a link says
+
+Gradio holds the controls; figures do not pass through it, for its own way to a figure draws everything twice and takes
+longer than the browser needs for the figure itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ..plot.words import Words
+from .figures import as_json, mosaic, plotly
+from .state import Sorry, State, link, read
+from .view import Controls, Page, View
+
+logger = logging.getLogger(__name__)
+Answer = dict[str, Any]
+# Seeds are set while a scheme is made, so two views must not be drawn at the same time.
+ONE_AT_A_TIME = threading.Lock()
+NARROW = 300
+"""A panel is at least this wide, in CSS pixels; a narrow window gets fewer beside each other."""
+OTHER_WORDS = {"view", "lang", "__theme"}
+"""Words of an address that are not a page's own."""
+
+
+def of_values(page: Page, controls: Controls, words: Words, values: Any, *, width: int, coarse: bool) -> Answer:
+    """The view that the controls ask for."""
+    try:
+        if not isinstance(values, list) or len(values) != len(controls.components):
+            raise Sorry(words("bad request"))
+        state = controls.read(*values)
+    except (ValueError, TypeError, OverflowError) as error:
+        return sorry(error, words)
+    return of_state(page, words, state, width=width, coarse=coarse)
+
+
+def of_query(page: Page, words: Words, query: str, *, width: int, coarse: bool) -> Answer:
+    """The view of a link. Words that no page has are named, not dropped in silence."""
+    try:
+        given = read(query, words)
+    except ValueError as error:
+        return sorry(error, words)
+    unknown = sorted(set(given) - set(page.defaults) - OTHER_WORDS)
+    notes = [words("unknown words", unknown=", ".join(word[:40] for word in unknown[:5]))] if unknown else []
+    if given.get("view", page.key) != page.key:
+        notes.append(words("unknown page", name=given["view"][:40]))
+    return of_state(page, words, page.complete(given), width=width, coarse=coarse, notes=notes)
+
+
+def of_state(
+    page: Page, words: Words, state: State, *, width: int, coarse: bool, notes: Sequence[str] = ()
+) -> Answer:  # fmt: skip
+    try:
+        with ONE_AT_A_TIME:
+            view = page.draw(state, words, coarse=coarse)
+        plots = [as_json(figure) for figure in figures(view, width)]
+    except ValueError as error:
+        return sorry(error, words)
+    except Exception as error:
+        logger.exception("drawing %s failed", page.key)
+        return sorry(Sorry(words("failed", error=f"{type(error).__name__}: {error}")), words)
+    query = link(page.key, state, page.defaults)
+    return {
+        "status": _status(view, [*notes, *view.notes], words),
+        "plots": plots,
+        "titles": ["; ".join(panel.title for panel in figure.panels) for figure in view.figures],
+        "html": view.html,
+        "code": view.code,
+        "link": query,
+        "csv": f"/export.csv{query}&lang={words('language')}",
+        "finer": view.finer,
+    }
+
+
+def figures(view: View, width: int) -> list[Mapping[str, Any]]:
+    """The view's figures for a window of this width."""
+    return [
+        (mosaic if f.mosaic else plotly)(
+            f.panels, columns=max(1, min(f.columns, width // (NARROW // 2 if f.mosaic else NARROW))), height=f.height
+        )
+        for f in view.figures
+    ]
+
+
+def sorry(error: Exception, words: Words) -> Answer:
+    """The sentence alone: everything else stays as it was."""
+    sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
+    return {"status": f'<p class="sentence" role="alert">{escape(sentence)}</p>'}
+
+
+def _status(view: View, notes: Sequence[str], words: Words) -> str:
+    told = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    titles = "; ".join(panel.title for panel in view.panels())
+    drawn = words("refining" if view.finer else "drawn")
+    return f'{told}<p class="for-readers">{escape(f"{drawn} {titles}")}</p>'
