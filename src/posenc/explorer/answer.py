@@ -10,8 +10,8 @@ longer than the browser needs for the figure itself.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from typing import Any
 
@@ -22,8 +22,9 @@ from .view import Controls, Page, View
 
 logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
-# Seeds are set while a scheme is made, so two views must not be drawn at the same time.
-ONE_AT_A_TIME = threading.Lock()
+# Seeds are set while a scheme is made, so two views must not be drawn at the same time; and a thread that stays has its
+# libraries warm.
+PAINTER = ThreadPoolExecutor(1, "posenc-explorer")
 NARROW = 300
 """A panel is at least this wide, in CSS pixels; a narrow window gets fewer beside each other."""
 OTHER_WORDS = {"view", "lang", "__theme"}
@@ -58,8 +59,7 @@ def of_state(
     page: Page, words: Words, state: State, *, width: int, coarse: bool, notes: Sequence[str] = ()
 ) -> Answer:  # fmt: skip
     try:
-        with ONE_AT_A_TIME:
-            view = page.draw(state, words, coarse=coarse)
+        view = page.draw(state, words, coarse=coarse)
         plots = [as_json(figure) for figure in figures(view, width)]
     except ValueError as error:
         return sorry(error, words)

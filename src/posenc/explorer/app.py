@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..plot.panels import csv
@@ -44,14 +45,12 @@ def make() -> FastAPI:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return PlainTextResponse("not a question of this page", status_code=400)
         page, words = built.page, built.words
+        size = {"width": width, "coarse": coarse}
         if "query" in asked:
-            view = await run_in_threadpool(
-                answer.of_query, page, words, str(asked["query"]), width=width, coarse=coarse
-            )  # fmt: skip
+            work = partial(answer.of_query, page, words, str(asked["query"]), **size)
         else:
-            view = await run_in_threadpool(
-                answer.of_values, page, built.controls, words, asked.get("values"), width=width, coarse=coarse
-            )  # fmt: skip
+            work = partial(answer.of_values, page, built.controls, words, asked.get("values"), **size)
+        view = await asyncio.get_running_loop().run_in_executor(answer.PAINTER, work)
         return Response(json.dumps(view, ensure_ascii=False).encode("utf-8", "replace"), media_type="application/json")
 
     @app.get("/plotly.js")
@@ -65,8 +64,7 @@ def make() -> FastAPI:
             words = LANGUAGES[request.query_params.get("lang", "en")]
             given = read(str(request.query_params), words)
             page = frame.PAGES[given["view"]]
-            with answer.ONE_AT_A_TIME:
-                view = page.draw(page.complete(given), words)
+            view = answer.PAINTER.submit(page.draw, page.complete(given), words).result()
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
         name = f'attachment; filename="posenc-{page.key}.csv"'

@@ -44,9 +44,13 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(bound: socket.socket, opened: str | None, address: str) -> None:
+    import torch
     import uvicorn
 
     from .app import make
+
+    # the figures are small: a second thread would only take the core that the browser draws with
+    torch.set_num_threads(1)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets=None) -> None:

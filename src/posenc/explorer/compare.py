@@ -41,6 +41,11 @@ def _subject(word: str) -> Subject:
 
 
 @lru_cache(maxsize=32)
+def _hollow(word: str) -> Subject:
+    return _subject(word).hollow()
+
+
+@lru_cache(maxsize=32)
 def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
     (drawn,) = panels.kernel(_subject(word), length, head, most=most, words=words)
     assert isinstance(drawn, Heat)
@@ -56,7 +61,7 @@ def _over(word: str, length: int, some: int) -> Tensor:
     return numbers.over_distance(_subject(word), r, at=length - 1)
 
 
-FAR = torch.unique(torch.logspace(0, 5, 61).long()).neg().flip(0)
+FAR = torch.unique(torch.logspace(0, 5, 41).long()).neg().flip(0)
 
 
 @lru_cache(maxsize=32)
@@ -64,9 +69,9 @@ def _far(word: str) -> Tensor:
     """The kernel at distances up to 100 000: [heads, n]. A table with a row for each distance would be long, so such
     schemes are asked one distance at a time.
     """
-    subject = _subject(word)
+    subject, hollow = _subject(word), _hollow(word)
     try:
-        if not subject.absolute and numbers.span(subject, 16) != numbers.span(subject, 32):
+        if not subject.absolute and numbers.span(hollow, 16) != numbers.span(hollow, 32):
             return torch.cat([numbers.over_distance(subject, r[None]) for r in FAR], dim=1)
         return numbers.over_distance(subject, FAR)
     except ValueError:  # a table that ends has no far field
@@ -76,7 +81,7 @@ def _far(word: str) -> Tensor:
 @lru_cache(maxsize=64)
 def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
     """(parameters, span) of a scheme."""
-    subject = _subject(word)
+    subject = _hollow(word)
     return subject.parameters, None if subject.absolute else numbers.span(subject, 256)
 
 
@@ -307,7 +312,7 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
 
 @lru_cache(maxsize=64)
 def _growth(word: str) -> tuple[int, int]:
-    subject = _subject(word)
+    subject = _hollow(word)
     first, second = own_memory(subject, 16), own_memory(subject, 32)
     return first, second - first
 

@@ -20,6 +20,8 @@ _BLUE_TO_RED = (
 )  # fmt: skip
 DIVERGING = [[n / 10, colour] for n, colour in enumerate(_BLUE_TO_RED)]
 SEQUENTIAL = "Cividis"
+WORDS = 18
+"""Words that an axis has room for; of more, every second or third is written."""
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 
 
@@ -295,8 +297,10 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
         rows, columns = panel.labels
         # the same word may stand twice, so cells are numbered and the words are tick texts
         for axis, names in (("xaxis", columns), ("yaxis", rows)):
+            every = range(0, len(names), math.ceil(len(names) / WORDS))
             layout[f"{axis}{suffix}"] |= {
-                "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [_isolated(n) for n in names],
+                "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(every),
+                "ticktext": [_isolated(names[n]) for n in every],
             }  # fmt: skip
     layout[f"yaxis{suffix}"]["autorange"] = "reversed"
     for axis in ("xaxis", "yaxis"):

@@ -81,7 +81,7 @@ window.posenc ??= (() => {
       part(key, "link").setAttribute("href", answer.link);
       part(key, "csv").setAttribute("href", answer.csv);
       page(key).drawn = true;
-      address(key);
+      if (width) address(key);
     }
     set(part(key, "status"), answer.status);
   }
@@ -100,7 +100,7 @@ window.posenc ??= (() => {
   // The address always names the view that is shown, so that reloading or sharing it shows the same.
   function address(key) {
     const link = part(key, "link").getAttribute("href");
-    if (link && part(key, "figures").offsetParent) history.replaceState(null, "", link);
+    if (link) history.replaceState(null, "", link);
   }
 
   // ---- starting ------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Sign everywhere: r = key position - query position; negative is the past.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ class Subject:
 
     def plan(self, where: Where) -> Plan:
         """Its plan over `where`, for content that is 1 everywhere."""
-        x = torch.ones(1, where.q_length, self.d_model)
+        device = next((parameter.device for parameter in self.scheme.parameters()), None)
+        x = torch.ones(1, where.q_length, self.d_model, device=device)
         try:
             return self.scheme.plan(where, x=x)
         except ValueError:
@@ -54,6 +56,10 @@ class Subject:
     def absolute(self) -> bool:
         """Whether the position is added to the input."""
         return type(self.scheme).embed is not Scheme.embed
+
+    def hollow(self) -> Subject:
+        """Itself without numbers: its plans tell shapes and spans, and cost nothing."""
+        return replace(self, scheme=deepcopy(self.scheme).to("meta"))
 
     @property
     def parameters(self) -> int:
