@@ -55,27 +55,27 @@ def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
 
 
 @lru_cache(maxsize=32)
-def _over(word: str, length: int, some: int) -> Tensor:
-    """The last query's kernel over all distances, or over about `some` of them (0: all): [heads, n]."""
+def _over(word: str, length: int, head: int, some: int) -> Tensor:
+    """The last query's kernel over all distances, or over about `some` of them (0: all): [n]."""
     r = numbers.positions(length, some or None).flip(0).neg()
-    return numbers.over_distance(_subject(word), r, at=length - 1)
+    return numbers.over_distance(_subject(word), r, at=length - 1, head=head)[0]
 
 
 FAR = torch.unique(torch.logspace(0, 5, 41).long()).neg().flip(0)
 
 
 @lru_cache(maxsize=32)
-def _far(word: str) -> Tensor:
-    """The kernel at distances up to 100 000: [heads, n]. A table with a row for each distance would be long, so such
+def _far(word: str, head: int) -> Tensor:
+    """The kernel at distances up to 100 000: [n]. A table with a row for each distance would be long, so such
     schemes are asked one distance at a time.
     """
     subject, hollow = _subject(word), _hollow(word)
     try:
         if not subject.absolute and numbers.span(hollow, 16) != numbers.span(hollow, 32):
-            return torch.cat([numbers.over_distance(subject, r[None]) for r in FAR], dim=1)
-        return numbers.over_distance(subject, FAR)
+            return torch.cat([numbers.over_distance(subject, r[None], head=head)[0] for r in FAR])
+        return numbers.over_distance(subject, FAR, head=head)[0]
     except ValueError:  # a table that ends has no far field
-        return torch.full((subject.heads, len(FAR)), torch.nan)
+        return torch.full((len(FAR),), torch.nan)
 
 
 @lru_cache(maxsize=64)
@@ -257,13 +257,13 @@ def _curves(
     near = numbers.positions(length, 2 * most).flip(0).neg()  # the query itself is always among them
     over, away, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
-        scores = _over(word, length, 2 * most if coarse else 0)[head]
+        scores = _over(word, length, head, 2 * most if coarse else 0)
         whole = near if coarse else torch.arange(-(length - 1), 1)
         weights = torch.softmax(scores, 0)
         shown = slice(None) if coarse else near + length - 1
         over[label], attention[label] = array(scores[shown]), array(weights[shown])
         share[label] = float(weights[whole <= -train].sum())
-        away[label] = array(_far(word)[head])
+        away[label] = array(_far(word, head))
     mark = {words("trained", length=train): float(-train)} if train < length else {}
     tail = {words("trained", length=train): float(train)}
     low = min(share.values()), max(share.values())

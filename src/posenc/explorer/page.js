@@ -70,7 +70,9 @@ window.posenc ??= (() => {
         place.setAttribute("role", "figure");
         place.setAttribute("aria-label", answer.titles[number]);
         box.posenc = text;
-        drawn.push(box._context ? react(box, figure) : withoutBase(() => react(box, figure)));
+        // the settings only the first time: giving them again makes the browser lay out the page in between
+        if (box._context) drawn.push(window.Plotly.react(box, figure.data, figure.layout));
+        else drawn.push(withoutBase(() => window.Plotly.react(box, figure.data, figure.layout, figure.config)));
       });
       await Promise.all(drawn);
       set(part(key, "html"), answer.html);
@@ -85,7 +87,6 @@ window.posenc ??= (() => {
     }
     set(part(key, "status"), answer.status);
   }
-  const react = (box, figure) => window.Plotly.react(box, figure.data, figure.layout, figure.config);
   // On a page with a base address Plotly writes the whole address into what it draws; after the address has changed
   // nothing of it would be found.
   function withoutBase(draw) {

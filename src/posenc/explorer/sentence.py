@@ -58,7 +58,7 @@ class Sentence(Page):
         shown: dict[str, Tensor] = {}
         for other in names():
             try:
-                weights = _pattern(other, strength, tuple(tokens), causal)[head]
+                weights = _pattern(other, strength if learns(other) else 0.0, tuple(tokens), causal)[head]
             except ValueError:
                 continue  # positions of images and video: a sentence has one axis
             shown[other] = weights
@@ -162,11 +162,16 @@ def vectors(tokens: list[str]) -> Tensor:
     return torch.stack([torch.randn(D_MODEL, generator=torch.Generator().manual_seed(seed)) for seed in seeds])[None]
 
 
+@lru_cache(maxsize=64)
+def learns(name: str) -> bool:
+    """Whether a scheme has tables that the strength scales."""
+    return "std" in inspect.signature(card(name).load().__init__).parameters
+
+
 def settings(name: str, strength: float) -> dict[str, Any]:
     """Options that make untrained tables large enough to be seen."""
-    accepted = inspect.signature(card(name).load().__init__).parameters
     drawn = {key: value for key, value in DRAWN.get(name, {}).items() if key != "std"}
-    return drawn | ({"std": strength} if "std" in accepted and strength > 0 else {})
+    return drawn | ({"std": strength} if learns(name) and strength > 0 else {})
 
 
 @lru_cache(maxsize=64)
@@ -189,7 +194,7 @@ def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Te
     return posenc.scores(q, k, made.position.plan(where, x=x, host=made), causal=causal).softmax(-1)[0]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _pattern(name: str, strength: float, tokens: tuple[str, ...], causal: bool) -> Tensor:
     """Attention under a scheme; kept, for a moved slider leaves most patterns as they were."""
     return attention(layer(name, strength), vectors(list(tokens)), causal=causal)
