@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("gradio")
 
 from starlette.testclient import TestClient
 
-from posenc.explorer import app, command, frame
+from posenc.explorer import answer, app, command, frame
 from posenc.explorer.texts import LANGUAGES
 
 
@@ -84,8 +85,31 @@ def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
 
     page = frame.PAGES["extend"]
     monkeypatch.setattr(page, "draw", broken)
-    built = frame.Built(page, LANGUAGES["en"], None)
-    built.outputs = [None] * 6
-    told = built.show({}, coarse=False)[0]
-    assert "This cannot be shown: ZeroDivisionError: oops" in told and "Traceback" not in told
+    told = answer.of_state(page, LANGUAGES["en"], {}, width=1000, coarse=False)
+    assert list(told) == ["status"]
+    assert "This cannot be shown: ZeroDivisionError: oops" in told["status"] and "Traceback" not in told["status"]
     assert "drawing extend failed" in caplog.text
+
+
+def test_a_view_is_answered_for_a_link_and_for_the_controls_values(client):
+    asked = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
+    by_link = client.post("/draw", json=asked).json()
+    values = [128, 10000, 4096, 8192, "linear", ""]
+    by_values = client.post("/draw", json={"page": "extend", "values": values, "width": 1000}).json()
+    assert by_link == by_values and by_link["link"] == "?view=extend&target=8192&scaling=linear"
+    assert len(by_link["plots"]) == 2 and "finer" in by_link
+    narrow = client.post("/draw", json={**asked, "width": 380}).json()
+    assert json.loads(narrow["plots"][1])["layout"]["height"] == 2 * json.loads(by_link["plots"][1])["layout"]["height"]
+    assert "转不满一圈" in client.post("/draw", json={**asked, "language": "zh"}).json()["titles"][0]
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "3", "{}", '{"page": "nothing"}', '{"page": "extend", "width": "wide"}']
+)
+def test_a_question_that_no_page_asks_is_refused(client, body):
+    answered = client.post("/draw", content=body)
+    assert answered.status_code == 400 and "Traceback" not in answered.text
+
+
+def test_plotly_is_served_from_here(client):
+    assert "plotly.js" in client.get("/plotly.js").text[:200]

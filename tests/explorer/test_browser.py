@@ -266,7 +266,7 @@ def test_code_and_exports(page, address):
     go(page, address, "?view=extend&scaling=ntk&target=8192")
     drawn = figure(page, "extend-plot-0")
     assert "rope_theta" in page.inner_text("#extend-json")
-    page.get_by_role("button", name="Show the code").locator("visible=true").click()
+    page.click("#extend-code summary")
     page.wait_for_selector("#extend-code pre >> visible=true")
     assert "posenc.scaling.NTK(factor=2.0)" in page.inner_text("#extend-code pre")
     with page.expect_download() as waiting:
@@ -300,7 +300,7 @@ def test_the_keyboard_is_enough(page, address):
 
 
 NAMELESS = """() => Array.from(document.querySelectorAll('input, textarea, select, button, a[href], iframe'))
-  .filter(e => e.offsetParent !== null && e.type !== 'hidden' && !e.closest('.modebar'))
+  .filter(e => e.checkVisibility() && e.offsetParent !== null && e.type !== 'hidden' && !e.closest('.modebar'))
   .filter(e => {
     const named = e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.title || e.alt
       || (e.labels && Array.from(e.labels).map(l => l.innerText).join('')) || e.innerText || e.placeholder;
@@ -316,6 +316,6 @@ def test_everything_has_a_name_for_assistive_technology(page, address):
         assert page.evaluate(NAMELESS) == []
     assert page.locator("h1").count() == 1
     page.get_by_role("tab", name="Compare").click()
-    status = page.locator("#compare-status [role=status]")
+    status = page.locator("#compare-status")
     assert status.get_attribute("aria-live") == "polite"
     assert "head 0" in status.inner_text()  # the figures' titles, for those who cannot see them

@@ -229,11 +229,11 @@ def test_a_link_restores_its_state():
     wanted = page.complete({"a": "t5:buckets=16,causal=true", "b": "rope:base=500000.0", "c": "", "length": "96"})
     query = state.link("compare", wanted, page.defaults)
     assert query.startswith("?view=compare&a=t5:buckets=16,causal=true&")
-    assert page.complete(state.read(query)) == wanted
+    assert page.complete(state.read(query, EN)) == wanted
     odd = {"text": "a&b=c #d 你好 \"'<>", "scheme": "t5"}
-    assert state.read(state.link("sentence", odd)) == {"view": "sentence", **odd}
+    assert state.read(state.link("sentence", odd), EN) == {"view": "sentence", **odd}
     with pytest.raises(ValueError, match="characters long"):
-        state.read("?text=" + "x" * 30_000)
+        state.read("?text=" + "x" * 30_000, EN)
 
 
 @pytest.mark.parametrize("name", posenc.names())

@@ -10,7 +10,7 @@ longer than the browser needs for the figure itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from typing import Any
@@ -79,7 +79,7 @@ def of_state(
     }
 
 
-def figures(view: View, width: int) -> list[Mapping[str, Any]]:
+def figures(view: View, width: int) -> list[dict[str, Any]]:
     """The view's figures for a window of this width."""
     return [
         (mosaic if f.mosaic else plotly)(

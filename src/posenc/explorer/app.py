@@ -45,7 +45,7 @@ def make() -> FastAPI:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return PlainTextResponse("not a question of this page", status_code=400)
         page, words = built.page, built.words
-        size = {"width": width, "coarse": coarse}
+        size: dict[str, Any] = {"width": width, "coarse": coarse}
         if "query" in asked:
             work = partial(answer.of_query, page, words, str(asked["query"]), **size)
         else:

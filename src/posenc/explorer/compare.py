@@ -61,7 +61,7 @@ def _over(word: str, length: int, head: int, some: int) -> Tensor:
     return numbers.over_distance(_subject(word), r, at=length - 1, head=head)[0]
 
 
-FAR = torch.unique(torch.logspace(0, 5, 41).long()).neg().flip(0)
+FAR = torch.unique(torch.logspace(0, 5, 31).long()).neg().flip(0)
 
 
 @lru_cache(maxsize=32)

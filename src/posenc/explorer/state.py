@@ -64,7 +64,9 @@ def real(state: Mapping[str, str], key: str, low: float, high: float, words: Wor
     """A number of a state, within bounds."""
     value = _number(state, key, low, high, words)
     if not low <= value <= high:
-        raise Sorry(words("not between", name=_name(key, words), given=state[key][:40], low=f"{low:g}", high=f"{high:g}"))
+        raise Sorry(
+            words("not between", name=_name(key, words), given=state[key][:40], low=f"{low:g}", high=f"{high:g}")
+        )
     return value
 
 

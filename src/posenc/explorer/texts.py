@@ -46,15 +46,24 @@ TEXTS: dict[str, tuple[str, str]] = {
         "The link is {length:,} characters long; links of this page have at most {most:,}.",
         "链接有 {length:,} 个字符；此页面的链接最多 {most:,} 个。",
     ),
-    "unknown words": ("The link says something that this page does not know: {unknown}.", "链接中有此页面不认识的内容：{unknown}。"),
+    "unknown words": (
+        "The link says something that this page does not know: {unknown}.",
+        "链接中有此页面不认识的内容：{unknown}。",
+    ),
     "unknown page": ("There is no page “{name}”; this is the first one.", "没有名为“{name}”的页面；这是第一页。"),
     "no number": ("{name}: give a number from {low} to {high}.", "{name}：请给出 {low} 到 {high} 之间的数。"),
-    "not a number": ("{name}: “{given}” is not a number; give {low} to {high}.", "{name}：“{given}”不是数字；请给出 {low} 到 {high}。"),
+    "not a number": (
+        "{name}: “{given}” is not a number; give {low} to {high}.",
+        "{name}：“{given}”不是数字；请给出 {low} 到 {high}。",
+    ),
     "not whole": (
         "{name}: {given} must be a whole number from {low} to {high}.",
         "{name}：{given} 必须是 {low} 到 {high} 之间的整数。",
     ),
-    "not between": ("{name}: {given} must lie between {low} and {high}.", "{name}：{given} 必须在 {low} 和 {high} 之间。"),
+    "not between": (
+        "{name}: {given} must lie between {low} and {high}.",
+        "{name}：{given} 必须在 {low} 和 {high} 之间。",
+    ),
     "no such choice": ("{name}: “{given}” is unknown; choose {choices}.", "{name}：没有“{given}”；可选 {choices}。"),
     "odd head": (
         "The head size {head_dim} must be even: RoPE turns pairs of channels.",
