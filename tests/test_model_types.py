@@ -214,6 +214,7 @@ def test_published_files_with_layers():
 @pytest.mark.parametrize(("config", "words"), [
     ({"head_dim": 64, "rope_thta": 1e6}, "did you mean 'rope_theta'"),
     ({"head_dim": 64, "rope_ratio": 500}, "rope_ratio"),
+    ({"model_type": "omni", "thinker_config": {"head_dim": 64}, "talker_config": {}}, "one of thinker_config"),
     (transformers.PixtralVisionConfig(), "AxialRoPE"),
     (transformers.DINOv3ViTConfig(), "AxialRoPE"),
     (transformers.Ministral3Config(), "scale the queries"),

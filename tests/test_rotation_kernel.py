@@ -66,6 +66,48 @@ def test_the_kernel_on_the_device():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nothing_waits_for_the_device():
+    """Positions that are on the device, checked there, with frequencies that follow the length."""
+    at = torch.stack((torch.arange(40), torch.arange(40) + 2**30)).cuda()
+    q, k = torch.randn(2, 4, 40, 64, device="cuda"), torch.randn(2, 2, 40, 64, device="cuda")
+    for scheme in (
+        posenc.RoPE(head_dim=64), posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicNTK(factor=2.0, original=16)),
+        posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicYaRN(original=16)), posenc.MRoPE(head_dim=64),
+    ):  # fmt: skip
+        scheme.cuda().rotation(posenc.Where(at)).both(q, k)  # constants are made and kernels compiled
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ours = scheme.rotation(posenc.Where(at)).both(q, k)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        theirs = scheme.cpu().rotation(posenc.Where(at.cpu())).both(q.cpu(), k.cpu())
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a.cpu(), b, atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_positions_out_of_range_raise_on_the_device():
+    """In a process of its own: a device-side assertion ends the use of the device."""
+    code = (
+        "import torch, posenc\nrope = posenc.RoPE(head_dim=8).cuda()\n"
+        "rope.rotation(posenc.Where(torch.tensor([5, 2**31], device='cuda')))\ntorch.cuda.synchronize()"
+    )
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode != 0
+    assert "positions leave the range of rotary phases" in done.stderr or "device-side assert" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_phases_are_the_same_on_the_device():
     for extension in (None, posenc.scaling.DynamicNTK(factor=2.0, original=64)):
         rope = posenc.RoPE(head_dim=64, scaling=extension)

@@ -154,6 +154,9 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
     """(the model's keys, the rotation's keys)."""
     if not any(key in config for key in MODEL) and isinstance(config.get("text_config"), Mapping):
         return _split(dict(config["text_config"]), layer_type, dialect)  # a model of images and text
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
+    if parts and not any(key in config for key in (*MODEL, "hidden_size", "head_dim")):
+        raise ValueError(f"this configuration has parts, each with its own rotation: give one of {', '.join(parts)}")
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and dict(new) != dict(old):
         raise ValueError("rope_parameters and rope_scaling disagree; keep one of them")
