@@ -108,6 +108,14 @@ def test_the_original_length_of_a_gguf_file_defaults_to_its_context_length():
     assert from_config(keys, "llama.cpp") == YaRN(factor=4.0, original=2048)
 
 
+def test_older_files_of_phi_3_do_not_name_their_scaling():
+    keys = {"phi3.rope.scaling.original_context_length": 512, "phi3.rope.scaling.attn_factor": 1.19,
+            "phi3.context_length": 4096, "rope_factors_short.weight": ONES, "rope_factors_long.weight": TWOS}  # fmt: skip
+    wanted = LongRoPE(short=ONES, long=TWOS, original=512, attention_factor=1.19, freeze_at=4096)
+    assert from_config(keys, "llama.cpp") == wanted
+    assert from_config(keys, "llama.cpp", length=256).freeze_at == 256
+
+
 def test_mistral_stores_the_multiplier_itself():
     stored = {**gguf("mistral3"), "mistral3.rope.scaling.yarn_log_multiplier": 0.5}
     found = from_config(stored, "llama.cpp")

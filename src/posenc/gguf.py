@@ -39,7 +39,7 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     rope = {key.removeprefix("rope."): value for key, value in keys.items() if key.startswith("rope.")}
     scaling = {k.removeprefix("scaling."): rope.pop(k) for k in list(rope) if k.startswith("scaling.")}
     unknown = sorted(set(rope) - {"freq_base", "dimension_count"})
-    kind = scaling.get("type", "none")
+    kind = scaling.get("type", "longrope" if "rope_factors_long.weight" in keys else "none")  # older files of Phi-3
     if kind not in SCALING:
         raise ValueError(f"llama.cpp has no rope.scaling.type {kind!r}; its types are {', '.join(SCALING)}")
     unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
