@@ -10,6 +10,7 @@ import posenc
 from posenc.scaling import (
     NTK,
     DynamicNTK,
+    DynamicYaRN,
     Linear,
     Llama3,
     LongRoPE,
@@ -168,6 +169,14 @@ def test_ntk_of_vllm(b):
 def test_strict(config, dialect, words):
     with pytest.raises(ValueError, match=words):
         from_config(config, dialect)
+
+
+def test_a_frozen_dynamic_yarn_is_written_as_yarn():
+    frozen = DynamicYaRN(original=512, freeze_at=2048)
+    for dialect in ("hf", "vllm", "llama.cpp"):
+        assert from_config(to_config(frozen, dialect), dialect) == YaRN(factor=4.0, original=512)
+    with pytest.raises(ValueError, match="no word"):
+        to_config(DynamicYaRN(original=512))
 
 
 @pytest.mark.parametrize(("extension", "dialect", "words"), [

@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .model_types import BASES, BY_LAYER, INTERLEAVED, LAYERED
-from .scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, MixedNTK, Proportional, Scaling, YaRN, yarn_factor
+from .scaling import (
+    NTK,
+    DynamicNTK,
+    DynamicYaRN,
+    Linear,
+    Llama3,
+    LongRoPE,
+    MixedNTK,
+    Proportional,
+    Scaling,
+    YaRN,
+    yarn_factor,
+)
 
 DIALECTS = ("hf", "vllm", "llama.cpp", "deepseek")
 ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -426,6 +438,8 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
     scaling = rope.scaling if rope is not None else given
     if scaling is not None and not isinstance(scaling, Scaling):
         raise ValueError(f"to_config takes a scaling, None or a RoPE, got {type(given).__name__}")
+    if isinstance(scaling, DynamicYaRN) and not scaling.length_dependent:
+        scaling = scaling.fixed()
     if dialect == "llama.cpp":
         from .gguf import write_gguf
 

@@ -212,11 +212,12 @@ class DynamicYaRN(Scaling):
         _positive(self, "original", "longest", "freeze_at")
         if self.longest is not None and self.longest < self.original:
             raise ValueError(f"longest={self.longest} must be at least original={self.original}")
-        self._fixed(1.0)  # the betas are checked there
+        self.fixed()  # the betas are checked there
 
-    def _fixed(self, factor: float) -> YaRN:
+    def fixed(self, total: int | None = None) -> YaRN:
+        """The YaRN that this is at a length."""
         return YaRN(
-            factor=factor,
+            factor=max(self.freeze_at or total or 0, self._least) / self.original,
             original=self.original,
             beta_fast=self.beta_fast,
             beta_slow=self.beta_slow,
@@ -233,7 +234,7 @@ class DynamicYaRN(Scaling):
 
     def magnitude_at(self, total):
         if self.freeze_at or isinstance(total, int) or total is None:
-            return yarn_factor(max(self.freeze_at or total or 0, self._least) / self.original)
+            return self.fixed(total).magnitude
         return 0.1 * (total.clamp(min=self._least) / self.original).log() + 1.0
 
     @property
@@ -241,8 +242,7 @@ class DynamicYaRN(Scaling):
         return self.freeze_at is None
 
     def frequencies(self, w, size, base, total=None):
-        total = max(self.freeze_at or total or 0, self._least)
-        return self._fixed(total / self.original).frequencies(w, size, base)
+        return self.fixed(total).frequencies(w, size, base)
 
     def frequencies_of(self, w, size, base, total):
         ramp = yarn_ramp(len(w), size, base, self.original, self.beta_fast, self.beta_slow, self.truncate)
