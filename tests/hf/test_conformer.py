@@ -11,7 +11,8 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
 )
 
 from posenc import hf
-from tests.hf.compare import same
+from posenc.hf import conformer
+from tests.hf.compare import outputs_agree, same
 
 SIZES = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37, layerdrop=0.0,
@@ -94,6 +95,45 @@ def test_outputs_gradients_and_restore(name):
     mask[2, :9] = False
     attn = "eager" if name in ("conformer", "bert relative_key") else "sdpa"
     same(make(name, attn), dict(x=torch.randn(3, 37, 32), attention_mask=mask), mask, layers=2)
+
+
+@pytest.mark.parametrize("name", ["conformer", "bert relative_key", "seamless v2"])
+def test_layers_get_the_padding_as_it_is(name, monkeypatch):
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[1, 20:] = False
+    model, seen = hf.accelerate(make(name)), []
+    attend = conformer.Conformer.posenc_seen
+    monkeypatch.setattr(
+        conformer.Conformer,
+        "posenc_seen",
+        lambda self, mask, length: seen.append(mask.shape) or attend(self, mask, length),
+    )
+    model(torch.randn(2, 30, 32), mask)
+    assert seen == [(2, 30)] * 2
+
+
+@pytest.mark.parametrize("kind", ["relative", "relative_key"])
+def test_output_attentions_falls_back(kind):
+    torch.manual_seed(1)
+    model = Wav2Vec2BertModel(bert(kind).config).eval()
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[1, 20:] = 0
+    inputs = dict(input_features=torch.randn(2, 30, 32), attention_mask=mask)
+    model.set_attn_implementation("eager")
+    theirs = model(**inputs, output_attentions=True).attentions
+    assert len(theirs) == 2
+    hf.accelerate(model)
+    for a, b in zip(model(**inputs, output_attentions=True).attentions, theirs, strict=True):
+        assert torch.equal(a, b)
+    assert model(**inputs).attentions is None
+
+
+def test_compiled():
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[1, 20:] = False
+    model, x = hf.accelerate(make("bert relative_key")), torch.randn(2, 30, 32)
+    with torch.no_grad():
+        outputs_agree(torch.compile(model, backend="eager")(x, mask)[0][mask], model(x, mask)[0][mask])
 
 
 def test_report_names_the_schemes():

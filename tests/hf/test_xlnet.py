@@ -5,6 +5,7 @@ import torch
 from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
+from posenc.hf import layer
 from tests.hf.compare import outputs_agree, run, same
 
 SIZES = dict(vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=37, dropout=0.1)
@@ -92,6 +93,36 @@ def test_nothing_of_a_call_stays_behind():
     assert torch.equal(run(model, dict(input_ids=ids), None, backward=False)[0], alone)
 
 
-def test_bi_data_is_refused():
-    with pytest.raises(hf.UnsupportedModel, match=r"XLNetModel\) reads half of the batch backwards"):
-        hf.accelerate(make(bi_data=True))
+@pytest.mark.parametrize("attn_type", ["bi", "uni"])
+def test_half_of_the_batch_backwards(attn_type):
+    torch.manual_seed(2)
+    ids = torch.randint(2, 99, (4, 21))
+    segments = (torch.arange(21)[None, :] > torch.tensor([[5], [9], [12], [3]])).long()
+    mask = torch.ones(4, 21, dtype=torch.long)
+    mask[1, 15:] = 0
+    mask[3, :4] = 0
+    inputs = dict(input_ids=ids, token_type_ids=segments)
+    if attn_type == "bi":  # the original cannot join padding and causality
+        inputs["attention_mask"] = mask
+    same(make(bi_data=True, attn_type=attn_type), inputs, mask, layers=2)
+
+
+@pytest.mark.parametrize("highest", [1, 3, 4])
+def test_segments_of_any_number(highest):
+    """Up to 3 they are channels, beyond a look-up."""
+    ids, mask, _ = batch()
+    segments = torch.randint(0, highest + 1, ids.shape)
+    segments[0, 0] = highest
+    inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+    same(make(), inputs, mask, layers=2)
+
+
+def test_segments_need_no_second_axis(monkeypatch):
+    ids, mask, segments = batch()
+    model, plans, attend = hf.accelerate(make()), [], layer.attend
+    monkeypatch.setattr(
+        layer, "attend", lambda q, k, v, plan, **more: plans.append(plan) or attend(q, k, v, plan, **more)
+    )
+    model(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+    assert len(plans) == 2
+    assert all(lookup.index.axis == 0 for plan in plans for lookup in plan.lookups)

@@ -3,8 +3,8 @@
     relative       s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)                       (Transformer-XL's)
     relative_key   s = [ q·k_j + q·a[clip(j - i, -left, right)] ] / sqrt(d)                   (Shaw's, on keys)
 
-The originals make the second term dense, [B, H, L, L], in every layer. Their encoders also need the padding mask to
-silence padded frames, so the mask arrives dense, [B, 1, L, L], once for all layers; its rows are alike and one is read.
+The originals make the second term dense, [B, H, L, L], in every layer, and the padding mask, [B, 1, L, L], once. Their
+encoders read the padding themselves too, so it must reach them as it is, [B, L]; here it reaches the layers so as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.seamless_m4t import modeling_seamless_m4t
 from transformers.models.seamless_m4t_v2 import modeling_seamless_m4t_v2
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
@@ -20,7 +21,7 @@ from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
 
 from .. import Index, Lookup, Plan, Where, index
 from . import masks
-from .layer import Layer, against, split
+from .layer import Layer, Part, against, split
 
 
 class Conformer(Layer):
@@ -60,15 +61,21 @@ class Conformer(Layer):
         return self.num_heads, self.head_size, self.posenc_plan(length, waves, weight.dtype), {}
 
     def posenc_seen(self, mask: Tensor | None, length: int) -> dict[str, Any]:
-        if mask is None or mask.dim() != 4 or getattr(self.config, "speech_encoder_chunk_size", None) is not None:
+        if mask is None or mask.dim() == 2:
+            return {"key_mask": None if mask is None else mask.bool()}
+        if _chunked(self.config, length):
             return masks.seen(mask, length, causal=False)
-        row = mask[:, 0, 0]
+        row = mask[:, 0, 0]  # compiled: the original's dense mask, whose rows are alike
         return {"key_mask": row if row.dtype == torch.bool else row == 0}
 
     def forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **kwargs):
         if masks.wants_attentions(self, kwargs):
             if relative_position_embeddings is not None:
                 kwargs["relative_position_embeddings"] = relative_position_embeddings
+            if attention_mask is not None and attention_mask.dim() == 2:
+                attention_mask = create_bidirectional_mask(
+                    config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+                )
             return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
         turned = hidden_states
         if self.position_embeddings_type == "rotary":
@@ -96,10 +103,62 @@ class SeamlessM4Tv2ConformerSelfAttention(Conformer, modeling_seamless_m4t_v2.Se
     original = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention
 
 
+class Undivided:
+    """A configuration that asks transformers for the mask of a kernel that takes [B, L]; all else is the model's."""
+
+    _attn_implementation = "flash_attention_2"
+
+    def __init__(self, config: Any):
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+class _Encoder(Part):
+    """An encoder that makes no dense mask."""
+
+    @property
+    def config(self) -> Any:
+        own = self.__dict__["config"]
+        return own if torch.compiler.is_compiling() else Undivided(own)  # that mask is made by looking at its values
+
+
+class Wav2Vec2ConformerEncoder(_Encoder, modeling_wav2vec2_conformer.Wav2Vec2ConformerEncoder):
+    original = modeling_wav2vec2_conformer.Wav2Vec2ConformerEncoder
+
+
+class Wav2Vec2BertEncoder(_Encoder, modeling_wav2vec2_bert.Wav2Vec2BertEncoder):
+    original = modeling_wav2vec2_bert.Wav2Vec2BertEncoder
+
+
+class SeamlessM4TConformerEncoder(_Encoder, modeling_seamless_m4t.SeamlessM4TConformerEncoder):
+    original = modeling_seamless_m4t.SeamlessM4TConformerEncoder
+
+
+class SeamlessM4Tv2ConformerEncoder(_Encoder, modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder):
+    original = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder
+
+    def _apply_chunk_attention(self, attention_mask, hidden_states):
+        if not _chunked(self.config, hidden_states.shape[1]):
+            return attention_mask  # one chunk hides nothing
+        return super()._apply_chunk_attention(attention_mask, hidden_states)
+
+
+def _chunked(config: Any, length: int) -> bool:
+    """Whether chunks hide anything; their mask is dense, and read as it is."""
+    size = getattr(config, "speech_encoder_chunk_size", None)
+    return size is not None and length > size
+
+
 PARTS = (
     Wav2Vec2ConformerSelfAttention,
     Wav2Vec2BertSelfAttention,
     SeamlessM4TConformerSelfAttention,
     SeamlessM4Tv2ConformerSelfAttention,
+    Wav2Vec2ConformerEncoder,
+    Wav2Vec2BertEncoder,
+    SeamlessM4TConformerEncoder,
+    SeamlessM4Tv2ConformerEncoder,
 )
 HOOKS: dict[type[nn.Module], Any] = {}

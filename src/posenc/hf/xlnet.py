@@ -4,15 +4,21 @@
 
 The original spreads the padding over [L, L, B] and the segments over [L, L, B, 2]. A hook takes both out of the
 model's call and hands them to the layers as they are, [B, L]. A permutation mask is dense by nature and stays.
-In training the positions' dropout is drawn once for the batch (the original draws it for every row).
+In training the positions' dropout is drawn once for the batch (the original draws it for every row). With bi_data half of
+the batch has distances of the other sign, a table of its own.
+
+What segments add is, up to a constant of the query, a product of few more channels, and so plain attention:
+
+    (q + w)·(g[same] - g[other]) · Σ_c [segment_i = c] [segment_j = c]
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.xlnet import modeling_xlnet
 
 from .. import Index, Lookup, Plan, Where
@@ -20,12 +26,26 @@ from . import masks
 from .layer import Layer, against
 
 SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
+CHANNELS = 4  # the tokenizer's segments: two texts, the class token, padding
+
+
+class Call(NamedTuple):
+    """What the hook keeps from being spread."""
+
+    key_mask: Tensor | None = None  # bool [B, klen]
+    segments: Tensor | None = None  # [B, qlen]
+    few: bool = False  # whether all segments are 0 .. CHANNELS - 1
+
+    def half(self, number: int) -> Call:
+        key_mask, segments = (None if x is None else x.chunk(2)[number] for x in (self.key_mask, self.segments))
+        return Call(key_mask, segments, self.few)
 
 
 class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     original = modeling_xlnet.XLNetRelativeAttention
     scheme = "xlnet"
-    posenc_call: tuple[Tensor | None, Tensor | None] = (None, None)  # key mask [B, klen], segments [B, qlen]
+    posenc_call = Call()
+    posenc_two_ways = False
 
     def posenc_plan(self, q_length: int, k_length: int, table: Tensor, segments: Tensor | None) -> Plan:
         """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read."""
@@ -51,7 +71,8 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         self, h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems=None, target_mapping=None, output_attentions=False
     ):
         if not output_attentions:
-            r = r[:, :1]
+            # all rows of the batch are alike; with bi_data those of each half
+            r = r[:, [0, r.shape[1] // 2]] if self.posenc_two_ways else r[:, :1]
         return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
 
     def rel_attn_core(
@@ -59,23 +80,49 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     ):
         if output_attentions or seg_mat is not None:
             return super().rel_attn_core(q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
-        key_mask, segments = self.posenc_call
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
-        plan = self.posenc_plan(q.shape[2], k.shape[2], k_head_r[:, 0], segments)
-        seen: dict[str, Any] = {"key_mask": key_mask}
-        if attn_mask is not None:
-            seen["mask"] = (attn_mask == 0).permute(2, 3, 0, 1)
+        mask = None if attn_mask is None else (attn_mask == 0).permute(2, 3, 0, 1)
+        if not self.posenc_two_ways:
+            return self.posenc_core(q, k, v, k_head_r[:, 0], mask, self.posenc_call)
+        halves = []
+        for one in (0, 1):
+            own = mask if mask is None or mask.shape[0] == 1 else mask.chunk(2)[one]
+            ours, keys, values = (x.chunk(2)[one] for x in (q, k, v))
+            halves.append(self.posenc_core(ours, keys, values, k_head_r[:, one], own, self.posenc_call.half(one)))
+        return torch.cat(halves, dim=1)
+
+    def posenc_core(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call) -> Tensor:
+        """[B, H, L, D] each -> [L, B, H, D]."""
+        if call.segments is not None and call.few:
+            q, k, plan = self.posenc_widened(q, k, table, call.segments)
+        else:
+            plan = self.posenc_plan(q.shape[2], k.shape[2], table, call.segments)
+        seen: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
         out = self.posenc_run(q, k, v, plan, seen, self.dropout.p).unflatten(-1, (self.n_head, self.d_head))
-        if attn_mask is not None:
+        if mask is not None:
             # the first token of a permutation sees nothing, and the original then averages everything
-            blind = ~seen["mask"].any(-1)[:, 0, :, None, None]
+            blind = ~mask.any(-1)[:, 0, :, None, None]
             out = torch.where(blind, v.mean(2)[:, None], out)
         return out.transpose(0, 1)
+
+    def posenc_widened(self, q: Tensor, k: Tensor, table: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Plan]:
+        """q and k with a channel for each segment, and a plan whose positions read the channels before."""
+        shifted = q + self.r_w_bias[:, None]
+        same = (q + self.r_s_bias[:, None]) @ (self.seg_embed[0] - self.seg_embed[1])[:, :, None]
+        own = nn.functional.one_hot(segments.long(), CHANNELS).to(q.dtype)[:, None]
+        memory = own.new_zeros(own.shape[0], 1, k.shape[2] - q.shape[2], CHANNELS)
+        memory[..., 0] = 1.0
+        theirs = torch.cat((memory, own), dim=2).expand(-1, k.shape[1], -1, -1)
+        plain = self.posenc_plan(q.shape[2], k.shape[2], table, None)
+        positions = replace(plain.lookups[0], states=shifted)
+        plan = replace(plain, shift=None, lookups=(positions,))
+        return torch.cat((shifted, same * own), dim=-1), torch.cat((k, theirs), dim=-1), plan
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     """Keep padding and segments from being spread over [L, L]; the layers get them as they are."""
     key_mask = segments = None
+    few = False
     if not masks.wants_attentions(model, kwargs):
         kwargs = dict(masks.by_name(model, args, kwargs))
         args = ()
@@ -87,17 +134,13 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
                 real = mask != 0
                 key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
         segments = kwargs.pop("token_type_ids", None)
+        if segments is not None and not torch.compiler.is_compiling():
+            few = bool(((segments >= 0) & (segments < CHANNELS)).all())
     for block in model.layer:
-        block.rel_attn.posenc_call = (key_mask, segments)
+        block.rel_attn.posenc_call = Call(key_mask, segments, few)
+        block.rel_attn.posenc_two_ways = model.bi_data
     return args, kwargs
 
 
-def _refuses(model: Any) -> str | None:
-    if model.bi_data:
-        return "reads half of the batch backwards (bi_data=True), which only pre-training does"
-    return None
-
-
-before_model.refuses = _refuses  # type: ignore[attr-defined]
 PARTS = (XLNetRelativeAttention,)
 HOOKS = {modeling_xlnet.XLNetModel: before_model}
