@@ -68,11 +68,15 @@ def test_the_kernel_on_the_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_nothing_waits_for_the_device():
     """Positions that are on the device, checked there, with frequencies that follow the length."""
-    at = torch.stack((torch.arange(40), torch.arange(40) + 2**30)).cuda()
+    line = torch.stack((torch.arange(40), torch.arange(40) + 2**30)).cuda()
+    mixed = posenc.rotary.mixed_positions([10, (5, 6)]).expand(2, -1, -1).cuda()
     q, k = torch.randn(2, 4, 40, 64, device="cuda"), torch.randn(2, 2, 40, 64, device="cuda")
-    for scheme in (
-        posenc.RoPE(head_dim=64), posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicNTK(factor=2.0, original=16)),
-        posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicYaRN(original=16)), posenc.MRoPE(head_dim=64),
+    dynamic = posenc.scaling.DynamicNTK(factor=2.0, original=16)
+    for scheme, at in (
+        (posenc.RoPE(head_dim=64), line), (posenc.RoPE(head_dim=64, scaling=dynamic), line),
+        (posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicYaRN(original=16)), line),
+        (posenc.MRoPE(head_dim=64), mixed), (posenc.MRoPE(head_dim=64, scaling=dynamic), mixed),
+        (posenc.AxialRoPE(head_dim=64, columns=8), line),
     ):  # fmt: skip
         scheme.cuda().rotation(posenc.Where(at)).both(q, k)  # constants are made and kernels compiled
         torch.cuda.synchronize()

@@ -125,8 +125,8 @@ class DynamicNTK(Scaling):
         return tuple(ntk(x, c, size, stretch) for c, x in enumerate(w))
 
     def frequencies_of(self, w, size, base, total):
-        pairs = total.new_tensor(range(len(w)))
-        return ntk(total.new_tensor(w), pairs, size, self._stretch(total.clamp(min=self.original)))
+        pairs = _row(range(len(w)), total)
+        return ntk(_row(w, total), pairs, size, self._stretch(total.clamp(min=self.original)))
 
     def _stretch(self, total):
         return self.factor * total / self.original - (self.factor - 1.0)
@@ -246,7 +246,7 @@ class DynamicYaRN(Scaling):
 
     def frequencies_of(self, w, size, base, total):
         ramp = yarn_ramp(len(w), size, base, self.original, self.beta_fast, self.beta_slow, self.truncate)
-        kept, plain = total.new_tensor(ramp), total.new_tensor(w)
+        kept, plain = _row(ramp, total), _row(w, total)
         return kept * plain + (1.0 - kept) * (plain * self.original / total.clamp(min=self._least))
 
 
@@ -294,7 +294,7 @@ class LongRoPE(Scaling):
         return tuple(x / divisor for x, divisor in zip(w, divisors, strict=True))
 
     def frequencies_of(self, w, size, base, total):
-        short, long = (total.new_tensor(self.frequencies(w, size, base, n)) for n in (None, self.original + 1))
+        short, long = (_row(self.frequencies(w, size, base, n), total) for n in (None, self.original + 1))
         return (total > self.original).to(total.dtype) * (long - short) + short
 
 
@@ -411,6 +411,13 @@ def to_config(scaling, dialect: str = "hf") -> dict:
     from .dialects import write
 
     return write(scaling, dialect)
+
+
+def _row(values, like: Tensor) -> Tensor:
+    """Numbers on a tensor's device, made once: a copy at each step would wait for the device."""
+    from .constants import constant
+
+    return constant(tuple(values), like.device, like.dtype)
 
 
 def _clip(x: float) -> float:
