@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -148,4 +149,4 @@ def _nan(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" and not torch.is_anomaly_enabled():
         return False
     tensor = tensor.detach()
-    return bool(torch.isnan(tensor.sum())) and bool(torch.isnan(tensor).any())
+    return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())

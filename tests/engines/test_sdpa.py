@@ -141,6 +141,18 @@ def test_window(name, window):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("q_length, k_length", [(1, 1), (1, 40), (5, 40), (40, 40), (9, 4)])
+@pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (3, 0)}], ids=str)
+def test_without_gradients(name, q_length, k_length, options):
+    """Decoding: no operator, and for a few queries no blocks either."""
+    plan = plans(places(q_length, k_length), v_size=5)[name]
+    q, k, v = tensors(q_length, k_length, kv_heads=2, v_size=5)
+    with torch.no_grad():
+        ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in ("sdpa", "reference"))
+    torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_queries(name, kv_heads):
     plan = plans(places(33, 40))[name]

@@ -10,6 +10,8 @@ fused.py is the backward pass on PyTorch's own kernel (diagonals.py adds the bia
 
 from __future__ import annotations
 
+from math import isnan
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -52,7 +54,7 @@ def _nan(q: Tensor) -> bool:
     if q.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     q = q.detach()
-    return bool(torch.isnan(q.sum())) and bool(torch.isnan(q).any())
+    return isnan(q.sum().item()) and bool(torch.isnan(q).any())
 
 
 def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:

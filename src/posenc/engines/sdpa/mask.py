@@ -28,10 +28,13 @@ def by_distance(slab: Slab, band: Band, r0: int, count: int, like: Tensor) -> Te
     if bias is None:
         table = like.new_zeros(1, count, dtype=torch.promote_types(like.dtype, torch.float32))
     else:
-        pieces = band.pieces(r0, count)
-        table = bias.new_empty(bias.shape[0], 1, count)
-        fill(table, bias[:, None, pieces.first : pieces.last], pieces)
-        table = table[:, 0]
+        before, first, last, after = band.pieces(r0, count)
+        parts = [bias[:, first:last]]
+        if before:
+            parts.insert(0, bias[:, first : first + 1].expand(-1, before))
+        if after:
+            parts.append(bias[:, last - 1 : last].expand(-1, after))
+        table = torch.cat(parts, 1)
     forbid(table, band, r0)
     return table
 

@@ -112,9 +112,8 @@ def _sum(a: Tensor | None, b: Tensor) -> Tensor:
 
 def _by_distance(table: Tensor, dim: int, index: Index, lo: int, hi: int) -> Tensor:
     """The table with one row for each distance lo .. hi."""
-    rows = range(index.lo, index.hi + 1) if index.rows is None else None
-    if rows is not None and (index.lo, index.hi) == (lo, hi):
-        return table
+    if (index.lo, index.hi) == (lo, hi):
+        return index.expand(table, dim)
     distances = torch.arange(lo, hi + 1, device=table.device)
     return table.index_select(dim, index.look(distances))
 
