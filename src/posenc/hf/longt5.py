@@ -3,7 +3,9 @@
     local        s = q·k + b[bucket(j - i), h],   |j - i| <= local_radius
 
 The original cuts the text into blocks and lets each see its neighbours, three blocks with a mask. The transient-global
-encoder adds a summary of every block to the keys; it is block-wise already and stays as it is.
+encoder adds summaries of 16 tokens each to the keys of every block: one softmax over a window and over keys outside it.
+That is two calls of `attend` joined by their log-sums, which no engine returns with a gradient; so it stays as it is, with
+scores [B, blocks, H, radius, 3 · radius + L / 16].
 """
 
 from __future__ import annotations
