@@ -82,10 +82,11 @@ class Band:
             highest = min(highest, slot + self.right)
         return lowest < self.lo, highest > self.hi
 
-    def tiles(self, i0: int, i1: int, a: int, c: int, far: bool) -> list[Tile]:
+    def tiles(self, i0: int, i1: int, a: int, c: int, far: bool, fine: bool = False) -> list[Tile]:
         """Rows [i0, i1) against the keys of [a, c): each visible pair is in one tile.
 
-        far: far keys get tiles of their own. The first tile spans all rows, or no row is in two tiles.
+        far: far keys get tiles of their own. fine: the band is cut into small blocks of rows, so that its tiles
+        have few far pairs. Rows of two tiles are the same, or one's are among the other's.
         """
         va, vc = self.visible(i0, i1, a, c)
         ca, cc = self.common(i0, i1, va, vc)
@@ -93,7 +94,8 @@ class Band:
             return []
         if i1 - i0 < sizes.FEW:
             return [Tile(i0, i1, va, vc, 0)]
-        diagonal = cc < vc and ca == va and i1 - i0 > sizes.SMALL
+        large = i1 - i0 > sizes.SMALL
+        diagonal = cc < vc and ca == va and large
         if diagonal:
             cc -= 1  # so that every row has a key left beyond the common ones
         tiles, start, stop = [], va, vc
@@ -107,17 +109,13 @@ class Band:
             if vc - end >= sizes.FAR:
                 tiles.append(Tile(i0, i1, end, vc, 1))
                 stop = end
-        if not diagonal:
+        if not diagonal and not (fine and large):
             return [Tile(i0, i1, start, stop, 0), *tiles] if start < stop else tiles
-        # the diagonal runs through: small blocks, each with its own keys
-        if not tiles and cc - va >= sizes.FAR:
+        if diagonal and not tiles and not fine and cc - va >= sizes.FAR:
             tiles.append(Tile(i0, i1, va, cc, 0))
             start = cc
         for i in range(i0, i1, sizes.SMALL):
-            end = min(i + sizes.SMALL, i1)
-            a_, c_ = self.visible(i, end, start, stop)
-            if a_ < c_:
-                tiles.append(Tile(i, end, a_, c_, 0))
+            tiles += self.tiles(i, min(i + sizes.SMALL, i1), start, stop, far and fine)
         return tiles
 
     def inner(self, tile: Tile) -> tuple[int, int]:

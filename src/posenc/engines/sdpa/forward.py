@@ -38,6 +38,8 @@ def forward(
     q, k, v = one_size(q, k, v)
     buffer = None  # the slabs share it
     rows = max(i1 - i0 for i0, i1 in band.blocks())
+    if terms.table_v is not None:  # its band tiles are small
+        rows = min(rows, sizes.SMALL)
     width = rows + band.hi - band.lo + 2 * sizes.FAR  # of a band tile
     for slab in slabs(q, k, terms, memory=sizes.FORWARD, rows=rows, width=width):
         tiles = Tiles(q, k, v, slab, band, scale, buffer, split)
@@ -102,30 +104,29 @@ class Tiles:
 
     def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rows [i0, i1): their output and log-sums, and the log-sums of the far left tile."""
-        tiles = self.band.tiles(i0, i1, *self.slab.keys, far=self.split)
+        tiles = self.band.tiles(i0, i1, *self.slab.keys, far=self.split, fine=self.slab.terms.table_v is not None)
         reverse = self.reverse and i1 - i0 > 1
         q = self.q[:, :, i0:i1]
         if reverse:
             q = q.flip(2)
-        joined = bool(tiles) and tiles[0].i1 - tiles[0].i0 == i1 - i0
-        if joined and len(tiles) == 1:
+        if len(tiles) == 1 and tiles[0][:2] == (i0, i1):
             out, sums = self.tile(tiles[0], q)
             left = sums if tiles[0].kind < 0 else None
             return self._forwards(out, sums, left) if reverse else (out, sums, left)
-        out = torch.zeros(q.shape, dtype=self.precision if joined else q.dtype, device=q.device)
-        sums = torch.full(q.shape[:3], NEVER if joined else 0.0, dtype=self.precision, device=q.device)
-        left = None
+        out = torch.zeros(q.shape, dtype=self.precision, device=q.device)
+        sums = torch.full(q.shape[:3], NEVER, dtype=self.precision, device=q.device)
+        left, done = None, i0  # rows up to `done` have met a tile
         for tile in tiles:
             rows = slice(i1 - tile.i1, i1 - tile.i0) if reverse else slice(tile.i0 - i0, tile.i1 - i0)
             o, s = self.tile(tile, q[:, :, rows])
             left = s if tile.kind < 0 else left
-            s = self.unseen(s, tile) if joined else s
-            if joined and tile is not tiles[0]:
+            s = self.unseen(s, tile)
+            if tile.i0 < done:
                 self.join(out[:, :, rows], sums[:, :, rows], o, s)
             else:
                 out[:, :, rows], sums[:, :, rows] = o, s
-        if joined:
-            sums.masked_fill_(sums.isneginf(), 0.0)
+                done = tile.i1
+        sums.masked_fill_(sums.isneginf(), 0.0)
         return self._forwards(out, sums, left) if reverse else (out, sums, left)
 
     def _forwards(self, out: Tensor, sums: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -255,4 +256,4 @@ class Tiles:
         else:
             counted = torch.nn.functional.pad((holes == 0).cumsum(0), (1, 0))
             seen = counted[last] - counted[first]
-        return sums.masked_fill(seen <= 0, NEVER)
+        return sums.masked_fill((seen.flip(0) if self.reverse else seen) <= 0, NEVER)
