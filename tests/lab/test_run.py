@@ -260,6 +260,21 @@ def test_a_cell_that_fails_stops_no_other(tmp_path, text, jobs):
     assert "only 2 of 3 cells" in (tmp_path / "report.html").read_text().lower()
 
 
+def test_the_command_tells_failed_cells_without_its_own_traceback(tmp_path, text, capsys, monkeypatch):
+    from posenc.lab import cli
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("in the middle")
+
+    preset = tmp_path / "kill.toml"
+    preset.write_text(PRESET)
+    monkeypatch.setattr(work, "train", broken)
+    arguments = ["--preset", preset, "--out", tmp_path / "run", "--text", text, "--jobs", "1", "--schemes", "none"]
+    assert cli.compare([*map(str, arguments), "--seeds", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "text, none failed" in said and "ZeroDivisionError: in the middle" in said and "report.html" in said
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of a file")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_no_room_for_the_weights(tmp_path, text, jobs):

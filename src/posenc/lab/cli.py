@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from .errors import LabError
+from .errors import CellFailure, LabError
 
 
 def compare(arguments: list[str]) -> int:
@@ -70,6 +70,9 @@ def compare(arguments: list[str]) -> int:
             f"\nstopped; the same command goes on from here (posenc report {out} shows what there is)", file=sys.stderr
         )
         return 130
+    except CellFailure as error:
+        print(f"\n{error}\nwhat the other cells found is in {out / 'report.html'}", file=sys.stderr)
+        return 1
     finally:
         team.leave(members)
     if members.first:
