@@ -100,3 +100,11 @@ def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
     block = next(block for block in blocks(ENGLISH, "") if "posenc show t5" in block)
     shown = [line.rstrip() for line in block.splitlines()[2:]]
     assert shown == drawn[: len(shown)]
+
+
+@pytest.mark.parametrize("name, words", [("README.md", "ENGLISH"), ("README.zh-CN.md", "CHINESE")])
+def test_the_speed_tables_are_those_of_the_published_run(name, words):
+    from bench import table
+
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert table.rewrite(text, getattr(table, words)) == text, "run: make bench-table"

@@ -73,8 +73,7 @@ class Problem:
         self.states = self._random(case.batch, heads, case.queries, made.d_rel) if hasattr(made, "d_rel") else None
 
     def _random(self, *shape: int) -> Tensor:
-        # made in float32 on the CPU, so that every device and dtype gets the same numbers
-        return torch.randn(*shape).to(device=self.case.device, dtype=self.case.dtype)
+        return torch.randn(*shape, device=self.case.device).to(self.case.dtype)
 
     def exact(self) -> Problem:
         """The same numbers in float64."""
