@@ -1,4 +1,4 @@
-"""Rewrite the READMEs' performance tables from bench/results/: make bench-table."""
+"""Rewrite the tables of the READMEs and of bench/results/README.md from the published runs: make bench-table."""
 
 import json
 import os
@@ -6,19 +6,23 @@ from pathlib import Path
 
 from posenc.bench.table import markdown
 
+from . import goals
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 LENGTH = 4096
 ENGLISH = {
     "heading": "## Speed",
-    "gpu": "On a GPU, training steps and forward passes of 4096 tokens each:",
-    "more": "All lengths, peers and what was not reached: [bench/results](bench/results/README.md).",
+    "gpu": "On a GPU, four sequences of 4096 tokens:",
+    "more": "`posenc bench` (or `make bench`) measures this on your machine, `--device cuda` on its GPU. All contenders and lengths, "
+    "how time and memory grow, and the goals not reached: [bench/results](bench/results/README.md).",
 }
 CHINESE = {
     "heading": "## 速度",
-    "gpu": "在 GPU 上，每条序列 4096 个词元：",
-    "more": "所有长度、同类库以及尚未达到的目标见 [bench/results](bench/results/README.md)。",
+    "gpu": "在 GPU 上，四条 4096 个词元的序列：",
+    "more": "`posenc bench`（或 `make bench`）在你的机器上测量，`--device cuda` 用 GPU。全部对照与长度、时间和内存的增长以及尚未达到的目标："
+    "[bench/results](bench/results/README.md)。",
     "plan": "方案",
     "forward": "前向",
     "training step": "训练一步",
@@ -30,27 +34,42 @@ CHINESE = {
 }
 
 
+def load(name: str) -> dict | None:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def section(words: dict[str, str]) -> str:
     parts = [words["heading"]]
     for name, intro in (("results.json", None), ("h200.json", "gpu")):
-        path = RESULTS / name
-        if path.exists():
-            result = json.loads(path.read_text(encoding="utf-8"))
+        result = load(name)
+        if result is not None:
             parts += ([] if intro is None else [words[intro]]) + [markdown(result, LENGTH, words)]
     return "\n\n".join([*parts, words["more"]])
 
 
-def rewrite(text: str, words: dict[str, str]) -> str:
+def between(text: str, inside: str) -> str:
     before, rest = text.split(START, 1)
     _, after = rest.split(END, 1)
-    return f"{before}{START}\n{section(words)}\n{END}{after}"
+    return f"{before}{START}\n{inside}\n{END}{after}"
+
+
+PAGES = {
+    "README.md": lambda: section(ENGLISH),
+    "README.zh-CN.md": lambda: section(CHINESE),
+    "bench/results/README.md": lambda: goals.section(load("results.json"), load("h200.json")),
+}
+
+
+def rewritten(name: str) -> str:
+    return between((ROOT / name).read_text(encoding="utf-8"), PAGES[name]())
 
 
 def main() -> None:
-    for name, words in (("README.md", ENGLISH), ("README.zh-CN.md", CHINESE)):
+    for name in PAGES:
         path = ROOT / name
         unfinished = path.with_suffix(".part")
-        unfinished.write_text(rewrite(path.read_text(encoding="utf-8"), words), encoding="utf-8")
+        unfinished.write_text(rewritten(name), encoding="utf-8")
         os.replace(unfinished, path)
 
 

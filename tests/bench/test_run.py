@@ -107,6 +107,18 @@ def test_progress_and_what_is_kept(small):
     assert kept == [{"t5"}, {"t5", "alibi"}]
 
 
+def test_a_disturbed_measurement_is_made_again(small, monkeypatch):
+    shares = iter([0.5, 0.2, 0.3])
+
+    class Noisy:
+        def share(self):
+            return next(shares)
+
+    monkeypatch.setattr(run, "Others", Noisy)
+    result = run.run(["t5"], [32], ["posenc"], repeats=2, train=False)
+    assert {r["busy"] for r in result["records"]} == {0.2}
+
+
 def test_gradients_that_are_noise_around_zero_are_judged_by_the_others():
     big, none = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     names = ["output", "q", "k", "v", "table", "bias"]

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from .growth import extra_bytes, growth, key
 
-BUSY = 0.1
-"""Share of the machine's cores in others' use from which a measurement is called disturbed."""
-
 
 def save(result: dict, path: Path) -> None:
     """Written whole or not at all."""
@@ -107,6 +104,8 @@ def print_table(result: dict) -> None:
             span = f"{power['from']} … {power['to']}"
             grown.add_row(power["workload"], power["peer"], power["pass"], span, f"L^{power['time']:.2f}", extra)
         console.print(grown)
+    from .run import BUSY
+
     disturbed = [record for record in measured.values() if record["busy"] > BUSY]
     if disturbed:
         worst = max(record["busy"] for record in disturbed)
