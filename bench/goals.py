@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from posenc.bench.growth import extra_bytes, growth
 from posenc.bench.report import milliseconds, not_timed, where_run
 
@@ -136,12 +138,13 @@ def grown(result: dict) -> str:
 
 def section(cpu_result: dict, gpu_result: dict | None) -> str:
     """Everything between the markers."""
-    busy = max(r["busy"] for r in cpu_result["records"] if "busy" in r)
+    busy = [r["busy"] for r in cpu_result["records"] if "busy" in r]
     dates = sorted(r["when"][:16] for r in cpu_result["records"] if "when" in r)
     parts = [
         "## CPU, against the goals (B1 H8 L4096 D64)",
         f"{where_run(cpu_result)}, {cpu_result['dtype']}; measured {dates[0]} to {dates[-1]} UTC. Bold: the goal is missed. "
-        f"± is half the distance of the quartiles of the rounds' ratios. Others used up to {busy:.0%} of the cores meanwhile.",
+        f"± is half the distance of the quartiles of the rounds' ratios. Others used {statistics.median(busy):.0%} of the cores meanwhile "
+        f"in the median, {max(busy):.0%} at worst.",
         cpu(cpu_result),
         "### Every contender at 4096 tokens, forward / training step",
         side_by_side(cpu_result, 4096),

@@ -107,6 +107,16 @@ def test_progress_and_what_is_kept(small):
     assert kept == [{"t5"}, {"t5", "alibi"}]
 
 
+def test_tables_that_a_peer_keeps_count_as_its_memory():
+    peer = run.PEERS["x-transformers"]
+    if peer.version() is None:
+        pytest.skip("x-transformers is not installed")
+    problem = Problem(case(WORKLOADS["alibi"], 64, "cpu", torch.float32))
+    attention = peer.make(problem)
+    attention(problem.q, problem.k, problem.v)
+    assert peer.kept(attention) >= 8 * 64 * 64 * 4
+
+
 def test_a_disturbed_measurement_is_made_again(small, monkeypatch):
     shares = iter([0.5, 0.2, 0.3])
 

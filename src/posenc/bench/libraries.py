@@ -25,6 +25,9 @@ class XTransformers(Peer):
         known = case.workload.scheme == "t5" or (case.workload.scheme == "alibi" and not case.workload.options)
         return None if known else "x-transformers has no such encoding"
 
+    def kept(self, attention):
+        return sum(buffer.nbytes for buffer in attention.module.buffers())  # ALiBi's [H, L, L], made once
+
     def make(self, problem):
         from x_transformers.x_transformers import AlibiPositionalBias, RelativePositionBias
 
@@ -40,6 +43,7 @@ class XTransformers(Peer):
             bias = module(q.shape[2], k.shape[2])[None].to(q.dtype)
             return scaled_dot_product_attention(q, k, v, attn_mask=_causal(bias, case), scale=scale)
 
+        attention.module = module
         return attention
 
 

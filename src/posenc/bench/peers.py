@@ -43,6 +43,10 @@ class Peer:
         """What else its records say."""
         return {}
 
+    def kept(self, attention: Attention) -> int:
+        """Bytes of tables that it keeps between calls; what a call makes and drops is measured."""
+        return 0
+
     def make(self, problem: Problem) -> Attention:
         raise NotImplementedError
 

@@ -132,7 +132,7 @@ def check(peer: peers.Peer, problem: Problem, truth: dict[str, tuple], kinds: li
                     break
                 continue
             call = step(attention, problem, kind)
-            held = peak_bytes(call, asked.device)
+            held = peak_bytes(call, asked.device) + peer.kept(attention)
             state.last[kind] = asked.length, seconds(call, asked.device) / asked.batch, held // asked.batch
     except Exception as error:  # a peer's own failure is a result to report
         for kind in kinds:
@@ -306,7 +306,7 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
                     if state.expected(kind, asked) < 1.0:  # for longer ones the run that counts bytes is warm-up enough
                         call()
                     began = time.perf_counter()
-                    held[peer.name] = peak_bytes(call, asked.device)
+                    held[peer.name] = peak_bytes(call, asked.device) + peer.kept(made[peer.name])
                     rough[peer.name] = time.perf_counter() - began
                     calls[peer.name] = call
                 except Exception as error:  # a peer's own failure is a result to report
