@@ -43,7 +43,7 @@ class XTransformers(Peer):
             bias = module(q.shape[2], k.shape[2])[None].to(q.dtype)
             return scaled_dot_product_attention(q, k, v, attn_mask=_causal(bias, case), scale=scale)
 
-        attention.module = module
+        attention.module = module  # type: ignore[attr-defined]
         return attention
 
 
