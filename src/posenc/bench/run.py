@@ -46,7 +46,7 @@ SHARE = 0.6
 """Of the free memory, what a contender may be expected to need."""
 BUSY = 0.1
 """Share of the machine's cores in others' use from which a measurement is called disturbed."""
-AGAIN = 8.0
+AGAIN = 30.0
 """Seconds a disturbed measurement may have taken to be made again."""
 BUDGET = {"cpu": 6.0, "cuda": 0.4}
 """Seconds of one contender's rounds at one length and pass."""
