@@ -61,7 +61,7 @@ def cpu(result: dict) -> str:
             if record is None:
                 cells += ["–", "–" if goal is None else f"{goal} ×"]
                 continue
-            text = f"{record['ratio']:.2f} × ± {record['spread']:.2f}"
+            text = f"{record['ratio']:.2f} ×" + (f" ± {record['spread']:.2f}" if "spread" in record else "")
             cells += [cell(record["ratio"], goal, text), f"{goal} ×"]
             extra = extra_bytes(record, result["records"], base)
             if extra is not None and most is not None:
