@@ -265,9 +265,14 @@ class _Slab:
         assert self.gathered is not None
         assert table is not None
         folded = self.gathered.folded()
-        self.dk[:, a:c].add_(folded @ table, alpha=self.scale)
+        falling = table.flip(1).expand(self.heads, -1, -1)
+        for x in range(self.heads):  # no copy of the strided operand
+            self.dk[x, a:c].addmm_(folded[x], falling[x], alpha=self.scale)
         if self.result.terms.table_k is not None:
-            self._add(self.result.terms.table_k, slice(None), folded.transpose(1, 2) @ self.k[:, a:c], self.scale)
+            to_table = torch.empty_like(falling, memory_format=torch.contiguous_format)
+            for x in range(self.heads):
+                torch.mm(folded[x].t(), self.k[x, a:c], out=to_table[x])
+            self._add(self.result.terms.table_k, slice(None), to_table.flip(1), self.scale)
 
     def _add(self, to: Tensor, some: slice, what: Tensor, scale: float = 1.0) -> None:
         """Into a table [H or 1, n, ..]; one that the heads share takes their sum."""

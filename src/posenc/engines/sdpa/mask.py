@@ -107,9 +107,9 @@ class KeyDots:
             self.memory = like.new_zeros(shape)
             return
         self.memory = like.new_empty(shape)
-        dots = keys @ table.flip(1).transpose(1, 2)
+        dots = self.memory[:, :, self.pad : -self.pad]
+        product(keys, table.flip(1).expand(self.heads, -1, -1), dots)
         self.memory[:, :, : self.pad] = dots[:, :, :1]
-        self.memory[:, :, self.pad : -self.pad] = dots
         self.memory[:, :, -self.pad :] = dots[:, :, -1:]
 
     def chunks(self, tile: Tile):
@@ -149,8 +149,8 @@ class KeyDots:
                 self.memory[:, e - self.first : f - self.first, 0] += pairs[:, rows, e - tile.j0 : f - tile.j0].sum(1)
 
     def folded(self) -> Tensor:
-        """[X, keys, n] in rising distance, what lies beyond the ends summed into them."""
-        inner = self.memory[:, :, self.pad : -self.pad].clone()
+        """[X, keys, n] in falling distance, what lies beyond the ends summed into them. Call once: it is done in place."""
+        inner = self.memory[:, :, self.pad : -self.pad]
         inner[:, :, 0] += self.memory[:, :, : self.pad].sum(-1)
         inner[:, :, -1] += self.memory[:, :, -self.pad :].sum(-1)
-        return inner.flip(2)
+        return inner
