@@ -1,5 +1,7 @@
 """The sdpa engine's rounding, memory and behaviour under torch.compile."""
 
+import shutil
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -131,8 +133,13 @@ def test_positions_past_a_million():
         assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("name", ["bias", "keys and values", "exact"])
-def test_compiles_without_a_graph_break(name):
+@pytest.mark.parametrize(
+    "name, backend",
+    [("bias", "aot_eager"), ("keys and values", "aot_eager"), ("exact", "aot_eager"), ("bias", "inductor")],
+)
+def test_compiles_without_a_graph_break(name, backend):
+    if backend == "inductor" and shutil.which("c++") is None:
+        pytest.skip("inductor needs a C++ compiler on a CPU")
     where = Where(40)
     q, k, v = (torch.randn(B, H, 40, D) for _ in range(3))
     keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
@@ -144,7 +151,7 @@ def test_compiles_without_a_graph_break(name):
         return attend(q, k, v, make(name, where, lambda *_: next(given)), causal=True, engine="sdpa")
 
     torch.compiler.reset()
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(attention, fullgraph=True, backend=backend)
     for a, b in zip(
         results(compiled, [q, k, v, *keep["tables"]], weight), results(attention, [q, k, v, *keep["tables"]], weight)
     ):

@@ -166,3 +166,13 @@ def test_dropout_acts_on_the_sinusoid_in_training_only():
 def test_bad_options(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_the_kept_sinusoid_serves_training_after_inference():
+    scheme = posenc.TransformerXL(d_model=8, heads=2)
+    with torch.inference_mode():
+        first = scheme.plan(Where(11)).lookups[0].dot_query
+    second = scheme.plan(Where(11)).lookups[0].dot_query
+    second.sum().backward()
+    assert torch.equal(first, second) and scheme.w_r.weight.grad.abs().sum() > 0
+    assert scheme.double().plan(Where(11)).lookups[0].dot_query.dtype == torch.float64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -15,7 +16,20 @@ from ..plan import Lookup, Plan
 from ..precision import no_autocast
 from ..scheme import Scheme
 from ..where import Where
-from .absolute import sinusoid
+from .absolute import Layout, sinusoid
+
+
+def _waves(
+    lo: int, hi: int, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The sinusoid of i - j for every distance j - i from lo to hi, [n, size]."""
+    with torch.inference_mode(False), torch.no_grad():
+        distances = -torch.arange(lo, hi + 1, device=device)
+        return sinusoid(distances, size, base=base, layout=layout).to(dtype)
+
+
+_kept_waves = lru_cache(maxsize=2)(_waves)
+"""The layers of a model ask for the same one in turn, and a training loop for the same in every step."""
 
 
 class TransformerXL(Scheme):
@@ -73,9 +87,10 @@ class TransformerXL(Scheme):
         return Plan(where, shift=self.u, lookups=(self._positions(where, self.index(where)),))
 
     def _positions(self, where: Where, rows: Index) -> Lookup:
-        device = self.w_r.weight.device
-        distances = -torch.arange(rows.lo, rows.hi + 1, device=device)
-        waves = sinusoid(distances, self.d_model, base=self.base, layout=self.layout).to(self.w_r.weight.dtype)
+        weight = self.w_r.weight
+        real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
+        make = _kept_waves if real else _waves
+        waves = make(rows.lo, rows.hi, self.d_model, self.base, self.layout, weight.device, weight.dtype)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
         table = self.w_r(waves).view(rows.span, self.heads, self.head_dim).transpose(0, 1)
