@@ -32,6 +32,13 @@ class Diagonals:
         self.flat = keys.new_empty(0)
         self.skew = keys.new_empty(0)
 
+    @staticmethod
+    def memory(band: Band) -> int:
+        """Numbers for each head and row of the batch."""
+        rows = min(sizes.DIAGONAL, band.q_length)
+        keys = min(band.k_length, sizes.BLOCK + band.hi - band.lo)
+        return rows * (rows + 3 * keys)
+
     def block(self, i0: int, i1: int, grad: Tensor, q: Tensor, delta: Tensor, sums: Tensor, whole: bool) -> None:
         """Rows [i0, i1), in reverse order. whole: everything up to a far left tile of theirs, not the band alone."""
         far_left, far_right = self.band.far

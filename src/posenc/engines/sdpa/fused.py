@@ -37,7 +37,8 @@ def applies(q: Tensor, k: Tensor, terms: Terms, band: Band, wanted: list[bool]) 
         return False  # with a rounded output the rows of dS do not sum to 0
     if q.shape[1] != k.shape[1] and all(band.far):
         return False  # dv is of several heads
-    return (band.hi - band.lo) * 3 <= band.k_length  # a wide band would be computed twice
+    # a wide band is computed twice, which only short sequences get back: all of a batch shares their calls
+    return (band.hi - band.lo) * 3 <= band.k_length or band.k_length <= sizes.SHORT
 
 
 def backward(
@@ -60,7 +61,9 @@ def backward(
     dbias = torch.zeros_like(terms.bias) if with_bias and terms.bias is not None else None
     grad, q, k, v, out = one_size(grad, q, k, v, out)
     split = dbias is not None and all(band.far)
-    every = (2 * k.shape[2] + 5 * sizes.BLOCK) * q.shape[3]
+    every = (2 * k.shape[2] + 5 * min(sizes.BLOCK, q.shape[2])) * q.shape[3]
+    if dbias is not None:
+        every += Diagonals.memory(band)
     for slab in slabs(q, k, terms, memory=sizes.FUSED, every=every, least=torch.get_num_threads()):
         if slab.holes is not None:
             return None

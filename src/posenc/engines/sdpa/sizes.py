@@ -16,6 +16,10 @@ DIAGONAL = 128
 """Query rows whose dS is summed by distance at once."""
 FUSED = 1 << 20
 """Numbers that PyTorch's own backward kernel may return at once: heads share a call while they fit."""
+SHORT = 256
+"""So few keys that calls cost more than sums: the batch shares them even where a band is as wide as the keys."""
+TOGETHER = 1 << 24
+"""Numbers that the rows of a batch may need to share their calls: 64 MiB of float32."""
 ROWS = 192
 """Query rows of one backward block."""
 BACKWARD = 1 << 20

@@ -82,12 +82,14 @@ def slabs(
 
     rows, width: a dense mask's, where one is needed; every: what a head needs in any case.
     single: one row of the batch at a time even where all could share a call, with a dense mask.
+    Without terms of their own the batch's rows share a slab, unless they need too much.
     """
     batch, heads, _, _ = q.shape
     kv_heads, k_length = k.shape[1], k.shape[2]
     group = heads // kv_heads
     precision = torch.promote_types(q.dtype, torch.float32)
     together = not terms.content and terms.key_mask is None and not single
+    together = together and batch * every * least <= sizes.TOGETHER
     for b in range(1 if together else batch):
         rows_of_batch = slice(0, batch) if together else slice(b, b + 1)
         keys, holes = (0, k_length), None
