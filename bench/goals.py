@@ -163,7 +163,7 @@ def section(cpu_result: dict, gpu_result: dict | None) -> str:
             gpu(gpu_result),
             "### Every contender at 4 × 4096 tokens, forward / training step",
             side_by_side(gpu_result, 4096),
-            "### and at 1 × 16384 tokens",
-            side_by_side(gpu_result, 16384),
         ]
+        if any(r["length"] == 16384 for r in gpu_result["records"]):
+            parts += ["### and at 1 × 16384 tokens", side_by_side(gpu_result, 16384)]
     return "\n\n".join(part for part in parts if part)
