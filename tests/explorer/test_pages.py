@@ -145,10 +145,21 @@ def test_extend_reads_a_pasted_configuration():
     text = json.dumps(
         {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 8192, "rope_theta": 500000.0}
     )
-    assert extend.from_json(text) == (128, 500000.0, 8192, "none")
-    for wrong, words in (("{", "not JSON"), ("[1]", "object"), ("x" * 200_000, "characters")):
+    assert extend.from_json(text, EN) == (128, 500000.0, 8192, "none")
+    for wrong, words in (("{", "not JSON"), ("[1]", "whole config.json"), ("x" * 200_000, "characters")):
         with pytest.raises(ValueError, match=words):
-            extend.from_json(wrong)
+            extend.from_json(wrong, EN)
+
+
+def test_phi_3_s_own_factors_are_there_and_stretch_as_published():
+    model = extend.MODELS["Phi-3 vision 128k"]
+    view = draw(
+        "extend", head_dim=96, base=model.base, original=4096, target=131072, scaling="longrope",
+        factors=", ".join(map(str, model.long)),
+    )  # fmt: skip
+    plain, stretched = view.panels()[0].series.values()
+    np.testing.assert_allclose(stretched / plain, model.long, rtol=1e-6)
+    assert "1.1902" in view.html  # sqrt(1 + ln 32 / ln 4096)
 
 
 def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatch):

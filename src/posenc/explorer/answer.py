@@ -81,12 +81,11 @@ def of_state(
 
 def figures(view: View, width: int) -> list[dict[str, Any]]:
     """The view's figures for a window of this width."""
-    return [
-        (mosaic if f.mosaic else plotly)(
-            f.panels, columns=max(1, min(f.columns, width // (NARROW // 2 if f.mosaic else NARROW))), height=f.height
-        )
-        for f in view.figures
-    ]
+    drawn = []
+    for f in view.figures:
+        draw, least = (mosaic, NARROW // 3) if f.mosaic else (plotly, NARROW)
+        drawn.append(draw(f.panels, columns=max(1, min(f.columns, width // least)), height=f.height, width=width))
+    return drawn
 
 
 def sorry(error: Exception, words: Words) -> Answer:

@@ -41,7 +41,7 @@ def make() -> FastAPI:
         try:
             asked = json.loads(await request.body())
             built = made[asked.get("language", "en")][1][asked["page"]]
-            width, coarse = max(1, min(int(asked.get("width", 1200)), 20_000)), bool(asked.get("coarse", True))
+            width, coarse = max(280, min(int(asked.get("width", 1200)), 20_000)), bool(asked.get("coarse", True))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return PlainTextResponse("not a question of this page", status_code=400)
         page, words = built.page, built.words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 import numpy as np
@@ -20,15 +20,30 @@ from . import state
 from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
-# head size, base and trained length, as their published configurations say
+class Model(NamedTuple):
+    """What a model's config.json says of its positions."""
+
+    head_dim: int  # head_dim, or hidden_size / num_attention_heads
+    base: float  # rope_theta
+    original: int  # max_position_embeddings, or original_max_position_embeddings where it is extended already
+    long: tuple[float, ...] = ()  # rope_scaling's long_factor
+
+
+# Each line gives the model's hidden_size / num_attention_heads, rope_theta and length, from its published config.json.
 MODELS = {
-    "Llama 2 7B": (128, 10000.0, 4096),
-    "Llama 3 8B": (128, 500000.0, 8192),
-    "Mistral 7B v0.3": (128, 1000000.0, 32768),
-    "Qwen2.5 7B Instruct": (128, 1000000.0, 32768),
-    "Phi-3 mini 4k": (96, 10000.0, 4096),
-    "TinyLlama 1.1B": (64, 10000.0, 2048),
-}
+    "Llama 2 7B": Model(128, 10000.0, 4096),  # meta-llama/Llama-2-7b-hf: 4096 / 32
+    "Llama 3 8B": Model(128, 500000.0, 8192),  # meta-llama/Meta-Llama-3-8B: 4096 / 32
+    "Mistral 7B v0.3": Model(128, 1000000.0, 32768),  # mistralai/Mistral-7B-v0.3: 4096 / 32
+    "Qwen2.5 7B Instruct": Model(128, 1000000.0, 32768),  # Qwen/Qwen2.5-7B-Instruct: 3584 / 28
+    "Phi-3 mini 4k": Model(96, 10000.0, 4096),  # microsoft/Phi-3-mini-4k-instruct: 3072 / 32
+    "Phi-3 vision 128k": Model(  # microsoft/Phi-3-vision-128k-instruct: 3072 / 32; float32 there, two decimals say the same
+        96, 10000.0, 4096,
+        (1.03, 1.05, 1.05, 1.08, 1.23, 1.23, 1.3, 1.45, 1.6, 1.65, 1.9, 2.86, 3.69, 5.42, 5.49, 5.49, 9.09, 11.58, 15.66,
+         15.77, 15.79, 18.36, 21.99, 23.08, 30.01, 32.35, 32.59, 35.56, 39.95, 53.84, 56.2, 57.95, 59.29, 59.77, 59.92,
+         61.19, 61.96, 62.5, 63.37, 63.48, 63.48, 63.66, 63.85, 64.08, 64.76, 64.8, 64.81, 64.81),
+    ),
+    "TinyLlama 1.1B": Model(64, 10000.0, 2048),  # TinyLlama/TinyLlama-1.1B-Chat-v1.0: 2048 / 32
+}  # fmt: skip
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
 LONGEST = 4_194_304
 
@@ -112,15 +127,21 @@ class Extend(Page):
             ]  # fmt: skip
 
         def fill(name: str) -> list[Any]:
-            return [*MODELS[name]] if name in MODELS else [gr.skip()] * 3
+            """A model's numbers; one that was extended with LongRoPE brings its factors, length and scaling."""
+            if name not in MODELS:
+                return [gr.skip()] * 6
+            chosen = MODELS[name]
+            more = (131072, "longrope", ", ".join(map(str, chosen.long))) if chosen.long else (gr.skip(), gr.skip(), "")
+            return [chosen.head_dim, chosen.base, chosen.original, *more]
 
         def paste(text: str) -> list[Any]:
             if not (text or "").strip():
                 return [gr.skip()] * 4 + [""]
             try:
-                found = from_json(text)
+                found = from_json(text, words)
             except ValueError as error:
-                return [gr.skip()] * 4 + [f'<p class="sentence" role="alert">{escape(str(error))}</p>']
+                sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
+                return [gr.skip()] * 4 + [f'<p class="sentence" role="alert">{escape(sentence)}</p>']
             return [gr.skip() if value is None else value for value in found] + [""]
 
         return Controls(
@@ -128,25 +149,30 @@ class Extend(Page):
             read,
             write,
             first=[
-                (model.input, fill, [model], [head_dim, base, original]),
+                (model.input, fill, [model], [head_dim, base, original, target, scaling, factors]),
                 (config.change, paste, [config], [head_dim, base, original, scaling, said]),
             ],
         )
 
 
-def from_json(text: str) -> tuple[int | None, float | None, int | None, str | None]:
+def from_json(text: str, words: Words) -> tuple[int | None, float | None, int | None, str | None]:
     """(head size, base, trained length, kind of scaling) of a pasted config.json; None where it does not say."""
     if len(text) > 100_000:
-        raise ValueError(f"the configuration has {len(text):,} characters; a config.json has a few thousand")
+        raise Sorry(words("config long", length=len(text)))
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"this is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise Sorry(words("not json", error=error.msg, line=error.lineno, column=error.colno)) from None
+    except RecursionError:
+        raise Sorry(words("not config")) from None
     if not isinstance(config, dict):
-        raise ValueError("a configuration is an object in braces: paste the whole config.json")
+        raise Sorry(words("not config"))
     from ..dialects import read
 
-    setup = read(config)
+    try:
+        setup = read(config)
+    except (TypeError, KeyError, AttributeError, ArithmeticError):  # numbers where it has names, names where it has numbers
+        raise Sorry(words("not config")) from None
     kind = {
         kinds.Linear: "linear", kinds.NTK: "ntk", kinds.DynamicNTK: "dynamic", kinds.YaRN: "yarn",
         kinds.Llama3: "llama3", kinds.LongRoPE: "longrope", kinds.Proportional: "proportional",

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,15 +25,16 @@ WORDS = 18
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 
 
-def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> dict[str, Any]:
-    """The panels side by side, row by row, as one figure."""
+def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, width: int = 1050) -> dict[str, Any]:
+    """The panels side by side, row by row, as one figure of `width` pixels; each row has `height`."""
     columns = max(1, min(columns, len(panels)))
     rows = math.ceil(len(panels) / columns)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "height": height * rows,
-        "autosize": False,  # the page's script gives the width
-        "margin": {"l": 10, "r": 10, "t": 10, "b": 10, "autoexpand": False},
+        "width": width,
+        "autosize": False,
+        "margin": {"l": 0, "r": 0, "t": 0, "b": 0, "autoexpand": False},
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "font": {"family": FONT, "size": 12, "color": "#1f2933"},
@@ -42,40 +43,46 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380) -> d
         "hovermode": "closest",
         "showlegend": False,
     }
+    room = width // columns - LEFT - 8
+    titles = [_wrapped(panel.title, int(room / 7.3)) for panel in panels]
     for number, panel in enumerate(panels):
-        box = _box(number, rows, columns, height, panel)
+        row, column = divmod(number, columns)
+        beside = titles[row * columns : (row + 1) * columns]
+        over = 14 + 17 * max(title.count("<br>") + 1 for title in beside)
+        neighbour = panels[number + 1] if number + 1 < len(panels) and column + 1 < columns else None
+        bar = isinstance(panel, Heat) and panel.bar and not _shares(panel, neighbour)
+        box = Box(
+            (column * width / columns + LEFT) / width,
+            ((column + 1) * width / columns - (BAR if bar else 14)) / width,
+            1 - ((row + 1) * height - (UNDER_WORDS if isinstance(panel, Heat) and panel.labels else UNDER)) / height / rows,
+            1 - (row * height + over) / height / rows,
+        )  # fmt: skip
         suffix = "" if number == 0 else str(number + 1)
         layout["annotations"].append(
             {
-                "text": _wrapped(panel.title, 140 // columns),
-                "x": box[0],
-                "y": box[3] + 6 / (height * rows),
-                "xref": "paper",
-                "yref": "paper",
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "align": "left",
-                "showarrow": False,
-                "font": {"size": 13 if columns < 4 else 12, "color": "#102a43"},
+                "text": titles[number], "x": box.left, "y": box.top + 6 / (height * rows), "xref": "paper",
+                "yref": "paper", "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False,
+                "font": {"size": 13, "color": "#102a43"},
             }
-        )
+        )  # fmt: skip
         if isinstance(panel, Lines):
             first = next(
                 other for other in panels if isinstance(other, Lines) and list(other.series) == list(panel.series)
             )
             _lines(panel, suffix, box, data, layout, legend=first is panel)
         else:
-            neighbour = panels[number + 1] if number + 1 < len(panels) and (number + 1) % columns else None
-            _heat(panel, suffix, box, data, layout, bar=panel.bar and not _shares(panel, neighbour))
-        before = panels[number - 1] if number % columns else None
-        if before is not None and before.y_label == panel.y_label and columns > 2:
+            _heat(panel, suffix, box, data, layout, bar=bar)
+        layout[f"xaxis{suffix}"]["title"]["text"] = _wrapped(panel.x_label, int((box.right - box.left) * width / 6))
+        layout[f"yaxis{suffix}"]["title"]["text"] = _wrapped(panel.y_label, int((box.top - box.bottom) * height * rows / 6))
+        before = panels[number - 1] if column else None
+        if before is not None and before.y_label == panel.y_label:
             layout[f"yaxis{suffix}"]["title"]["text"] = ""
             if isinstance(panel, Heat) and isinstance(before, Heat) and panel.labels and panel.labels == before.labels:
                 layout[f"yaxis{suffix}"]["showticklabels"] = False
     return {"data": data, "layout": layout, "config": {"displaylogo": False}}
 
 
-def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200) -> dict[str, Any]:
+def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200, width: int = 1050) -> dict[str, Any]:
     """Many small heat maps of one size and one colour scale as a single one: fourteen drawn apart take the browser
     several times as long.
     """
@@ -91,18 +98,20 @@ def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200) -> di
         names.append((panel.title, column * step - 0.5, row * step + gap - 0.6))
     whole = Heat("", np.arange(z.shape[1]), np.arange(z.shape[0]), z, panels[0].x_label, panels[0].y_label,
                  panels[0].unit, panels[0].limits, panels[0].diverging)  # fmt: skip
-    figure = plotly([whole], columns=1, height=height * rows + 60)
+    height = min(height, width // columns + 20)
+    figure = plotly([whole], columns=1, height=height * rows + 60, width=width)
     layout = figure["layout"]
     layout["annotations"] = [
         {
-            "text": _wrapped(title, 30), "x": x, "y": y, "xref": "x", "yref": "y", "xanchor": "left",
+            "text": _wrapped(title, width // columns // 7), "x": x, "y": y, "xref": "x", "yref": "y", "xanchor": "left",
             "yanchor": "bottom", "showarrow": False, "font": {"size": 12, "color": "#102a43"},
         }
         for title, x, y in names
     ]  # fmt: skip
     for axis in ("xaxis", "yaxis"):
         layout[axis] |= {"showticklabels": False, "showline": False, "ticks": ""}
-    layout["yaxis"]["domain"][1] = 1.0
+    layout["xaxis"]["domain"][0] = 36 / width
+    layout["yaxis"]["domain"] = [36 / layout["height"], 1.0]
     figure["data"][0]["hovertemplate"] = "%{z:.4g}<extra></extra>"
     return figure
 
@@ -111,16 +120,17 @@ def as_json(figure: dict[str, Any]) -> str:
     return json.dumps(figure, ensure_ascii=False, allow_nan=False)
 
 
-Box = tuple[float, float, float, float]
+# pixels around a panel: labels and title of the y axis, those of the x axis (words stand upright), and a colour bar
+LEFT, UNDER, UNDER_WORDS, BAR = 74, 58, 100, 76
 
 
-def _box(number: int, rows: int, columns: int, height: int, panel: Panel) -> Box:
-    """(left, right, bottom, top) of a cell, in parts of the figure, with room for its title and labels."""
-    row, column = divmod(number, columns)
-    named = isinstance(panel, Heat) and panel.labels is not None
-    wide, over, under = 1 / columns, 44 / (height * rows), (96 if named else 54) / (height * rows)
-    left = column * wide + (0.14 if named else 0.1) / columns**0.6
-    return left, (column + 1) * wide - 0.012, 1 - (row + 1) / rows + under, 1 - row / rows - over
+class Box(NamedTuple):
+    """Where a panel lies, in parts of the figure."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
 
 
 def _shares(panel: Heat, neighbour: Panel | None) -> bool:
@@ -208,7 +218,7 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
     if several:
         layout["showlegend"] = True
         layout[f"legend{suffix}"] = {
-            "x": box[1] if panel.log_y else box[0], "y": box[2], "xanchor": "right" if panel.log_y else "left",
+            "x": box.right if panel.log_y else box.left, "y": box.bottom, "xanchor": "right" if panel.log_y else "left",
             "yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.75)",
             "font": {"size": 11},
         }  # fmt: skip
@@ -277,7 +287,6 @@ def _mark(layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float
 
 def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any], *, bar: bool) -> None:
     left, right, bottom, top = box
-    box = (left, right - (0.062 if bar else 0.0), bottom, top)
     _axes(panel, suffix, box, layout)
     low, high = panel.limits or (float(panel.z.min()), float(panel.z.max()))
     trace: dict[str, Any] = {
@@ -285,7 +294,7 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
         "zmax": high if high > low else low + 1.0, "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
         "hovertemplate": "i %{y}, j %{x}: %{z:.4g}<extra></extra>" if panel.labels else "%{y}, %{x}: %{z:.4g}<extra></extra>",
         "colorbar": {
-            "x": box[1] + 0.004, "y": (bottom + top) / 2, "len": top - bottom, "lenmode": "fraction",
+            "x": right + 4 / layout["width"], "y": (bottom + top) / 2, "len": top - bottom, "lenmode": "fraction",
             "thickness": 10, "thicknessmode": "pixels", "xanchor": "left", "outlinewidth": 0, "xpad": 0,
             "tickfont": {"size": 10}, "title": {"text": panel.unit, "side": "right", "font": {"size": 10}}, "nticks": 5,
         },

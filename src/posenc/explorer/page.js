@@ -65,7 +65,6 @@ window.posenc ??= (() => {
         place.hidden = !text;
         if (!text || box.posenc === text) return;
         const figure = JSON.parse(text);
-        figure.layout.width = width;
         place.style.height = figure.layout.height + "px";
         place.setAttribute("role", "figure");
         place.setAttribute("aria-label", answer.titles[number]);

@@ -18,7 +18,7 @@ import posenc
 
 from ..attention import Attention
 from ..plot import panels
-from ..plot.numbers import DRAWN
+from ..plot.numbers import DRAWN, TERMS
 from ..plot.panels import Heat, Panel, array
 from ..plot.words import Words
 from ..registry import card, names
@@ -71,7 +71,7 @@ class Sentence(Page):
             for p in panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
             if isinstance(p, Heat)
         ]
-        absent = [panel.title for panel in terms if not panel.z.any()]
+        absent = [words(term) for term in TERMS if words("absent", term=words(term)) in {panel.title for panel in terms}]
         terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
             pair = [state.number(state_, key, 0, LONGEST, words) for key in ("first", "second")]
@@ -84,7 +84,7 @@ class Sentence(Page):
         listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
         return View(
             [
-                Figure(patterns, columns=5, height=190, mosaic=True),
+                Figure(patterns, columns=6, height=190, mosaic=True),
                 Figure(terms, columns=3, height=380),
                 Figure(changed, columns=3, height=400),
             ],

@@ -19,12 +19,16 @@ TEXTS: dict[str, tuple[str, str]] = {
         "逐个查看：公式、图形、谁在用、何时选用。",
     ),
     "compare intro": (
-        "Two or three schemes at one length. Content is the same everywhere, so only position speaks.",
-        "在同一长度下比较两三种方案。所有内容都相同，因此只有位置在起作用。",
+        "Two or three schemes at one length. Content is the same everywhere, so only position speaks. mrope is drawn "
+        "over text, where its three axes are one; axial and sinusoidal_2d over patches numbered row by row.",
+        "在同一长度下比较两三种方案。所有内容都相同，因此只有位置在起作用。mrope 按文本绘制，"
+        "此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
     ),
     "sentence intro": (
-        "An untrained layer in which a word looks for words like itself; what differs between schemes is position.",
-        "一个未训练的层，每个词寻找与自己相似的词；各方案之间的差别就是位置。",
+        "An untrained layer in which a word looks for words like itself; what differs between schemes is position. A "
+        "sentence has one axis: mrope is text only here, and axial and sinusoidal_2d take the words for patches of an image.",
+        "一个未训练的层，每个词寻找与自己相似的词；各方案之间的差别就是位置。句子只有一个轴：mrope 在这里"
+        "只处理文本，axial 和 sinusoidal_2d 把词当作图像块。",
     ),
     "extend intro": (
         "Make a rotary model read further: what each scaling does to its wavelengths, and the JSON to paste.",
@@ -179,6 +183,18 @@ TEXTS: dict[str, tuple[str, str]] = {
     "model": ("Model", "模型"),
     "own model": ("another: give the numbers below", "其他：在下面填写数字"),
     "paste config": ("Or paste its config.json", "或粘贴其 config.json"),
+    "config long": (
+        "The configuration has {length:,} characters; a config.json has a few thousand.",
+        "配置有 {length:,} 个字符；一个 config.json 只有几千个。",
+    ),
+    "not json": (
+        "This is not JSON: {error} in line {line}, column {column}.",
+        "这不是 JSON：第 {line} 行第 {column} 列，{error}。",
+    ),
+    "not config": (
+        "This is not a model's configuration; paste the whole config.json, with its braces.",
+        "这不是模型的配置；请粘贴整个 config.json，包括花括号。",
+    ),
     "head size": ("Head size (channels)", "头的大小（通道）"),
     "base": ("Base (rope_theta)", "基数（rope_theta）"),
     "original": ("Trained length (tokens)", "训练长度（词元）"),
