@@ -28,7 +28,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "list": Command("show:list_schemes", "every scheme: where it enters, its parameters, whether it extrapolates"),
     "show": Command("show:show_scheme", "one scheme: formula, options and a picture, e.g. posenc show t5"),
-    "plot": Command("plot.command:main", "a picture of a scheme, e.g. posenc plot t5 -o t5.png", "explorer"),
+    "plot": Command("plot.command:main", "a picture of a scheme, e.g. posenc plot t5 -o t5.png", "plot"),
     "rope-diff": Command("rope_diff:main", "where two RoPE configurations turn differently: A.json B.json --length N"),
     # the lab runs with torch alone; its extra adds the live table and the HTML report
     "compare": Command("lab.cli:compare", "train small models that differ in their encoding and say which to use"),
@@ -44,6 +44,7 @@ COMMANDS: dict[str, Command] = {
 EXTRAS: dict[str | None, tuple[str, ...]] = {
     "hf": ("transformers",),
     "lab": ("numpy", "plotly", "rich"),
+    "plot": ("matplotlib",),
     "explorer": ("gradio", "matplotlib", "plotly"),
     "bench": ("matplotlib", "psutil", "rich"),
 }

@@ -1,5 +1,6 @@
 """A real browser over every page: Chromium of the system, headless, driven by Playwright."""
 
+import json
 import os
 import re
 import shutil
@@ -297,6 +298,39 @@ def test_the_keyboard_is_enough(page, address):
     assert "head 1" in after["titles"][0]
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A real run of the lab, the smallest there is."""
+    folder = tmp_path_factory.mktemp("lab") / "smoke"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "posenc", "compare", "--preset", "smoke", "--out", str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
+    go(page, address, "?view=results")
+    assert "no run here yet" in alert(page, "results")
+    page.fill("#results-run input", str(run))
+    page.keyboard.press("Enter")
+    drawn = figure(page, "results-plot-0")
+    rows = json.loads((run / "results.json").read_text())["rows"]
+    assert {t["name"] for t in drawn["traces"]} == {row["scheme"] for row in rows}
+    assert any(row["task"] in drawn["titles"][0] for row in rows)
+    report = page.frame_locator("#results-html iframe")
+    report.locator("h1").first.wait_for()
+    report.locator(".js-plotly-plot .main-svg").first.wait_for(state="attached")  # its own script runs in the sandbox
+    assert page.input_value("#results-run input") == str(run)
+    link = page.get_attribute("#results-link", "href")
+    go(page, address, link)
+    assert figure(page, "results-plot-0") == drawn
+    with page.expect_popup() as waiting:
+        page.click("#results-html a")
+    waiting.value.wait_for_selector("h1")
+    waiting.value.close()
 
 
 NAMELESS = """() => Array.from(document.querySelectorAll('input, textarea, select, button, a[href], iframe'))

@@ -91,6 +91,9 @@ def figures(view: View, width: int) -> list[dict[str, Any]]:
 def sorry(error: Exception, words: Words) -> Answer:
     """The sentence alone: everything else stays as it was."""
     sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
+    sentence = (
+        sentence if len(sentence) <= 600 else f"{sentence[:400]} … {sentence[-150:]}"
+    )  # it may repeat a long input
     return {"status": f'<p class="sentence" role="alert">{escape(sentence)}</p>'}
 
 

@@ -20,6 +20,7 @@ from . import state
 from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
+
 class Model(NamedTuple):
     """What a model's config.json says of its positions."""
 
@@ -142,7 +143,8 @@ class Extend(Page):
             except ValueError as error:
                 sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
                 return [gr.skip()] * 4 + [f'<p class="sentence" role="alert">{escape(sentence)}</p>']
-            return [gr.skip() if value is None else value for value in found] + [""]
+            said = "" if found[0] else f'<p class="sentence" role="alert">{escape(words("config head"))}</p>'
+            return [gr.skip() if value is None else value for value in found] + [said]
 
         return Controls(
             [head_dim, base, original, target, scaling, factors],
@@ -171,8 +173,15 @@ def from_json(text: str, words: Words) -> tuple[int | None, float | None, int | 
 
     try:
         setup = read(config)
-    except (TypeError, KeyError, AttributeError, ArithmeticError):  # numbers where it has names, names where it has numbers
+    except (
+        TypeError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+    ):  # numbers where it has names, names where it has numbers
         raise Sorry(words("not config")) from None
+    if not (setup.head_dim is None or 4 <= setup.head_dim <= 1024) or not 1 < (setup.base or 10000.0) < 1e12:
+        raise Sorry(words("not config"))
     kind = {
         kinds.Linear: "linear", kinds.NTK: "ntk", kinds.DynamicNTK: "dynamic", kinds.YaRN: "yarn",
         kinds.Llama3: "llama3", kinds.LongRoPE: "longrope", kinds.Proportional: "proportional",

@@ -73,7 +73,9 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, widt
         else:
             _heat(panel, suffix, box, data, layout, bar=bar)
         layout[f"xaxis{suffix}"]["title"]["text"] = _wrapped(panel.x_label, int((box.right - box.left) * width / 6))
-        layout[f"yaxis{suffix}"]["title"]["text"] = _wrapped(panel.y_label, int((box.top - box.bottom) * height * rows / 6))
+        layout[f"yaxis{suffix}"]["title"]["text"] = _wrapped(
+            panel.y_label, int((box.top - box.bottom) * height * rows / 6)
+        )
         before = panels[number - 1] if column else None
         if before is not None and before.y_label == panel.y_label:
             layout[f"yaxis{suffix}"]["title"]["text"] = ""

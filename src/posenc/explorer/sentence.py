@@ -71,7 +71,9 @@ class Sentence(Page):
             for p in panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
             if isinstance(p, Heat)
         ]
-        absent = [words(term) for term in TERMS if words("absent", term=words(term)) in {panel.title for panel in terms}]
+        absent = [
+            words(term) for term in TERMS if words("absent", term=words(term)) in {panel.title for panel in terms}
+        ]
         terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
             pair = [state.number(state_, key, 0, LONGEST, words) for key in ("first", "second")]

@@ -191,6 +191,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "This is not JSON: {error} in line {line}, column {column}.",
         "这不是 JSON：第 {line} 行第 {column} 列，{error}。",
     ),
+    "config head": (
+        "The configuration does not say how large a head is (head_dim, or hidden_size and num_attention_heads); give it below.",
+        "配置没有说明头的大小（head_dim，或 hidden_size 和 num_attention_heads）；请在下面填写。",
+    ),
     "not config": (
         "This is not a model's configuration; paste the whole config.json, with its braces.",
         "这不是模型的配置；请粘贴整个 config.json，包括花括号。",

@@ -1,4 +1,4 @@
-"""Pictures of every scheme, from its own numbers (matplotlib; the extra `explorer`).
+"""Pictures of every scheme, from its own numbers (matplotlib; the extra `plot`).
 
     posenc.plot.overview("t5").savefig("t5.png")
     posenc.plot.distance("alibi", reach=256, heads=16)

@@ -37,9 +37,7 @@ def _style():
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "pictures need matplotlib: pip install 'posenc[explorer]'", name="matplotlib"
-        ) from error
+        raise ModuleNotFoundError("pictures need matplotlib: pip install 'posenc[plot]'", name="matplotlib") from error
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}):
         yield
 

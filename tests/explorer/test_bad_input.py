@@ -1,0 +1,118 @@
+"""Every field of every page, given what no one should give it: a sentence in the reader's language or a figure, never a
+traceback. The fields are asked as the page's script asks them, past what the browser would have held back.
+"""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from posenc.explorer import answer, frame
+from posenc.explorer.texts import LANGUAGES
+
+BAD = [
+    None, "", " ", "x" * 1_000_000, "👩‍👩‍👧", "שלום עולם", "\u202eevil\0", "<img src=x onerror=alert(1)>", "nan", "-inf", "1e400",
+    -1, 0.5, 1e308, float("nan"), float("inf"), 10**30, True, [], ["t5"], {}, "t5:buckets=7", "../../etc",
+]  # fmt: skip
+PYTHON = re.compile(
+    r"Traceback|\b(Type|Value|Key|Index|Attribute|Overflow|Runtime|Assertion|Recursion)Error\b|object at 0x"
+)
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+
+
+@pytest.fixture(scope="module")
+def built():
+    return {language: frame.blocks(language)[1] for language in LANGUAGES}
+
+
+def given(one):
+    """What the controls of a page hold when it opens."""
+    return [component.value for component in one.controls.components]
+
+
+def judged(told, language):
+    """Sentences for people, with no markup of the input's; a figure is whole."""
+    text = re.sub(r"<[^>]*>", "", told["status"])
+    assert text.strip() and not PYTHON.search(text) and "<img" not in told["status"]
+    assert len(text) < 2000
+    if language == "zh" and "alert" in told["status"]:
+        assert CHINESE.search(text), text
+    for plot in told.get("plots", []):
+        json.loads(plot)
+    return "alert" in told["status"]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("key", list(frame.PAGES))
+def test_every_field_takes_anything(built, key, language):
+    one = built[language][key]
+    values = given(one)
+    # the slots of Compare are alike, and so are the controls of one kind: the first of them stand for all
+    fields = [n for n in range(len(values)) if key != "compare" or n in (0, 1, 4, 7, len(values) - 3, len(values) - 1)]
+    told = refused = 0
+    for field in fields:
+        for bad in BAD if language == "en" else BAD[::3]:
+            asked = [*values[:field], bad, *values[field + 1 :]]
+            view = answer.of_values(one.page, one.controls, one.words, asked, width=1000, coarse=True)
+            told += 1
+            refused += judged(view, language)
+    assert told and refused  # some of this is wrong everywhere, and is said to be
+
+
+@pytest.mark.parametrize("values", [None, [], "text", {"a": 1}, [1] * 99])
+def test_values_of_another_page_are_refused(built, values):
+    one = built["en"]["extend"]
+    told = answer.of_values(one.page, one.controls, one.words, values, width=1000, coarse=True)
+    assert "load it again" in told["status"]
+
+
+LINKS = {
+    "?view=compare&length=": "Length",
+    "?view=compare&a=t5:buckets": "OPTION=VALUE",
+    "?view=compare&a=t5:buckets=" + "(" * 3000: "t5",
+    "?view=compare&a=nothing": "nothing",
+    "?view=compare&lenth=64": "does not know: lenth",
+    "?view=sentence&text=": "no words",
+    "?view=sentence&head=9": "Head (head): 9 must be a whole number from 0 to 3",
+    "?view=sentence&strength=nan": "Strength",
+    "?view=sentence&first=-1": "First word",
+    "?view=sentence&text=" + "x" * 3000: "3,000 characters",
+    "?view=sentence&text=" + "x" * 30_000: "characters long",
+    "?view=extend&base=inf": "Base",
+    "?view=extend&base=0": "between",
+    "?view=extend&target=1e99": "whole number",
+    "?view=extend&scaling=longrope&factors=nan": "numbers",
+    "?view=extend&scaling=longrope&factors=" + "0," * 64: "positive numbers",
+    "?view=results&run=%00": "not a run",
+    "?view=gallery&scheme=%F0%9F%98%80": "unknown",
+    "?view=%F0%9F%98%80": "no page",
+    "?%%%&&&===;": "does not know",
+}
+
+
+@pytest.mark.parametrize("query", list(LINKS))
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_broken_link_is_told_what_is_wrong(query, language):
+    found = re.search(r"view=(\w+)", query)
+    page = frame.PAGES[found[1] if found and found[1] in frame.PAGES else "gallery"]
+    told = answer.of_query(page, LANGUAGES[language], query, width=1000, coarse=True)
+    judged(told, language)
+    if language == "en":
+        assert LINKS[query] in re.sub(r"<[^>]*>", "", told["status"]).replace("&#x27;", "'")
+
+
+PASTED = ["{", "[1]", '"x"', "{}", '{"hidden_size": "big"}', '{"rope_scaling": 3}', '{"rope_theta": NaN, "head_dim": -1}',
+          '{"num_attention_heads": 0, "hidden_size": 3}', "[" * 50_000, "x" * 1_000_000, "👩‍👩‍👧"]  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("text", PASTED, ids=range(len(PASTED)))
+def test_a_pasted_configuration_that_is_none(built, text, language):
+    (paste,) = (
+        f for event, f, inputs, _ in built[language]["extend"].controls.first if inputs[0].elem_id == "extend-config"
+    )
+    *_, said = paste(text)
+    assert "alert" in said and not PYTHON.search(said)
+    assert language == "en" or CHINESE.search(said)
