@@ -86,6 +86,12 @@ def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
     assert table.count("\n| ") == len(claims.CLAIMS) + 2
 
 
+def test_the_published_page_is_the_commands(request):
+    page = (request.config.rootpath / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert page.startswith(claims.INTRODUCTION)
+    assert [line.split(" | ")[0][2:] for line in page.splitlines() if "| **" in line] == [c for c, _ in claims.CLAIMS]
+
+
 def _tiny(load):
     def made(name):
         small = load(name).change(steps=3, width=16, heads=2, layers=1, batch=4, count=1024)
