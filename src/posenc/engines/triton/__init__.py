@@ -12,7 +12,6 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ...index import Grid
 from ...mask import Mask
@@ -22,9 +21,7 @@ INSTALLED = find_spec("triton") is not None
 OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # head size
-LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
-
-WIDE = 4  # head sizes: a content term of more distances is made again in the backward pass instead of kept
+LONGEST = 2048  # distances that dot_key and add_value may tell apart: they take memory for each token
 
 
 def _version() -> tuple[int, int]:
@@ -67,32 +64,6 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
-    if any(lookup.dot_query is not None and lookup.index.span > LONGEST for lookup in plan.lookups):
-        from . import chunks
-
-        return chunks.run(q, k, v, plan, mask, dropout, _run)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and _wide(q, plan):
-        return checkpoint(
-            _run, q, k, v, plan, mask, dropout,
-            use_reentrant=False, preserve_rng_state=False, context_fn=_all_but_terms,
-        )  # fmt: skip
-    return _run(q, k, v, plan, mask, dropout)
-
-
-def _wide(q: Tensor, plan: Plan) -> bool:
-    """Whether content terms [B, H, L, span] outweigh the tokens so much that the backward pass makes them again."""
-    content = (lookup for lookup in plan.lookups if lookup.dot_query is not None or lookup.dot_key is not None)
-    return any(lookup.index.span > WIDE * q.shape[3] for lookup in content)
-
-
-def _all_but_terms():
-    """What the backward pass finds ready: the kernel's results and the seed, not the products that it was given."""
-    from . import ops  # noqa: F401  registers the operator
-
-    return create_selective_checkpoint_contexts([torch.ops.posenc.attend.default, torch.ops.aten.randint.low])
-
-
-def _run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
     from .lower import lower
     from .ops import INPUTS, Numbers, attend
 
@@ -100,13 +71,10 @@ def _run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float
         low = lower(q, k, plan, mask, dropout)
         numbers = Numbers(
             low.offset, low.left, low.right, low.lo, low.hi,
-            *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.width,
+            *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
         )  # fmt: skip
         tensors = [getattr(low, name) for name in INPUTS[3:]]
-        out, _, mass = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
-        if low.value is not None:
-            out = out + mass.to(q.dtype) @ low.value
-        return out
+        return attend(q, k, v, *tensors, list(numbers), low.scale, dropout)[0]
 
 
 def _interpreted() -> bool:

@@ -12,27 +12,36 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .forward import put, put_ends
+from .put import put, put_diagonal, put_ends, put_zeros, store_tile
 from .terms import (
     LOG2E,
+    band_end,
     bias_end,
     distance,
+    edges,
+    ended,
     far,
     far_inside,
     far_row,
     far_tile,
     general_tile,
+    hidden,
     inside,
     keep,
     load_tile,
-    look_rows,
+    look,
     outside,
     padded,
     row_end,
     row_scale,
     segments,
-    visible,
+    shown,
 )
+
+# Numbers that change from call to call and whose divisibility helps nothing.
+PLAIN = [
+    "heads", "group", "q_length", "k_length", "q_first", "q_last", "offset", "left", "right", "lo", "hi", "total", "scale",
+]  # fmt: skip
 
 
 class Grads(NamedTuple):
@@ -40,7 +49,7 @@ class Grads(NamedTuple):
 
     rows: Any  # Band
     cols: Any  # Band
-    bias: Any  # runs: [B, H, query blocks, span]; token positions: Band. float32
+    bias: Any  # Table over batch, head and query block; with token positions, a Band over queries. float32
     slopes: Any  # [B, H, Lq], to be summed
     scale: Any  # [B, H, Lq]
     decay_k: Any  # [B, H, Lk]
@@ -49,57 +58,49 @@ class Grads(NamedTuple):
 @triton.jit
 def prepare(
     out, d_out, lse, delta, ends,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
-    mass, slots,  # slots.mass: the gradient of mass
-    heads, q_length, total, scale,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    slots,  # slots.mass: the gradient of attention per distance
+    heads, q_length, q_first, q_last, total, scale,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = sum_j a_ij dP_ij, and the constants of the far field folded into lse and delta."""
+    """delta_i = sum_j a_ij dP_ij = o_i . do_i, and the constants of the far field folded into lse and delta."""
     total = (total * padded(q_length)).to(tl.int64)
-    blocks = tl.cdiv(q_length, BLOCK)
-    block = tl.program_id(0) % blocks
+    blocks = tl.cdiv(q_last - q_first, BLOCK)
+    m0 = (q_first // BLOCK + tl.program_id(0) % blocks) * BLOCK
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
-    i = block * BLOCK + tl.arange(0, BLOCK)
+    i = m0 + tl.arange(0, BLOCK)
     ok = i < q_length
     dv = tl.arange(0, BLOCK_DV)
-    o = load_tile(out.ptr + b * out.b + h * out.h, out.l, block * BLOCK, q_length, dv, DV, BLOCK, True)
-    g = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, block * BLOCK, q_length, dv, DV, BLOCK, True)
+    o = load_tile(out.ptr + b * out.b + h * out.h, out.l, m0, q_length, dv, DV, BLOCK, True)
+    g = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)
     x = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    if mass is not None:
-        span = slots.mass.hi - slots.mass.lo + 1
-        at = b * mass.b + h * mass.h + i.to(tl.int64)[:, None] * mass.l
-        g_at = b * slots.mass.b + h * slots.mass.h + i.to(tl.int64)[:, None] * slots.mass.l
-        for start in range(0, span, WIDTH):
-            c = (start + tl.arange(0, WIDTH))[None, :]
-            within = ok[:, None] & (c < span)
-            weight = tl.load(mass.ptr + at + c, mask=within, other=0.0).to(tl.float32)
-            x += tl.sum(weight * tl.load(slots.mass.ptr + g_at + c, mask=within, other=0.0).to(tl.float32), 1)
     here = bh * padded(q_length) + i
-    tl.store(delta + here, x, mask=ok)
-    if ends is not None:
-        scale_row = row_scale(slots, bh, i, q_length, scale)
-        bottom = tl.load(lse + here, mask=ok, other=float("inf"))
-        left = row_end(slots, b, h, i, ok, False) * scale_row + bias_end(slots, h, False)
-        right = row_end(slots, b, h, i, ok, True) * scale_row + bias_end(slots, h, True)
-        tl.store(ends + here, bottom - left, mask=ok)
-        tl.store(ends + 2 * total + here, bottom - right, mask=ok)
-        y = x
-        if mass is not None:
-            g_at = slots.mass.ptr + b * slots.mass.b + h * slots.mass.h + i.to(tl.int64) * slots.mass.l
-            y = x - tl.load(g_at + (slots.mass.hi - slots.mass.lo), mask=ok, other=0.0).to(tl.float32)
-            x = x - tl.load(g_at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(ends + total + here, x, mask=ok)
-        tl.store(ends + 3 * total + here, y, mask=ok)
+    tl.store(delta + here, x)
+    scale_row = row_scale(slots, bh, i, q_length, scale)
+    bottom = tl.load(lse + here, mask=ok, other=float("inf"))
+    left = row_end(slots, bh, i, ok, False) * scale_row + bias_end(slots, h, False)
+    right = row_end(slots, bh, i, ok, True) * scale_row + bias_end(slots, h, True)
+    tl.store(ends + here, bottom - left, mask=ok)
+    tl.store(ends + 2 * total + here, bottom - right, mask=ok)
+    y = x
+    if slots.mass is not None:
+        y = x - band_end(slots.mass, bh, i, ok, 1)
+        x = x - band_end(slots.mass, bh, i, ok, 0)
+    tl.store(ends + total + here, x, mask=ok)
+    tl.store(ends + 3 * total + here, y, mask=ok)
 
 
 @triton.jit
 def weighed(
-    dp, slots, places, masks, b, h, bh, i, j, offset, q_length, k_length, dropout,
+    dp, slots, places, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout,
     DROPOUT: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the weights, from do.v: with the value term's share, after dropout."""
     if slots.mass is not None:
-        dp += look_rows(slots.mass, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST)
+        mass = look(slots.mass, places, b, h, bh, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
+        if edges(slots.mass, r_lo, r_hi, places):
+            mass = ended(mass, slots.mass, bh, i, q_length, r, KEYS_FIRST)
+        dp += mass
     if DROPOUT:
         if KEYS_FIRST:
             dp = dp * keep(masks, bh, i[None, :], j[:, None], dropout)
@@ -108,33 +109,19 @@ def weighed(
     return dp
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads",
-        "group",
-        "q_length",
-        "k_length",
-        "offset",
-        "left",
-        "right",
-        "lo",
-        "hi",
-        "total",
-        "scale",
-    ]
-)
+@triton.jit(do_not_specialize=PLAIN)
 def backward_q(
     q, k, v, d_out, dq, lse, delta, ends,
     slots, places, masks, grads,
-    heads, group, q_length, k_length, offset, left, right, lo, hi, total, scale, dropout,
+    heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, total, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
     RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
 ):  # fmt: skip
     """dq of one block of queries, and what belongs to queries: rows, scale; the shares of bias and slopes."""
     total = (total * padded(q_length)).to(tl.int64)
-    blocks = tl.cdiv(q_length, BLOCK_M)
-    block = blocks - 1 - tl.program_id(0) % blocks
+    blocks = tl.cdiv(q_last - q_first, BLOCK_M)
+    block = q_first // BLOCK_M + blocks - 1 - tl.program_id(0) % blocks
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     m0 = block * BLOCK_M
@@ -153,7 +140,7 @@ def backward_q(
     CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
     if not CLEAR:
         clear = 0
-    a0, l0, l1, r0, r1, a1 = segments(
+    a0, l0, l1, r0, r1, a1, c0, c1 = segments(
         m0, BLOCK_M, BLOCK_N, q_length, k_length, offset, left, right, lo, hi, begin, end, clear != 0
     )
 
@@ -189,7 +176,7 @@ def backward_q(
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
             j = (n0 + steps)[None, :]
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-            x = far_inside(x, slots, b, h, j, on_left, k_length)
+            x = far_inside(x, slots, bh, j, on_left, k_length)
             y = far(x, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
             base = tl.where(on_left, lse_left, lse_right) - far_row(slots, h, bh, i, m0, on_left, q_length)
             if RAW:
@@ -209,7 +196,7 @@ def backward_q(
                 way = tl.sum(ds * (j + offset - i[:, None]).to(tl.float32), 1)
                 d_slope += tl.where(on_left, way, -way)
             if grads.scale is not None:
-                last = tl.where(on_left, row_end(slots, b, h, i, ok, False), row_end(slots, b, h, i, ok, True))
+                last = tl.where(on_left, row_end(slots, bh, i, ok, False), row_end(slots, bh, i, ok, True))
                 d_scale += tl.sum(ds * x, 1) + last * gained
             acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
 
@@ -217,122 +204,109 @@ def backward_q(
     delta_row = tl.load(delta + here, mask=ok, other=0.0)
     row_left, row_right = sum_left, sum_right  # rows' and bias's spans differ, so their ends gather apart from here
     bias_left, bias_right = sum_left, sum_right
-    # Sums along diagonals, r = n0 - m0 + offset + c + w BLOCK_N for w = -2, -1, 0: the next tile's w is this one's w + 1.
-    wait_0 = tl.zeros([BLOCK_N], tl.float32)
-    wait_1 = tl.zeros([BLOCK_N], tl.float32)
+    # Sums along diagonals, r = n0 - m0 + offset + c + w BAND for w = -2, -1, 0: the next tile's w is this one's w + 1.
+    wait_0 = tl.zeros([BAND], tl.float32)
+    wait_1 = tl.zeros([BAND], tl.float32)
     DIAGONALS: tl.constexpr = (grads.bias is not None) and (places.q is None)
-    if grads.rows is not None:
-        rows_ptr = grads.rows.ptr + b * grads.rows.b + h * grads.rows.h + i.to(tl.int64)[:, None] * grads.rows.l
-    if grads.bias is not None:
-        if places.q is None:
-            bias_ptr = grads.bias.ptr + b * grads.bias.b + h * grads.bias.h + block.to(tl.int64) * grads.bias.l
-        else:
-            bias_ptr = grads.bias.ptr + b * grads.bias.b + h * grads.bias.h + i.to(tl.int64)[:, None] * grads.bias.l
+    if DIAGONALS:
+        bias_ptr = grads.bias.ptr + ((bh * tl.cdiv(q_length, BLOCK_M)) + block) * grads.bias.h
 
-    general = (l0 - a0) + (a1 - r1) + (r0 - l1)
+    PER: tl.constexpr = BLOCK_N // BAND
+    general = ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER
+    few = tl.arange(0, BAND)
     for t in tl.range(0, general, num_stages=BAND_STAGES):
-        n0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_N
-        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, True)
-        v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, True)
-        j = n0 + steps
-        seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+        n0 = tile * BLOCK_N + t % PER * BAND
+        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
+        v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BAND, True)
+        j = n0 + few
         r = distance(places, b, i[:, None], j[None, :], offset, q_length, k_length)
+        r_lo, r_hi = n0 - m0 - (BLOCK_M - 1) + offset, n0 - m0 + (BAND - 1) + offset
         x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-        x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, False)
-        y = outside(x * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, seen, q_length, k_length)
+        some = hidden(tile, c0, c1, CLEAR)
+        x = inside(
+            x, slots, places, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, some, False
+        )
+        y = outside(x * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+        y = shown(y, slots, masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right, some)
         p = tl.exp2(y - bottom[:, None])
         dp = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
-        dp = weighed(dp, slots, places, masks, b, h, bh, i, j, offset, q_length, k_length, dropout, DROPOUT, False)
+        dp = weighed(dp, slots, places, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, False)
         ds = p * (dp - delta_row[:, None])
         if grads.slopes is not None:
             d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
         if grads.scale is not None:
             d_scale += tl.sum(ds * x, 1)
         if grads.rows is not None:
-            row_left += tl.sum(tl.where(r <= grads.rows.lo, ds, 0.0), 1)
-            row_right += tl.sum(tl.where((r >= grads.rows.hi) & (r > grads.rows.lo), ds, 0.0), 1)
-            put(rows_ptr, r, grads.rows.lo, grads.rows.hi, ds * (scale_tile / LOG2E), seen, places.q is not None)
+            edge = edges(grads.rows, r_lo, r_hi, places)
+            if edge:
+                row_left += tl.sum(tl.where(r <= grads.rows.lo, ds, 0.0), 1)
+                row_right += tl.sum(tl.where((r >= grads.rows.hi) & (r > grads.rows.lo), ds, 0.0), 1)
+            share = ds * (scale_tile / LOG2E)
+            put(grads.rows, places, b, h, m0, i, j, r, share, ok, edge, False)
         if grads.bias is not None:
             bias_left += tl.sum(tl.where(r <= grads.bias.lo, ds, 0.0), 1)
             bias_right += tl.sum(tl.where((r >= grads.bias.hi) & (r > grads.bias.lo), ds, 0.0), 1)
         if DIAGONALS:
             within = tl.where((r > grads.bias.lo) & (r < grads.bias.hi), ds, 0.0)
             rows = tl.arange(0, BLOCK_M)[:, None]
-            from_column = (steps[None, :] + rows) % BLOCK_N
-            rolled = tl.gather(
-                within, from_column, 1
-            )  # [row, c] comes from the column with column - row = c + w BLOCK_N
-            wrap = from_column - rows - steps[None, :]
-            first = wait_0 + tl.sum(tl.where(wrap == -2 * BLOCK_N, rolled, 0.0), 0)
-            second = wait_1 + tl.sum(tl.where(wrap == -BLOCK_N, rolled, 0.0), 0)
+            from_column = (few[None, :] + rows) % BAND
+            rolled = tl.gather(within, from_column, 1)  # [row, c] comes from the column with column - row = c + w BAND
+            wrap = from_column - rows - few[None, :]
+            first = wait_0 + tl.sum(tl.where(wrap == -2 * BAND, rolled, 0.0), 0)
+            second = wait_1 + tl.sum(tl.where(wrap == -BAND, rolled, 0.0), 0)
             third = tl.sum(tl.where(wrap == 0, rolled, 0.0), 0)
             put_diagonal(
                 bias_ptr,
-                n0 - m0 + offset - 2 * BLOCK_N,
+                n0 - m0 + offset - 2 * BAND,
                 first,
                 grads.bias.lo,
                 grads.bias.hi,
-                t >= general - (r0 - l1),
-                BLOCK_N,
+                t >= general - (r0 - l1) * PER,
+                BAND,
             )
             wait_0, wait_1 = second, third
         elif grads.bias is not None:
-            put(bias_ptr, r, grads.bias.lo, grads.bias.hi, ds, seen, True)
+            put(grads.bias, places, b, h, m0, i, j, r, ds, ok, True, False)
         acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
 
-    at = dq.ptr + b * dq.b + h * dq.h + i.to(tl.int64)[:, None] * dq.l + d[None, :]
-    tl.store(at, (acc * (scale_tile / LOG2E)).to(dq.ptr.dtype.element_ty), mask=ok[:, None] & (d[None, :] < D))
+    store_tile(dq, b, h, i, d, D, acc * (scale_tile / LOG2E), ok, False)
     if grads.rows is not None:
-        put_ends(
-            rows_ptr, grads.rows.lo, grads.rows.hi, row_left * scale_row / LOG2E, row_right * scale_row / LOG2E, ok
-        )
+        unit = scale_row / LOG2E
+        if places.q is None:
+            begin, end = l1 * BLOCK_N + offset, r0 * BLOCK_N + offset
+            put_zeros(grads.rows, b, h, m0, i, begin, end, ok, BAND)
+        put_ends(grads.rows, b, h, m0, i, row_left * unit, row_right * unit, ok, False)
     if DIAGONALS:
         last = (r0 * BLOCK_N) - m0 + offset
-        put_diagonal(bias_ptr, last - 2 * BLOCK_N, wait_0, grads.bias.lo, grads.bias.hi, l1 <= r0, BLOCK_N)
-        put_diagonal(bias_ptr, last - BLOCK_N, wait_1, grads.bias.lo, grads.bias.hi, l1 <= r0, BLOCK_N)
+        put_diagonal(bias_ptr, last - 2 * BAND, wait_0, grads.bias.lo, grads.bias.hi, l1 <= r0, BAND)
+        put_diagonal(bias_ptr, last - BAND, wait_1, grads.bias.lo, grads.bias.hi, l1 <= r0, BAND)
         bias_left += tl.where(grads.bias.hi > grads.bias.lo, 0.0, bias_right)  # one row is both ends
         tl.store(bias_ptr, tl.sum(bias_left, 0))
         if grads.bias.hi > grads.bias.lo:
             tl.store(bias_ptr + (grads.bias.hi - grads.bias.lo), tl.sum(bias_right, 0))
     elif grads.bias is not None:
-        put_ends(bias_ptr, grads.bias.lo, grads.bias.hi, bias_left, bias_right, ok)
+        put_ends(grads.bias, b, h, m0, i, bias_left, bias_right, ok, False)
     if grads.slopes is not None:
         tl.store(grads.slopes + bh * q_length + i, d_slope, mask=ok)
     if grads.scale is not None:
         tl.store(grads.scale + bh * q_length + i, d_scale, mask=ok)
 
 
-@triton.jit
-def put_diagonal(ptr, r, value, lo, hi, live, BLOCK: tl.constexpr):
-    """Sums of distances r .. r + BLOCK; those outside lo .. hi, and the ends themselves, are kept elsewhere."""
-    step = r + tl.arange(0, BLOCK)
-    tl.store(ptr + (step - lo), value, mask=(step > lo) & (step < tl.where(live, hi, lo)))
-
-
-@triton.jit(
-    do_not_specialize=[
-        "heads",
-        "group",
-        "q_length",
-        "k_length",
-        "offset",
-        "left",
-        "right",
-        "lo",
-        "hi",
-        "total",
-        "scale",
-    ]
-)
+@triton.jit(do_not_specialize=PLAIN)
 def backward_k(
     q, k, v, d_out, dk, dv, lse, delta, ends,
     slots, places, masks, grads,
-    heads, group, q_length, k_length, offset, left, right, lo, hi, total, scale, dropout,
+    heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, total, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
+    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr, MORE: tl.constexpr,
+    ZERO: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one block of keys, and what belongs to keys: cols, decay. Tiles are [keys, queries]."""
+    """dk and dv of one block of keys, and what belongs to keys: cols, decay. Tiles are [keys, queries].
+
+    Queries q_first .. q_last; with MORE their share is added to that of the queries before.
+    """
     total = (total * padded(q_length)).to(tl.int64)
     blocks = tl.cdiv(k_length, BLOCK_N)
     block = tl.program_id(0) % blocks
@@ -342,7 +316,7 @@ def backward_k(
     n0 = block * BLOCK_N
     if places.starts is not None:
         offset += tl.load(places.starts + b)
-    begin, end, clear = 0, q_length, n0 >= 0
+    begin, end, clear = q_first, q_last, n0 >= 0
     if masks.spans is not None:
         first, last = tl.load(masks.spans + 3 * b), tl.load(masks.spans + 3 * b + 1)
         clear = (tl.load(masks.spans + 3 * b + 2) != 0) & (first <= n0) & (n0 + BLOCK_N <= last)
@@ -352,13 +326,15 @@ def backward_k(
     if not CLEAR:
         clear = n0 < 0
     # With the sides swapped r turns its sign, and so do all bounds; "left" below is the side of later queries' r <= lo.
-    a0, l0, l1, r0, r1, a1 = segments(
+    a0, l0, l1, r0, r1, a1, c0, c1 = segments(
         n0, BLOCK_N, BLOCK_M, k_length, q_length, -offset, right, left, -hi, -lo, begin, end, clear
     )
 
     j = n0 + tl.arange(0, BLOCK_N)
     ok = j < k_length
     steps = tl.arange(0, BLOCK_M)
+    PER: tl.constexpr = BLOCK_M // BAND  # a general tile has BAND queries
+    few = tl.arange(0, BAND)
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
     k_tile = load_tile(k.ptr + b * k.b + h_kv * k.h, k.l, n0, k_length, d, D, BLOCK_N, True)
@@ -391,7 +367,7 @@ def backward_k(
                 else:
                     scale_tile = scale_row
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-                x = far_inside(x, slots, b, h, j[:, None], on_left, k_length)
+                x = far_inside(x, slots, bh, j[:, None], on_left, k_length)
                 x = far(x, scale_tile, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
                 base = base - far_row(slots, h, bh, i, m0, on_left, q_length)
                 if RAW:
@@ -417,26 +393,51 @@ def backward_k(
                     sum_right += tl.where(on_left, 0.0, gained)
                 acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
 
-        if grads.cols is not None:
-            cols_ptr = grads.cols.ptr + b * grads.cols.b + h * grads.cols.h + j.to(tl.int64)[:, None] * grads.cols.l
-        for t in tl.range(0, (l0 - a0) + (a1 - r1) + (r0 - l1), num_stages=BAND_STAGES):
-            m0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_M
-            q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, True)
-            g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BLOCK_M, True)
-            i = m0 + steps
+        for t in tl.range(0, ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER, num_stages=BAND_STAGES):
+            tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+            m0 = tile * BLOCK_M + t % PER * BAND
+            q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BAND, True)
+            g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BAND, True)
+            i = m0 + few
             here = bh * padded(q_length) + i
-            bottom = tl.load(lse + here, mask=i < q_length, other=float("inf"))
-            delta_row = tl.load(delta + here, mask=i < q_length, other=0.0)
+            bottom = tl.load(lse + here)
+            delta_row = tl.load(delta + here)
             scale_row = row_scale(slots, bh, i, q_length, scale)
             if slots.scale is not None:
                 scale_tile = scale_row[None, :]
             else:
                 scale_tile = scale_row
-            seen = visible(masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right)
             r = distance(places, b, i[None, :], j[:, None], offset, q_length, k_length)
+            r_lo, r_hi = n0 - m0 - (BAND - 1) + offset, n0 - m0 + (BLOCK_N - 1) + offset
             x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-            x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, True) * scale_tile
-            x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, seen, q_length, k_length)
+            some = hidden(tile, c0, c1, CLEAR)
+            x = (
+                inside(
+                    x,
+                    slots,
+                    places,
+                    masks,
+                    b,
+                    h,
+                    bh,
+                    m0,
+                    n0,
+                    i,
+                    j,
+                    r,
+                    r_lo,
+                    r_hi,
+                    q_length,
+                    k_length,
+                    left,
+                    right,
+                    some,
+                    True,
+                )
+                * scale_tile
+            )
+            x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
+            x = shown(x, slots, masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right, some)
             p = tl.exp2(x - bottom[None, :])
             if DROPOUT:
                 kept = p * keep(masks, bh, i[None, :], j[:, None], dropout)
@@ -444,7 +445,7 @@ def backward_k(
             else:
                 acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
             dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
-            dp = weighed(dp, slots, places, masks, b, h, bh, i, j, offset, q_length, k_length, dropout, DROPOUT, True)
+            dp = weighed(dp, slots, places, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, True)
             ds = p * (dp - delta_row[None, :])
             if grads.decay_k is not None:
                 d_decay -= tl.sum(ds, 1)
@@ -457,22 +458,27 @@ def backward_k(
                 back = -r
                 if places.q is None:
                     back = i[None, :] - j[:, None] - offset  # the same, in a form known to be consecutive
-                sum_left += tl.sum(tl.where(back >= grads.cols.hi, ds, 0.0), 1)
-                sum_right += tl.sum(tl.where((back <= grads.cols.lo) & (back < grads.cols.hi), ds, 0.0), 1)
-                put(cols_ptr, back, grads.cols.lo, grads.cols.hi, share, seen, places.q is not None)
+                edge = edges(grads.cols, -r_hi, -r_lo, places)
+                if edge:
+                    sum_left += tl.sum(tl.where(back >= grads.cols.hi, ds, 0.0), 1)
+                    sum_right += tl.sum(tl.where((back <= grads.cols.lo) & (back < grads.cols.hi), ds, 0.0), 1)
+                put(grads.cols, places, b, h, n0, j, i, back, share, ok, edge, True)
             acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
 
         if grads.cols is not None:
             if slots.scale is None:
                 sum_left = sum_left * scale
                 sum_right = sum_right * scale
-            put_ends(cols_ptr, grads.cols.lo, grads.cols.hi, sum_right, sum_left, ok)
+            if ZERO:
+                first, last = l1 * BLOCK_M - offset, r0 * BLOCK_M - offset
+                put_zeros(grads.cols, b, h, n0, j, first, last, ok, BAND)
+            put_ends(grads.cols, b, h, n0, j, sum_right, sum_left, ok, MORE)
         if grads.decay_k is not None:
+            if MORE:
+                d_decay += tl.load(grads.decay_k + bh * k_length + j, mask=ok, other=0.0)
             tl.store(grads.decay_k + bh * k_length + j, d_decay, mask=ok)
 
     if slots.scale is None:
         acc_k = acc_k * scale
-    at = dk.ptr + b * dk.b + h_kv * dk.h + j.to(tl.int64)[:, None] * dk.l + d[None, :]
-    tl.store(at, acc_k.to(dk.ptr.dtype.element_ty), mask=ok[:, None] & (d[None, :] < D))
-    at = dv.ptr + b * dv.b + h_kv * dv.h + j.to(tl.int64)[:, None] * dv.l + d_v[None, :]
-    tl.store(at, acc_v.to(dv.ptr.dtype.element_ty), mask=ok[:, None] & (d_v[None, :] < DV))
+    store_tile(dk, b, h_kv, j, d, D, acc_k, ok, MORE)
+    store_tile(dv, b, h_kv, j, d_v, DV, acc_v, ok, MORE)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .put import put, put_ends
 from .terms import (
     bias_end,
     distance,
+    edges,
     far,
     far_inside,
     far_row,
     far_tile,
     general_tile,
+    hidden,
     inside,
     keep,
     load_tile,
@@ -21,7 +24,7 @@ from .terms import (
     row_end,
     row_scale,
     segments,
-    visible,
+    shown,
 )
 
 
@@ -31,6 +34,8 @@ from .terms import (
         "group",
         "q_length",
         "k_length",
+        "q_first",
+        "q_last",
         "offset",
         "left",
         "right",
@@ -43,12 +48,13 @@ from .terms import (
 def forward(
     q, k, v, out, lse,  # Views; lse: [B, H, Lq rounded up to 64] float32, base 2, +inf for a query that sees nothing
     slots, places, masks,
-    heads, group, q_length, k_length, offset, left, right, lo, hi, splits, scale, dropout,
+    heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, splits, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
     RAW: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(q_length, BLOCK_M)
+    """Queries q_first .. q_last. Tiles are [queries, keys]."""
+    blocks = tl.cdiv(q_last - q_first, BLOCK_M)
     pid = tl.program_id(0)
     if SPLIT:
         share = pid % splits
@@ -56,7 +62,7 @@ def forward(
     block = blocks - 1 - pid % blocks  # causal: the longest first
     bh = (pid // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
-    m0 = block * BLOCK_M
+    m0 = (q_first // BLOCK_M + block) * BLOCK_M  # known to be aligned
     k_ptr = k.ptr + b * k.b + (h // group) * k.h
     v_ptr = v.ptr + b * v.b + (h // group) * v.h
 
@@ -73,7 +79,7 @@ def forward(
     CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
     if not CLEAR:
         clear = 0
-    a0, l0, l1, r0, r1, a1 = segments(
+    a0, l0, l1, r0, r1, a1, c0, c1 = segments(
         m0, BLOCK_M, BLOCK_N, q_length, k_length, offset, left, right, lo, hi, begin, end, clear != 0
     )
     if SPLIT:
@@ -104,15 +110,15 @@ def forward(
 
     # ---- far tiles: constants only -------------------------------------------------------------------------
     if CLEAR:
-        end_left = row_end(slots, b, h, i, i < q_length, False) * scale_row + bias_end(slots, h, False)
-        end_right = row_end(slots, b, h, i, i < q_length, True) * scale_row + bias_end(slots, h, True)
+        end_left = row_end(slots, bh, i, i < q_length, False) * scale_row + bias_end(slots, h, False)
+        end_right = row_end(slots, bh, i, i < q_length, True) * scale_row + bias_end(slots, h, True)
         for t in range((l1 - l0) + (r1 - r0)):
             n0 = far_tile(t, l0, l1, r0) * BLOCK_N
             on_left = t < l1 - l0
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
             j = (n0 + steps)[None, :]
-            x = far_inside(x, slots, b, h, j, on_left, k_length)
+            x = far_inside(x, slots, bh, j, on_left, k_length)
             x = far(x, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
             row = tl.where(on_left, end_left, end_right) + far_row(slots, h, bh, i, m0, on_left, q_length)
             if RAW:
@@ -138,17 +144,47 @@ def forward(
             top = higher
 
     # ---- general tiles: look-ups and masks -----------------------------------------------------------------
-    general = (l0 - a0) + (a1 - r1) + (r0 - l1)
+    # A general tile has BAND keys, so that its look-ups find registers.
+    PER: tl.constexpr = BLOCK_N // BAND
+    general = ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER
+    few = tl.arange(0, BAND)
     for t in tl.range(0, general, num_stages=BAND_STAGES):
-        n0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_N
-        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, True)
-        v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, True)
-        j = n0 + steps
-        seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+        n0 = tile * BLOCK_N + t % PER * BAND
+        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
+        v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BAND, True)
+        j = n0 + few
         r = distance(places, b, i[:, None], j[None, :], offset, q_length, k_length)
+        r_lo, r_hi = n0 - m0 - (BLOCK_M - 1) + offset, n0 - m0 + (BAND - 1) + offset
         x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-        x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, False) * scale_tile
-        x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, seen, q_length, k_length)
+        some = hidden(tile, c0, c1, CLEAR)
+        x = (
+            inside(
+                x,
+                slots,
+                places,
+                masks,
+                b,
+                h,
+                bh,
+                m0,
+                n0,
+                i,
+                j,
+                r,
+                r_lo,
+                r_hi,
+                q_length,
+                k_length,
+                left,
+                right,
+                some,
+                False,
+            )
+            * scale_tile
+        )
+        x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+        x = shown(x, slots, masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right, some)
         higher = tl.maximum(top, tl.max(x, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp2(x - base[:, None])
@@ -182,40 +218,48 @@ def forward(
             mass_left = mass_left * weight
             mass_right = mass_right * weight
             band = slots.mass
-            mass_ptr = band.ptr + b * band.b + h * band.h + i.to(tl.int64)[:, None] * band.l
             for t in tl.range(0, general, num_stages=BAND_STAGES):
-                n0 = general_tile(t, a0, l0, l1, r0, r1, a1) * BLOCK_N
-                k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, True)
-                j = n0 + steps
-                seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+                tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+                n0 = tile * BLOCK_N + t % PER * BAND
+                k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
+                j = n0 + few
                 r = distance(places, b, i[:, None], j[None, :], offset, q_length, k_length)
+                r_lo, r_hi = n0 - m0 - (BLOCK_M - 1) + offset, n0 - m0 + (BAND - 1) + offset
                 x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                x = inside(x, slots, places, b, h, i, j, offset, q_length, k_length, False) * scale_tile
-                x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, seen, q_length, k_length)
+                some = hidden(tile, c0, c1, CLEAR)
+                x = (
+                    inside(
+                        x,
+                        slots,
+                        places,
+                        masks,
+                        b,
+                        h,
+                        bh,
+                        m0,
+                        n0,
+                        i,
+                        j,
+                        r,
+                        r_lo,
+                        r_hi,
+                        q_length,
+                        k_length,
+                        left,
+                        right,
+                        some,
+                        False,
+                    )
+                    * scale_tile
+                )
+                x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+                x = shown(x, slots, masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right, some)
                 p = tl.exp2(x - bottom[:, None])
                 if DROPOUT:
                     p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
-                mass_left += tl.sum(tl.where(r <= band.lo, p, 0.0), 1)
-                mass_right += tl.sum(tl.where((r >= band.hi) & (r > band.lo), p, 0.0), 1)
-                put(mass_ptr, r, band.lo, band.hi, p, seen, places.q is not None)
-            put_ends(mass_ptr, band.lo, band.hi, mass_left, mass_right, ok)
-
-
-@triton.jit
-def put(ptr, r, lo, hi, value, seen, SHARED: tl.constexpr):
-    """value at [token, r - lo] for lo < r < hi. Token positions may repeat a distance, so SHARED adds."""
-    at = ptr + (r - lo)
-    within = seen & (r > lo) & (r < hi)
-    if SHARED:
-        tl.atomic_add(at, value.to(ptr.dtype.element_ty), mask=within, sem="relaxed")
-    else:
-        tl.store(at, value.to(ptr.dtype.element_ty), mask=within)
-
-
-@triton.jit
-def put_ends(ptr, lo, hi, at_left, at_right, ok):
-    """The sums at both ends of a band, [token, 0] and [token, hi - lo]; ptr is [tokens, 1]."""
-    at_left += tl.where(hi > lo, 0.0, at_right)  # one row is both ends
-    tl.store(ptr, at_left.to(ptr.dtype.element_ty)[:, None], mask=ok[:, None])
-    if hi > lo:
-        tl.store(ptr + (hi - lo), at_right.to(ptr.dtype.element_ty)[:, None], mask=ok[:, None])
+                edge = edges(band, r_lo, r_hi, places)
+                if edge:
+                    mass_left += tl.sum(tl.where(r <= band.lo, p, 0.0), 1)
+                    mass_right += tl.sum(tl.where((r >= band.hi) & (r > band.lo), p, 0.0), 1)
+                put(band, places, b, h, m0, i, j, r, p, ok, edge, False)
+            put_ends(band, b, h, m0, i, mass_left, mass_right, ok, False)

@@ -1,9 +1,9 @@
 """Plan and mask -> what the kernels see: at most one table, one row term, one column term and one value term.
 
-    bias   [H, span]            float32; several lookups are summed over the union of their spans
-    rows   [B, H, Lq, width]    states . table, inside the scale; width is the span, rounded up
-    cols   [B, H, Lk, width]    k . table, by key, and by -r so that a tile's loads run along queries
-    value  [H or 1, width, Dv]  out += mass @ value, mass [B, H, Lq, width] being the attention per distance
+    bias       [H, span]             float32; several lookups are summed over the union of their spans
+    table      [H or 1, span, E]     rows = states . table inside the scale, for each query; states: q, or [B, H, Lq, E]
+    key_table  [H or 1, span, D]     cols = k . table inside the scale, for each key and by -r
+    value      [H or 1, span, Dv]    out += mass @ value, mass being the attention per distance
 
 All of this is ordinary differentiable PyTorch, so autograd carries the kernels' gradients on to the plan's tensors.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...index import Index
 from ...mask import Mask
 from ...plan import Lookup, Plan
 from ...where import Where
 from .expand import expand
 
 FAR = 1 << 28  # a distance past every position: with it, every tile is far
+LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
+QUERIES = 1024  # with more distances, that many queries at a time
 
 
 @dataclass
@@ -30,8 +30,9 @@ class Lowered:
     """The operator's arguments, by name; `numbers` in the order of ops.Numbers."""
 
     bias: Tensor | None = None
-    rows: Tensor | None = None
-    cols: Tensor | None = None
+    states: Tensor | None = None
+    table: Tensor | None = None
+    key_table: Tensor | None = None
     value: Tensor | None = None
     slopes: Tensor | None = None
     scales: Tensor | None = None
@@ -55,7 +56,7 @@ class Lowered:
     rows_span: tuple[int, int] = (0, 0)
     cols_span: tuple[int, int] = (0, 0)
     mass_span: tuple[int, int] = (0, 0)
-    width: int = 0
+    queries: int = 0
     scale: float = 1.0
 
 
@@ -68,9 +69,9 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
     spans = []
     if low.bias is not None:
         spans.append(low.bias_span)
-    if low.rows is not None:
+    if low.table is not None:
         spans.append(low.rows_span)
-    if low.cols is not None:
+    if low.key_table is not None:
         spans.append((-low.cols_span[1], -low.cols_span[0]))
     if low.value is not None:
         spans.append(low.mass_span)
@@ -91,6 +92,7 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
         low.decay_q = plan.decay[0].float().expand(batch, heads, q_length).contiguous()
         low.decay_k = plan.decay[1].float().expand(batch, heads, k_length).contiguous()
     _masks(low, mask, batch, heads, q_length, k_length)
+    low.queries = QUERIES if low.table is not None and low.table.shape[1] > LONGEST else 0
     if dropout > 0.0:
         low.seed = torch.randint(0, 2**62, (1,), device=q.device)
     return low
@@ -104,25 +106,29 @@ def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan) -> None:
         table = expand(lookup.bias.float(), lookup.index, *low.bias_span, 1).expand(heads, -1)
         low.bias = table if low.bias is None else low.bias + table
     picked, low.rows_span = _with("dot_query", plan)
-    for lookup in picked:
-        states = q if lookup.states is None else lookup.states
-        term = _dot(states.to(q.dtype), _wide(lookup.dot_query, lookup.index, low.rows_span).to(q.dtype))
-        term = term.expand(q.shape[0], -1, -1, -1)
-        low.rows = term if low.rows is None else low.rows + term
+    parts = [(lookup.states, expand(lookup.dot_query, lookup.index, *low.rows_span, 1)) for lookup in picked]
+    own = [table for states, table in parts if states is None]
+    if own and len(own) < len(parts):  # q and other states: one wider product
+        parts = [(q, sum(own[1:], own[0]))] + [part for part in parts if part[0] is not None]
+    elif own:
+        parts = [(None, sum(own[1:], own[0]))]
+    if parts:
+        low.states, low.table = parts[0]
+    if len(parts) > 1:
+        low.states = torch.cat([states.expand(q.shape[0], -1, -1, -1).to(q.dtype) for states, _ in parts], -1)
+        most = max(table.shape[0] for _, table in parts)
+        low.table = torch.cat([table.expand(most, -1, -1) for _, table in parts], -1)
+    elif low.states is not None:
+        low.states = low.states.expand(q.shape[0], -1, -1, -1).to(q.dtype)
     picked, (lo, hi) = _with("dot_key", plan)
     low.cols_span = -hi, -lo
     for lookup in picked:
-        table = _wide(lookup.dot_key, lookup.index, (lo, hi), turn=True).to(k.dtype)
-        states = k
-        if k.shape[1] != heads:
-            states = k.repeat_interleave(heads // k.shape[1], dim=1)
-        term = _dot(states, table)
-        low.cols = term if low.cols is None else low.cols + term
+        table = expand(lookup.dot_key, lookup.index, lo, hi, 1).flip(1)
+        low.key_table = table if low.key_table is None else low.key_table + table
     picked, low.mass_span = _with("add_value", plan)
     for lookup in picked:
-        table = _wide(lookup.add_value, lookup.index, low.mass_span).to(q.dtype)
+        table = expand(lookup.add_value, lookup.index, *low.mass_span, 1)
         low.value = table if low.value is None else low.value + table
-        low.width = table.shape[1]
 
 
 def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:
@@ -132,21 +138,6 @@ def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:
         return picked, (0, 0)
     indices = [lookup.index for lookup in picked]
     return picked, (min(index.lo for index in indices), max(index.hi for index in indices))
-
-
-def _wide(table: Tensor, index: Index, span: tuple[int, int], turn: bool = False) -> Tensor:
-    """[H or 1, n, E] -> [H or 1, width, E]: a row per distance, and zeros up to a multiple of 16 for the matrix units."""
-    table = expand(table, index, *span, 1)
-    if turn:
-        table = table.flip(1)
-    return F.pad(table, (0, 0, 0, -table.shape[1] % 16))
-
-
-def _dot(states: Tensor, table: Tensor) -> Tensor:
-    """[B, H, L, E] . [H or 1, width, E] -> [B, H, L, width]."""
-    if table.shape[0] == 1:
-        return F.linear(states, table[0])
-    return states @ table.transpose(-1, -2)
 
 
 def _places(low: Lowered, where: Where, batch: int, device: torch.device) -> None:

@@ -38,14 +38,27 @@ class Table(NamedTuple):
 
 
 class Band(NamedTuple):
-    """One number per token and distance other - own, [B, H, L, at least hi - lo + 1]: r over queries, -r over keys."""
+    """One number per token and distance other - own (r over queries, -r over keys): a content term, or a gradient.
+
+    Rows are pitch + 1 apart, pitch a multiple of 16. So the distance r = other - own + offset of a token lies at
+
+        own (pitch + 1) + r - origin  =  own pitch + other + shift        shift = offset - origin, a multiple of 16
+
+    and a tile of pairs is an ordinary matrix with aligned rows, loaded and stored like a dense bias. Numbers outside
+    lo < r < hi are not the token's own: there the ends are chosen. Loads may run past a token's row by one tile.
+    """
 
     ptr: Any
     b: Any
     h: Any
-    l: Any
+    pitch: Any
+    shift: Any
+    first: Any  # the first token that has a row
+    origin: Any
     lo: Any
     hi: Any
+    ends: Any  # float32 [B, H, 2, rows]: the numbers at lo and at hi
+    rows: Any
 
 
 class Slots(NamedTuple):
@@ -108,41 +121,75 @@ def distance(places, b, i, j, offset, q_length, k_length):
 
 
 @triton.jit
-def look(band, places, b, h, own, other, offset, own_length, q_length, k_length, OWN_IS_KEY: tl.constexpr):
-    """A band's numbers for a tile [own, other]: along a row the distances, and so the addresses, are consecutive.
+def band_end(band, bh, own, ok, HIGH):
+    """The numbers of the tokens `own` at lo (HIGH=0) or at hi (HIGH=1)."""
+    return tl.load(band.ends + (bh * 2 + HIGH) * band.rows + (own - band.first), mask=ok, other=0.0)
 
-    The ends are chosen, not clamped to: an address that the compiler knows to be consecutive is loaded along the row.
-    """
-    if OWN_IS_KEY:
-        if places.q is None:
-            r = other[None, :] - own[:, None] - offset
-        else:
-            r = -distance(places, b, other[None, :], own[:, None], offset, q_length, k_length)
+
+@triton.jit
+def edges(band, r_lo, r_hi, places):
+    """Whether a tile of distances r_lo .. r_hi needs the ends."""
+    if places.q is None:
+        return (r_lo <= band.lo) | (r_hi >= band.hi)
     else:
-        r = distance(places, b, own[:, None], other[None, :], offset, q_length, k_length)
-    ok = own < own_length
-    row = band.ptr + b * band.b + h * band.h + own.to(tl.int64) * band.l
-    x = tl.load(row[:, None] + (r - band.lo), mask=ok[:, None] & (r > band.lo) & (r < band.hi), other=0.0)
-    x = tl.where(r <= band.lo, tl.load(row, mask=ok, other=0.0)[:, None], x)
-    return tl.where(r >= band.hi, tl.load(row + (band.hi - band.lo), mask=ok, other=0.0)[:, None], x)
+        return True
 
 
 @triton.jit
-def look_rows(band, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
-    """What each pair of a tile finds in a band over queries. Loaded along the queries' rows, then turned if need be."""
-    x = look(band, places, b, h, i, j, offset, q_length, q_length, k_length, False)
-    if KEYS_FIRST:
-        x = tl.trans(x)
+def tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY: tl.constexpr):
+    """Addresses of the pairs [own, other], for runs of positions. Within the tile, which begins at token own0, offsets
+    are 32 bits wide: wider ones take registers."""
+    shift = band.shift
+    if places.starts is not None:
+        if OWN_IS_KEY:
+            shift -= tl.load(places.starts + b)
+        else:
+            shift += tl.load(places.starts + b)
+    base = band.ptr + b * band.b + h * band.h + (own0 - band.first).to(tl.int64) * band.pitch
+    return base + (((own - own0) * band.pitch)[:, None] + (other + shift)[None, :])
+
+
+@triton.jit
+def token(band, b, h, own0):
+    """Where the numbers of token own0 begin; the rows after it are pitch + 1 apart."""
+    return band.ptr + b * band.b + h * band.h + (own0 - band.first).to(tl.int64) * (band.pitch + 1)
+
+
+@triton.jit
+def look(
+    band, places, b, h, bh, own0, own, other, length, r, r_lo, r_hi, TURN: tl.constexpr, OWN_IS_KEY: tl.constexpr
+):  # fmt: skip
+    """A band's numbers for a tile [own, other], or turned; r, in that orientation, counts from own to other.
+
+    For runs of positions the tile is loaded along the tokens' rows and then turned. Its distances are r_lo .. r_hi.
+    """
+    ok = own < length
+    if places.q is None:
+        reached = own < tl.where((r_hi > band.lo) & (r_lo < band.hi), length, 0)
+        x = tl.load(tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY), mask=reached[:, None], other=0.0)
+        if TURN:
+            x = tl.trans(x)
+    else:
+        row = (own - own0) * (band.pitch + 1) - band.origin
+        base = token(band, b, h, own0)
+        within = (r > band.lo) & (r < band.hi)
+        if TURN:
+            x = tl.load(base + (row[None, :] + r), mask=ok[None, :] & within, other=0.0)
+        else:
+            x = tl.load(base + (row[:, None] + r), mask=ok[:, None] & within, other=0.0)
     return x.to(tl.float32)
 
 
 @triton.jit
-def look_cols(band, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
-    """What each pair of a tile finds in a band over keys. Loaded along the keys' rows, then turned if need be."""
-    x = look(band, places, b, h, j, i, offset, k_length, q_length, k_length, True)
-    if not KEYS_FIRST:
-        x = tl.trans(x)
-    return x.to(tl.float32)
+def ended(x, band, bh, own, length, r, TURN: tl.constexpr):
+    """What `look` found, with the ends outside the span."""
+    ok = own < length
+    low, high = band_end(band, bh, own, ok, 0), band_end(band, bh, own, ok, 1)
+    if TURN:
+        low, high = low[None, :], high[None, :]
+    else:
+        low, high = low[:, None], high[:, None]
+    return tl.where(r <= band.lo, low, tl.where(r >= band.hi, high, x))
 
 
 @triton.jit
@@ -169,22 +216,51 @@ def visible(masks, b, h, i, j, q_length, k_length, left, right):
 
 
 @triton.jit
-def inside(qk, slots, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
-    """q.k with the terms that the scale multiplies; i and j are vectors, the tile [i, j] or (KEYS_FIRST) [j, i]."""
+def inside(
+    qk, slots, places, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, some,
+    KEYS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """q.k with the terms that the scale multiplies; i and j are vectors, the tile [i, j] or (KEYS_FIRST) [j, i].
+
+    `some`: whether a mask touches the tile. With content terms (and a scale that is a positive number) it is applied
+    here, in one branch with the ends: few tiles take it.
+    """
     x = qk
-    if slots.rows is not None:
-        x += look_rows(slots.rows, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST)
-    if slots.cols is not None:
-        x += look_cols(slots.cols, places, b, h, i, j, offset, q_length, k_length, KEYS_FIRST)
+    if (slots.rows is not None) or (slots.cols is not None):
+        hard = some
+        if slots.rows is not None:
+            rows = look(slots.rows, places, b, h, bh, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
+            hard = hard | edges(slots.rows, r_lo, r_hi, places)
+        if slots.cols is not None:
+            cols = look(slots.cols, places, b, h, bh, n0, j, i, k_length, -r, -r_hi, -r_lo, not KEYS_FIRST, True)
+            hard = hard | edges(slots.cols, -r_hi, -r_lo, places)
+        if hard:
+            if slots.rows is not None:
+                rows = ended(rows, slots.rows, bh, i, q_length, r, KEYS_FIRST)
+            if slots.cols is not None:
+                cols = ended(cols, slots.cols, bh, j, k_length, -r, not KEYS_FIRST)
+            if slots.scale is None:
+                if KEYS_FIRST:
+                    seen = visible(masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right)
+                else:
+                    seen = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+                if slots.rows is not None:
+                    rows = tl.where(seen, rows, float("-inf"))
+                else:
+                    cols = tl.where(seen, cols, float("-inf"))
+        if slots.rows is not None:
+            x += rows
+        if slots.cols is not None:
+            x += cols
     return x
 
 
 @triton.jit
-def outside(x, slots, masks, b, h, bh, i, j, r, seen, q_length, k_length):
-    """x (already scaled) with the terms that come after the scale; -inf where a pair may not see each other."""
+def outside(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
+    """x (already scaled) with the terms that come after the scale."""
     if slots.bias is not None:
         step = tl.minimum(tl.maximum(r, slots.bias.lo), slots.bias.hi) - slots.bias.lo
-        x += LOG2E * tl.load(slots.bias.ptr + h * slots.bias.h + step, mask=seen, other=0.0)
+        x += LOG2E * tl.load(slots.bias.ptr + h * slots.bias.h + step)
     if slots.slopes is not None:
         x -= (LOG2E * tl.load(slots.slopes + h)) * tl.abs(r).to(tl.float32)
     if slots.decay_q is not None:
@@ -195,8 +271,17 @@ def outside(x, slots, masks, b, h, bh, i, j, r, seen, q_length, k_length):
         if not masks.extra_is_seen:
             at = masks.extra + b * masks.extra_b + h * masks.extra_h
             at += i.to(tl.int64) * masks.extra_q + j.to(tl.int64) * masks.extra_k
-            x += LOG2E * tl.load(at, mask=seen, other=0.0).to(tl.float32)
-    return tl.where(seen, x, float("-inf"))
+            x += LOG2E * tl.load(at, mask=(i < q_length) & (j < k_length), other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def shown(x, slots, masks, b, h, i, j, q_length, k_length, left, right, some):
+    """x, and -inf where a pair may not see each other, unless `inside` did that already."""
+    if (slots.scale is not None) or ((slots.rows is None) and (slots.cols is None)):
+        if some:
+            x = tl.where(visible(masks, b, h, i, j, q_length, k_length, left, right), x, float("-inf"))
+    return x
 
 
 @triton.jit
@@ -209,15 +294,12 @@ def row_scale(slots, bh, i, q_length, scale):
 
 
 @triton.jit
-def row_end(slots, b, h, i, ok, RIGHT: tl.constexpr):
+def row_end(slots, bh, i, ok, RIGHT: tl.constexpr):
     """What every far key on one side adds to query i inside the scale: the last row of the index. Like i."""
-    x = tl.zeros(i.shape, tl.float32)
     if slots.rows is not None:
-        at = slots.rows.ptr + b * slots.rows.b + h * slots.rows.h + i.to(tl.int64) * slots.rows.l
-        if RIGHT:
-            at += slots.rows.hi - slots.rows.lo
-        x += tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    return x
+        return band_end(slots.rows, bh, i, ok, RIGHT)
+    else:
+        return tl.zeros(i.shape, tl.float32)
 
 
 @triton.jit
@@ -247,19 +329,19 @@ def far_row(slots, h, bh, i, q0, on_left, q_length):
 
 
 @triton.jit
-def far_inside(x, slots, b, h, j, on_left, k_length):
-    """q.k of a far tile with what its keys add inside the scale."""
-    if slots.cols is not None:
-        at = slots.cols.ptr + b * slots.cols.b + h * slots.cols.h + j.to(tl.int64) * slots.cols.l
-        at += tl.where(on_left, slots.cols.hi - slots.cols.lo, 0)
-        x += tl.load(at, mask=j < k_length, other=0.0).to(tl.float32)
+def far_inside(x, slots, bh, j, on_left, k_length):
+    """q.k of a far tile with what its keys add inside the scale, where that is more than a number (see far_outside)."""
+    if (slots.cols is not None) and (slots.scale is not None):
+        x += band_end(slots.cols, bh, j, j < k_length, tl.where(on_left, 1, 0))
     return x
 
 
 @triton.jit
-def far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
-    """What a far key adds after the scale, the query counted from q0; only with slopes or decay. Base 2."""
+def far_outside(scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+    """What a far key adds after the scale, the query counted from q0. Base 2."""
     x = tl.zeros(j.shape, tl.float32)
+    if (slots.cols is not None) and (slots.scale is None):
+        x += scale * band_end(slots.cols, bh, j, j < k_length, tl.where(on_left, 1, 0))
     if slots.slopes is not None:
         slope = LOG2E * tl.load(slots.slopes + h)
         slope = tl.where(on_left, slope, -slope)
@@ -273,9 +355,13 @@ def far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
 @triton.jit
 def far(x, scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
     """A far tile's scores without their row constants. Left unscaled where nothing is added per key (`RAW`)."""
-    if (slots.slopes is not None) or (slots.decay_q is not None):
-        x = x * scale + far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length)
-    elif (slots.cols is not None) or (slots.scale is not None):
+    if (
+        (slots.slopes is not None)
+        or (slots.decay_q is not None)
+        or ((slots.cols is not None) and (slots.scale is None))
+    ):
+        x = x * scale + far_outside(scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length)
+    elif slots.scale is not None:
         x = x * scale
     return x
 
@@ -328,7 +414,8 @@ def segments(
 
     With r = other - own + offset a tile is far where r <= lo or r >= hi for all its pairs and none is masked.
     `left` and `right` bound other - own aligned at the ends, `begin` and `end` the other side's real tokens;
-    `clear` says that nothing else is masked. Called with the sides swapped (and signs turned) for key blocks.
+    `clear` says that nothing else is masked; the last two results are the first and one past the last tile that no
+    mask touches. Called with the sides swapped (and signs turned) for key blocks.
     """
     diff = other_length - own_length
     first, last = begin, end
@@ -354,15 +441,24 @@ def segments(
     l1 = tl.where(none_left, a0, l1)
     r0 = tl.where(none_right, a1, r0)
     r1 = tl.where(none_right, a1, r1)
-    return a0, l0, l1, r0, r1, a1
+    return a0, l0, l1, r0, r1, a1, clear_0, clear_1
 
 
 @triton.jit
 def general_tile(t, a0, l0, l1, r0, r1, a1):
-    """The t-th general tile: those before the left far stretch, those after the right one, then the middle."""
+    """The t-th tile with general pairs: those before the left far stretch, those after the right one, then the middle."""
     before = l0 - a0
     after = a1 - r1
     return tl.where(t < before, a0 + t, tl.where(t < before + after, r1 + t - before, l1 + t - before - after))
+
+
+@triton.jit
+def hidden(tile, clear_0, clear_1, CLEAR: tl.constexpr):
+    """Whether a mask touches this tile."""
+    if CLEAR:
+        return (tile < clear_0) | (tile >= clear_1)
+    else:
+        return True
 
 
 @triton.jit

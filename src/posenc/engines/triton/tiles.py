@@ -16,6 +16,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int  # of the loop over far tiles
     band_stages: int = 1  # of the loop over general tiles: their look-ups would be staged too
+    band: int = 0  # keys (backward_k: queries) of a general tile; 0: as many as of a far one
 
 
 # (kernel, largest head size it serves) -> tile.
@@ -30,13 +31,16 @@ HOPPER = {
     ("backward_k", 128): Tile(32, 64, 4, 3),
     ("backward_k", 256): Tile(32, 64, 4, 1),
 }
-# The same for plans with content terms, whose look-ups need registers.
+# The same for plans with content terms, whose look-ups need registers; keys' own terms need more of them.
 HOPPER_CONTENT = {
-    ("forward", 64): Tile(64, 64, 4, 3),
+    ("forward", 64): Tile(64, 64, 4, 3, 3),
+    ("forward", 128): Tile(64, 64, 4, 3, 2),
     ("backward_q", 64): Tile(64, 64, 4, 3, 2),
+    ("backward_q", 128): Tile(64, 32, 4, 3, 2),
     ("backward_k", 64): Tile(64, 64, 4, 3, 2),
-    ("backward_k", 128): Tile(32, 128, 8, 3),
+    ("backward_k", 128): Tile(32, 64, 4, 3, 2),
 }
+HOPPER_KEYS = {("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)}
 SMALL = {
     ("forward", 64): Tile(64, 64, 4, 2),
     ("forward", 128): Tile(64, 32, 4, 2),
@@ -50,14 +54,17 @@ SMALL = {
 }
 # Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
+SPREAD = Tile(64, 64, 4, 3)
 INTERPRETED = Tile(16, 16, 4, 1)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
 
 
 def choose(
-    kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, content: bool = False
-) -> Tile:
-    """The tile of one kernel for the larger of the head sizes; `content`: the plan has row, column or value terms."""
+    kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, content: bool = False,
+    keys: bool = False,
+) -> Tile:  # fmt: skip
+    """The tile of one kernel for the larger of the head sizes; `content`: the plan has row, column or value terms,
+    `keys`: column terms."""
     if device.type != "cuda":
         return INTERPRETED
     width = 64 if size <= 64 else 128 if size <= 128 else 256
@@ -67,9 +74,20 @@ def choose(
     tile = (HOPPER if hopper else SMALL)[kernel, width]
     if hopper and content:
         tile = HOPPER_CONTENT.get((kernel, width), tile)
+    if hopper and keys:
+        tile = HOPPER_KEYS.get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
     return tile
+
+
+def choose_spread(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """Tokens (times eight) and distances of the product that makes a band; `size`: of the states."""
+    if device.type != "cuda":
+        return INTERPRETED
+    if dtype == torch.float32:
+        return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
+    return SPREAD if size <= 128 else Tile(64, 32, 4, 1)
 
 
 def splits(programs: int, k_length: int, tile: Tile, device: torch.device) -> int:

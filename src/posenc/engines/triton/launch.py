@@ -1,0 +1,367 @@
+"""From tensors to launches: buffers, tiles, and the loop over blocks of queries.
+
+A content term that tells apart few distances is made for all queries at once; one that tells apart every distance
+(`Numbers.queries` > 0) for so many queries at a time, [B, H, queries, queries + Lk], and again in the backward pass.
+Memory then grows with queries · L, not with L². Blocks run in order, so sums over them have one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import tiles
+from .backward import Grads, backward_k, backward_q, prepare
+from .forward import forward
+from .spread import MARGIN, collect, gather, room, shape, spread, up
+from .terms import Band, Masks, Places, Slots, Table, View
+
+
+class Numbers(NamedTuple):
+    """The integers of a call, one list for the operator's schema; left and right are -1 for no limit."""
+
+    offset: int
+    left: int
+    right: int
+    lo: int
+    hi: int
+    bias_lo: int
+    bias_hi: int
+    rows_lo: int
+    rows_hi: int
+    cols_lo: int
+    cols_hi: int
+    mass_lo: int
+    mass_hi: int
+    queries: int  # how many at a time; 0: all
+
+
+class Inputs(NamedTuple):
+    """The operators' tensors; those before `starts` may have gradients."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    states: Tensor | None
+    table: Tensor | None
+    key_table: Tensor | None
+    value: Tensor | None
+    slopes: Tensor | None
+    scales: Tensor | None
+    decay_q: Tensor | None
+    decay_k: Tensor | None
+    starts: Tensor | None
+    p_q: Tensor | None
+    p_k: Tensor | None
+    keys: Tensor | None
+    spans: Tensor | None
+    doc_q: Tensor | None
+    doc_k: Tensor | None
+    extra: Tensor | None
+    seed: Tensor | None
+
+    @property
+    def content(self) -> bool:
+        return self.table is not None or self.key_table is not None or self.value is not None
+
+    @property
+    def shared(self) -> bool:
+        """Token positions: distances may repeat, so gradients are added to, in float32."""
+        return self.p_q is not None
+
+
+INPUTS = Inputs._fields
+GRADIENTS = INPUTS[: INPUTS.index("starts")]
+
+
+def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    x = _rowed(x)
+    q, k, v = x.q, x.k, x.v
+    batch, heads, q_length, size = q.shape
+    k_length, v_size = k.shape[2], v.shape[3]
+    out = q.new_empty(batch, heads, q_length, v_size)
+    lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
+    mass = q.new_empty(0)
+    if x.value is not None:
+        mass = q.new_zeros(mass_size(q, num), dtype=torch.float32 if x.shared else q.dtype)
+    if out.numel() == 0:
+        return out, lse, mass
+    if k_length == 0:
+        return out.zero_(), lse.fill_(float("inf")), mass
+    tile = tiles.choose("forward", max(size, v_size), q.dtype, q.device, q_length, x.content)
+    programs = batch * heads * triton.cdiv(q_length, tile.queries)
+    few = q_length <= tile.queries and x.value is None
+    shares = tiles.splits(programs, k_length, tile, q.device) if few else 1
+    parts, part_lse = out, lse
+    if shares > 1:
+        parts = out.new_empty(batch, heads, shares, q_length, v_size, dtype=torch.float32)
+        part_lse = lse.new_empty(batch, heads, shares, padded(q_length))
+    with _on(q):
+        slots = _slots(x, num)
+        if x.value is not None:
+            slots = slots._replace(mass=_mass(q, num, mass))
+        for first, last in _blocks(q_length, num):
+            if x.table is not None:
+                slots = slots._replace(rows=_rows(x, num, scale, first, last))
+            grid = batch * heads * triton.cdiv(last - first, tile.queries) * shares
+            forward[(grid,)](
+                _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
+                slots, _places(x), _masks(x), *_sizes(x, num, first, last),
+                shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
+                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages,
+                num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+    if shares > 1:
+        top = part_lse.amax(2, keepdim=True)
+        weight = torch.exp2(part_lse - top.masked_fill(top == float("-inf"), 0.0))
+        total = weight.sum(2)
+        lse = (top.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
+        weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
+        out = (weight[..., :q_length, None] * parts).sum(2).to(q.dtype)
+    lse[..., q_length:] = float("inf")  # the backward kernels load without masks: such a query has no weight
+    if x.value is not None:
+        gather(slots.mass, x.value, out, True)
+    return out, lse, mass
+
+
+def run_backward(
+    d_out: Tensor, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float, dropout: float,
+    asked: dict[str, bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of GRADIENTS."""
+    x, d_out = _rowed(x), _straight(d_out)
+    q, k, v = x.q, x.k, x.v
+    batch, heads, q_length, size = q.shape
+    k_length, v_size = k.shape[2], v.shape[3]
+    blocks = list(_blocks(q_length, num))
+    # Sums over blocks of queries are kept in float32.
+    sums = torch.float32 if len(blocks) > 1 else k.dtype
+    grow = torch.float32 if x.shared else q.dtype
+    given: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape, dtype=sums), v.new_empty(v.shape, dtype=sums)
+    given.update(q=dq, k=dk, v=dv)
+    q_tile = tiles.choose("backward_q", max(size, v_size), q.dtype, q.device, q_length, x.content)
+    keys = x.key_table is not None
+    k_tile = tiles.choose("backward_k", max(size, v_size), q.dtype, q.device, q_length, x.content, keys)
+    d_bias = d_cols = None
+    # The columns of the row term's gradient sum up to the gradient of a bias that goes along with it.
+    along = asked["bias"] and _along(x, num)
+    if along:
+        given["bias"] = torch.zeros_like(x.bias)
+    elif asked["bias"]:
+        if x.shared:
+            d_bias = room(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, dtype=torch.float32, zero=True)
+        else:
+            parts = x.bias.new_zeros(batch, heads, triton.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
+    if asked["table"] or asked["states"]:
+        given["table"] = q.new_zeros(x.table.shape, dtype=torch.float32)
+        given["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
+    if asked["slopes"]:
+        given["slopes"] = lse.new_zeros(q.shape[:3])
+    if asked["scales"]:
+        given["scales"] = lse.new_zeros(q.shape[:3])
+    if asked["decay_q"] or asked["decay_k"]:
+        given["decay_q"], given["decay_k"] = torch.zeros_like(x.decay_q), torch.zeros_like(x.decay_k)
+    for_rows = along or (
+        x.table is not None and (asked["table"] or asked["states"] or (x.states is None and asked["q"]))
+    )
+    for_cols = x.key_table is not None and (asked["key_table"] or asked["k"])
+    if for_cols:
+        several = len(blocks) > 1
+        d_cols = room(
+            q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
+            dtype=torch.float32 if several else grow, zero=several or x.shared,
+        )  # fmt: skip
+    if q.numel() == 0 or k.numel() == 0:
+        dq.zero_(), dk.zero_(), dv.zero_()
+        blocks = []
+    delta = torch.empty_like(lse)
+    ends = lse.new_empty(4, *lse.shape)
+    total = batch * heads
+    dims = _dims(size, v_size)
+    flags = {"RAW": _raw(x), "DROPOUT": dropout > 0, "PRECISION": "ieee"}
+    places, masks = _places(x), _masks(x)
+    grads = Grads(None, d_cols, d_bias, given["slopes"], given["scales"], given["decay_k"])
+    with _on(q):
+        slots = _slots(x, num)
+        if x.value is not None:
+            slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset))
+        for first, last in blocks:
+            d_rows = None
+            if x.table is not None:
+                slots = slots._replace(rows=_rows(x, num, scale, first, last))
+            if for_rows:
+                lo, hi = slots.rows.lo, slots.rows.hi
+                d_rows = room(q, heads, lo, hi, num.offset, first, last, dtype=grow, zero=x.shared)
+                grads = grads._replace(rows=d_rows)
+            sizes = _sizes(x, num, first, last)
+            prepare[(total * triton.cdiv(last - first, 64),)](
+                _view(out), _view(d_out), lse, delta, ends, slots, heads, q_length, first, last, total, scale,
+                dims[1], dims[3], 64,
+            )  # fmt: skip
+            backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
+                _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), lse, delta, ends,
+                slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
+                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
+                num_warps=k_tile.warps, num_stages=k_tile.stages,
+            )  # fmt: skip
+            backward_q[(total * triton.cdiv(last - first, q_tile.queries),)](
+                _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
+                slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
+                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, num_warps=q_tile.warps, num_stages=q_tile.stages,
+            )  # fmt: skip
+            if d_rows is not None:
+                _take_rows(d_rows, x, num, scale, given, first, last)
+    if d_bias is not None:
+        # After the blocks: a bias that is there before goes along with the row term.
+        if x.shared:
+            ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
+            given["bias"] = collect(d_bias, ones, heads, heads, x.bias.shape[1])[..., 0]
+        else:
+            given["bias"] = d_bias.ptr.sum((0, 2))
+    if given["slopes"] is not None:
+        given["slopes"] = given["slopes"].sum((0, 2))
+    if d_cols is not None:
+        if k.shape[1] == heads:
+            gather(d_cols, x.key_table, dk, True)
+        else:
+            share = q.new_empty(batch, heads, k_length, size)
+            gather(d_cols, x.key_table, share, False)
+            given["k"] = dk + share.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32)
+        given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])
+    if x.value is not None and asked["value"]:
+        given["value"] = collect(_mass(q, num, mass), d_out, heads, *x.value.shape[:2])
+    return list(given.values())
+
+
+def _along(x: Inputs, num: Numbers) -> bool:
+    """Whether the bias goes along with the row term, being over the same distances: one look-up instead of two."""
+    same = (num.rows_lo, num.rows_hi) == (num.bias_lo, num.bias_hi)
+    return x.bias is not None and x.table is not None and x.table.shape[0] == x.q.shape[1] and x.scales is None and same
+
+
+def _take_rows(d_rows: Band, x: Inputs, num: Numbers, scale: float, given: dict, first: int, last: int) -> None:
+    """What the gradient of a row term gives to its states, to its table, and to a bias along with it."""
+    lo, hi = d_rows.lo, d_rows.hi
+    near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
+    states = (x.q if x.states is None else x.states)[:, :, first:last]
+    if x.states is None:
+        gather(d_rows, x.table[:, near], given["q"][:, :, first:last], True)
+    elif given["states"] is not None:
+        gather(d_rows, x.table[:, near], given["states"][:, :, first:last], False)
+    if given["table"] is None and given["bias"] is None:
+        return
+    size = states.shape[3]
+    if given["bias"] is not None:
+        states = F.pad(states, (0, 8), value=1.0)  # its product with ones is the sum over queries
+    share = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1)
+    if given["bias"] is not None:
+        given["bias"][:, near] += share[..., size] / scale
+    if given["table"] is not None:
+        given["table"][:, near] += share[..., :size]
+
+
+def _blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
+    """(first, last) of the queries that are worked on at a time."""
+    step = num.queries or max(q_length, 1)
+    for first in range(0, q_length, step):
+        yield first, min(first + step, q_length)
+
+
+def _rows(x: Inputs, num: Numbers, scale: float, first: int, last: int):
+    """The row term of some queries, over the distances that these may see."""
+    lo, hi = num.rows_lo, num.rows_hi
+    if num.queries and x.p_q is None and x.starts is None:
+        k_length = x.k.shape[2]
+        diff = k_length - x.q.shape[2]
+        low, high = -(last - 1), k_length - 1 - first
+        low = low if num.left < 0 else max(low, diff - num.left)
+        high = high if num.right < 0 else min(high, diff + num.right)
+        lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
+        hi = max(hi, lo)
+    states = x.q if x.states is None else x.states
+    near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
+    bias = x.bias[:, near] if _along(x, num) else None
+    return spread(states, x.table[:, near], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale)
+
+
+def _slots(x: Inputs, num: Numbers) -> Slots:
+    """All slots but the row term."""
+    cols = None
+    if x.key_table is not None:
+        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset)
+    bias = None
+    if x.bias is not None and not _along(x, num):
+        bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
+    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k)
+
+
+def _places(x: Inputs) -> Places:
+    return Places(x.starts, x.p_q, x.p_k, _row(x.p_q), _row(x.p_k))
+
+
+def _masks(x: Inputs) -> Masks:
+    extra = x.extra
+    seen = extra is not None and extra.dtype == torch.uint8
+    return Masks(
+        x.keys, _row(x.keys), x.spans, x.doc_q, x.doc_k, _row(x.doc_q), _row(x.doc_k),
+        extra, *((0, 0, 0, 0) if extra is None else extra.stride()), x.seed, tl.constexpr(seen),
+    )  # fmt: skip
+
+
+def _sizes(x: Inputs, num: Numbers, first: int, last: int) -> tuple:
+    return (
+        x.q.shape[1], x.q.shape[1] // x.k.shape[1], x.q.shape[2], x.k.shape[2], first, last, num.offset,
+        None if num.left < 0 else num.left, None if num.right < 0 else num.right, num.lo, num.hi,
+    )  # fmt: skip
+
+
+def _raw(x: Inputs) -> bool:
+    """Far scores need nothing per key, so that they are scaled last."""
+    return x.key_table is None and x.slopes is None and x.scales is None and x.decay_k is None
+
+
+def mass_size(q: Tensor, num: Numbers) -> int:
+    _, _, one = shape(num.mass_lo, num.mass_hi, num.offset, q.shape[2])
+    return 2 * MARGIN + q.shape[0] * q.shape[1] * one
+
+
+def _mass(q: Tensor, num: Numbers, buffer: Tensor) -> Band:
+    return room(q, q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, q.shape[2], buffer=buffer)
+
+
+def padded(length: int) -> int:
+    return up(length, 64)
+
+
+def _dims(size: int, v_size: int) -> tuple[int, int, int, int]:
+    return size, v_size, max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
+
+
+def _view(x: Tensor) -> View:
+    return View(x, *x.stride()[:3])
+
+
+def _row(x: Tensor | None) -> int:
+    """The stride over batch rows; one row serves all."""
+    return 0 if x is None or x.shape[0] == 1 else x.stride(0)
+
+
+def _rowed(x: Inputs) -> Inputs:
+    return x._replace(q=_straight(x.q), k=_straight(x.k), v=_straight(x.v))
+
+
+def _straight(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _on(x: Tensor):
+    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()

@@ -1,0 +1,168 @@
+"""Products of token states with a table of distances, where the attention kernels want them, and back.
+
+A Band keeps a token's numbers in rows of an odd stride, so that a tile of pairs is aligned. So is, seen otherwise, every
+eighth row: tokens s, s + 8, s + 16, ... have rows that begin at multiples of 8 once they are shifted by s,
+
+    column c of such a row is the distance origin + c - s,
+
+and `spread` (states . table -> Band), `gather` (Band . table -> states) and `collect` (Bandᵀ . states -> table) work on
+eight ordinary matrices, each with the table shifted by s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import tiles
+from .terms import Band, View
+
+ALIGN = 16  # elements: aligned loads of 16 bytes in every dtype, and what Triton looks for in arguments
+MARGIN = 512  # elements before and after a buffer that a tile at its edge may touch: two blocks and more
+
+
+@triton.jit(do_not_specialize=["heads", "group", "last"])
+def spread_kernel(
+    states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
+    heads, group, last, unit,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A program takes every eighth token and shifts its distances by the token's place among eight: as rows are one
+    element longer than a multiple of 16, every row then begins at a multiple of 8, and stores are 16 bytes wide.
+
+    Up to 7 numbers before and after the span are written, into room that each row leaves at its end.
+    """
+    span = band.hi - band.lo + 1
+    i_blocks = tl.cdiv(last - band.first, 8 * BLOCK_I)
+    pid = tl.program_id(0)
+    eighth = pid % 8
+    pid = pid // 8
+    own0 = pid % i_blocks * (8 * BLOCK_I)
+    bh = (pid // i_blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    own = tl.arange(0, BLOCK_I) * 8
+    i = band.first + own0 + eighth + own
+    ok = i < last
+    e = tl.arange(0, BLOCK_E)
+    where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
+    x = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
+    base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (band.pitch + 1) + eighth * band.pitch
+    ends = band.ends + bh * 2 * band.rows + (i - band.first)
+    columns = tl.arange(0, BLOCK_R)
+    skip = band.lo - band.origin + eighth  # the column of the first distance
+    for c0 in tl.range(0, skip + span, BLOCK_R, num_stages=STAGES):
+        steps = c0 - skip + columns
+        real = (steps >= 0) & (steps < span)
+        there = table + h * table_h + steps[:, None] * table_l + e[None, :]
+        y = tl.load(there, mask=real[:, None] & (e < E)[None, :], other=0.0)
+        acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+        if bias is not None:
+            acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
+        begins = c0 - skip + columns // 8 * 8  # of the eight numbers that are stored together
+        at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
+        tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
+        if c0 <= skip and skip < c0 + BLOCK_R:
+            tl.store(ends, tl.sum(tl.where((steps == 0)[None, :], acc, 0.0), 1), mask=ok)
+        if c0 < skip + span and skip + span <= c0 + BLOCK_R:
+            tl.store(ends + band.rows, tl.sum(tl.where((steps == span - 1)[None, :], acc, 0.0), 1), mask=ok)
+
+
+def spread(
+    states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
+    bias: Tensor | None = None, unit: float = 1.0,
+) -> Band:  # fmt: skip
+    """states [B, H or Hkv, L, E] of the tokens first .. last times table [H or 1, hi - lo + 1, E]; r = other - own + offset.
+
+    bias [H, hi - lo + 1], float32: `unit` times it is added before the sum is rounded to the states' dtype.
+    """
+    batch, own_heads, length, size = states.shape
+    last = length if last is None else last
+    tokens = last - first
+    rows = up(tokens, 64)
+    ends = states.new_empty(batch, heads, 2, rows, dtype=torch.float32)
+    band = room(states, heads, lo, hi, offset, first, last)._replace(ends=ends, rows=rows)
+    if states.stride(-1) != 1:
+        states = states.contiguous()
+    table = table.to(states.dtype).contiguous()
+    wide = max(16, triton.next_power_of_2(size))
+    tile = tiles.choose_spread(wide, states.dtype, states.device)
+    spread_kernel[(batch * heads * triton.cdiv(tokens, 8 * tile.queries) * 8,)](
+        View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
+        bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, unit,
+        size, wide, tile.queries, tile.keys,
+        PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return band
+
+
+def shape(lo: int, hi: int, offset: int, tokens: int) -> tuple[int, int, int]:
+    """Origin, pitch, and the elements of one head."""
+    origin = lo - (lo - offset) % ALIGN
+    pitch = up(hi - origin + 14)  # a row has room for eight shifts of its distances, rounded up to eights
+    return origin, pitch, up(tokens * (pitch + 1))
+
+
+def room(
+    like: Tensor, heads: int, lo: int, hi: int, offset: int, first: int, last: int, *,
+    dtype: torch.dtype | None = None, zero: bool = False, buffer: Tensor | None = None,
+) -> Band:  # fmt: skip
+    """A band for the tokens first .. last of a batch like this one: fresh, or over a buffer made before."""
+    batch = like.shape[0]
+    origin, pitch, one = shape(lo, hi, offset, last - first)
+    if buffer is None:
+        buffer = like.new_empty(MARGIN + batch * heads * one + MARGIN, dtype=dtype or like.dtype)
+        if zero:
+            buffer.zero_()
+    ptr = buffer[MARGIN:-MARGIN]
+    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0)  # no ends yet
+
+
+def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
+    """The band times table [H or 1, span, E] -> `into` [B, H, tokens, E], added to what is there if `more`."""
+    batch, heads = into.shape[:2]
+    width = up(band.hi - band.origin + 8, 8)
+    before = 7 + band.lo - band.origin
+    table = F.pad(table.to(into.dtype), (0, 0, before, 7 + width - before - table.shape[1]))
+    table = table.expand(batch, heads, -1, -1).reshape(batch * heads, 7 + width, -1)
+    into = into.flatten(0, 1)
+    for s, rows in enumerate(_eighths(band, into.shape[0], into.shape[1], width, into.dtype)):
+        into[:, s::8].baddbmm_(rows, table[:, 7 - s : 7 - s + width], beta=int(more))
+
+
+def collect(band: Band, states: Tensor, heads: int, table_heads: int, span: int) -> Tensor:
+    """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32."""
+    if states.shape[1] != heads:
+        states = states.repeat_interleave(heads // states.shape[1], 1)
+    batch = states.shape[0]
+    width = up(band.hi - band.origin + 8, 8)
+    states = states.flatten(0, 1)
+    total = states.new_zeros(table_heads, 7 + width, states.shape[2], dtype=torch.float32)
+    for s, rows in enumerate(_eighths(band, *states.shape[:2], width, states.dtype)):
+        a, b = rows.transpose(1, 2), states[:, s::8]
+        if a.is_cuda and a.dtype != torch.float32:
+            product = torch.bmm(a, b, out_dtype=torch.float32)
+        else:
+            product = torch.bmm(a, b).float()
+        product = product.unflatten(0, (batch, heads))
+        product = product.sum(0) if table_heads == heads else product.sum((0, 1))[None]
+        total[:, 7 - s : 7 - s + width] += product
+    return total[:, 7 + band.lo - band.origin :][:, :span]
+
+
+def _eighths(band: Band, heads: int, tokens: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Tokens s, s + 8, ... as a matrix [all heads, tokens / 8, width] whose column c is the distance origin + c - s."""
+    buffer = band.ptr.to(dtype)
+    start = buffer.storage_offset()
+    for s in range(min(8, tokens)):
+        size = heads, (tokens - s + 7) // 8, width
+        yield buffer.as_strided(size, (band.h, 8 * (band.pitch + 1), 1), start + s * band.pitch)
+
+
+def up(number: int, unit: int = ALIGN) -> int:
+    return (number + unit - 1) // unit * unit

@@ -1,0 +1,232 @@
+"""The triton engine on a GPU, at real sizes: error budgets, equal bits, compile, graphs, strides, and a fuzz.
+
+    make test-gpu                        with pytest
+    python -m tests.gpu.cases [-j 8]     without: the same cases, in so many processes (each compiles its own kernels)
+
+`CASES` names every case; each is a function without arguments that raises where something is wrong.
+"""
+
+import argparse
+import dataclasses
+import random
+import subprocess
+import sys
+import time
+from functools import partial
+
+import torch
+
+from posenc import Lookup, Plan, Where, attend, index
+from posenc.engines.triton import refuses
+from posenc.mask import make_mask
+from tests import condition, layouts
+from tests.plans import plan_of
+
+SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
+
+
+def tensors(batch, heads, kv_heads, lq, lk, size, dtype):
+    make = lambda h, l: torch.randn(batch, h, l, size, dtype=dtype, device="cuda").requires_grad_()  # noqa: E731
+    return make(heads, lq), make(kv_heads, lk), make(kv_heads, lk)
+
+
+def tame(plan):
+    """Scores of a model's size: random scales and slopes multiply products and distances."""
+    scale, slopes = (None if x is None else (x.detach().abs() / 8).requires_grad_() for x in (plan.scale, plan.slopes))
+    return dataclasses.replace(plan, scale=scale, slopes=slopes)
+
+
+ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+MOST = 0.1
+
+
+def check(q, k, v, plan, **options):
+    """Output and every gradient: errors of at most MOST roundings of what their terms' sizes sum up to."""
+    g = torch.randn(*q.shape[:3], v.shape[3], device=q.device).to(q.dtype)
+    leaves = [tensor for _, tensor in plan.tensors()]
+    results = []
+    for engine, dtype in (("reference", torch.float64), ("triton", q.dtype)):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out = attend(*inputs, plan, engine=engine, **options)
+        results.append([out, *torch.autograd.grad(out, inputs + leaves, g.to(dtype), allow_unused=True)])
+    worst = 0.0
+    for number, (size, truth, ours) in enumerate(zip(condition.sizes(q, k, v, plan, g, **options), *results)):
+        if truth is None:
+            continue
+        assert ours.isfinite().all()
+        error = (ours.double() - truth.double()).norm().item() / (ROUNDING[q.dtype] * size + 1e-30)
+        assert error <= MOST, f"result {number}: {error:.3f} roundings of its terms' size"
+        worst = max(worst, error)
+    return worst
+
+
+def every_slot(slot):
+    q, k, v = tensors(2, 4, 2, 1000, 1000, 64, torch.bfloat16)
+    check(q, k, v, tame(plan_of((slot,), q, k, v, reach=(60, 70))), causal=slot in ("bias", "dot_key"))
+
+
+def head_sizes_and_types(size, dtype):
+    q, k, v = tensors(1, 2, 1, 333, 500, size, dtype)
+    check(q, k, v, plan_of(("bias", "dot_query", "add_value"), q, k, v, reach=(40, 40)), window=200)
+
+
+def shaw_values(length, size):
+    table = lambda: (torch.randn(1, 129, size, device="cuda") / 4).requires_grad_()  # noqa: E731
+    return Plan(Where(length), lookups=(Lookup(index.clip(64, 64), dot_query=table(), add_value=table()),))
+
+
+def ten_runs_give_the_same_bits():
+    q, k, v = tensors(2, 4, 4, 2049, 2049, 64, torch.bfloat16)
+    plan = shaw_values(2049, 64)
+    plan = dataclasses.replace(
+        plan,
+        lookups=(*plan.lookups, Lookup(index.log_buckets(32, 128, causal=True), bias=torch.randn(4, 32, device="cuda").requires_grad_())),
+    )  # fmt: skip
+    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
+    g = torch.randn_like(q)
+    first = None
+    for _ in range(10):
+        out = attend(q, k, v, plan, causal=True, engine="triton")
+        now = [out, *torch.autograd.grad(out, leaves, g)]
+        first = first or now
+        assert all(torch.equal(a, b) for a, b in zip(first, now, strict=True))
+
+
+def compile_without_graph_breaks():
+    q, k, v = tensors(1, 2, 2, 512, 512, 64, torch.bfloat16)
+    plan = shaw_values(512, 64)
+    run = lambda a, b, c: attend(a, b, c, plan, causal=True, engine="triton")  # noqa: E731
+    eager, compiled = run(q, k, v), torch.compile(run, fullgraph=True)(q, k, v)
+    assert (eager - compiled).abs().max() <= 2e-2
+    grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (eager, compiled)]
+    assert all((a - b).abs().max() <= 5e-2 * a.abs().max() for a, b in zip(*grads, strict=True))
+
+
+def a_cuda_graph_replays():
+    q, k, v = (x.detach() for x in tensors(1, 4, 2, 1, 3000, 64, torch.bfloat16))
+    plan = Plan(Where((2999, 1), 3000), slopes=torch.rand(4, device="cuda"))
+    expected = attend(q, k, v, plan, causal=True, engine="triton")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(q, k, v, plan, causal=True, engine="triton")
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    torch.testing.assert_close(out, attend(q, k, v, plan, causal=True, engine="triton"))
+
+
+def offsets_past_two_billion_elements():
+    """One head whose rows lie more than 2^31 elements apart from its first."""
+    length, size = 70_000, 64
+    wide = torch.empty(length, 1, 40_000, dtype=torch.bfloat16, device="cuda")  # strides of a very wide model
+    k = wide[None, :, 0, :size].unsqueeze(1)
+    k.copy_(torch.randn_like(k))
+    q = torch.randn(1, 1, 64, size, dtype=torch.bfloat16, device="cuda")
+    plan = Plan(Where((length - 64, 64), length), slopes=torch.tensor([0.001], device="cuda"))
+    out = attend(q, k, k, plan, causal=True, engine="triton")
+    expected = attend(q, k.contiguous(), k.contiguous(), plan, causal=True, engine="reference")
+    torch.testing.assert_close(out, expected, atol=1e-2, rtol=1e-2)
+
+
+def packed_sequences():
+    """Token positions that start again, documents, and two packed rows."""
+    q, k, v = tensors(2, 2, 2, 700, 700, 64, torch.bfloat16)
+    positions = torch.cat([torch.arange(300), torch.arange(400)]).cuda()[None].expand(2, 700)
+    ids = torch.cat([torch.zeros(300), torch.ones(400)]).long().cuda()[None].expand(2, 700)
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, Where(positions), reach=(40, 40))
+    check(q, k, v, tame(plan), documents=ids, causal=True)
+
+
+def every_distance(causal):
+    """A content term over every distance, in blocks of queries, with a bias along."""
+    q, k, v = tensors(1, 2, 2, 1500, 1500, 64, torch.bfloat16)
+    check(q, k, v, plan_of(("exact",), q, k, v), causal=causal)
+
+
+def starts():
+    """Left padding: a start per row, a key mask."""
+    q, k, v = tensors(2, 2, 1, 500, 500, 64, torch.bfloat16)
+    pad = torch.tensor([37, 0], device="cuda")
+    plan = plan_of(("bias", "dot_query", "dot_key"), q, k, v, Where((-pad, 500), (-2 * pad, 500)), reach=(30, 30))
+    check(q, k, v, plan, key_mask=torch.arange(500, device="cuda")[None] >= pad[:, None])
+
+
+FUZZ, PARTS = 500, 10
+REACHES = [(1, 0), (7, 64), (89, 3)]  # few, as each kind of number is compiled for itself
+
+
+def fuzz(part):
+    """500 draws of lengths, heads, masks and spans over a few sets of slots, in PARTS parts."""
+    sets = [("bias",), ("slopes", "bias"), ("dot_query",), ("dot_query", "add_value"), ("dot_key", "states", "scale")]
+    for number in range(part * FUZZ // PARTS, (part + 1) * FUZZ // PARTS):
+        draw = random.Random(number)
+        torch.manual_seed(number)
+        slots = sets[part % len(sets)]
+        lk = draw.choice([1, 7, 63, 64, 65, 129, 300, 777, 1000])
+        lq = draw.choice([1, 5, 64, 100, lk])
+        heads = draw.choice([1, 2, 4])
+        q, k, v = tensors(draw.choice([1, 2]), heads, draw.choice([1, heads]), lq, lk, 64, torch.bfloat16)
+        options = draw.choice([{}, {"causal": True}, {"window": (draw.randrange(1, 200), draw.randrange(0, 50))}])
+        if draw.random() < 0.3:
+            options["key_mask"] = torch.rand(q.shape[0], lk, device="cuda") < 0.8
+        plan = tame(plan_of(slots, q, k, v, reach=draw.choice(REACHES)))
+        seen = {"causal": False, "window": None, "key_mask": None, "documents": None, "mask": None, **options}
+        assert refuses(q, k, v, plan, make_mask(q, k, **seen), 0.0) is None
+        try:
+            check(q, k, v, plan, **options)
+        except AssertionError as error:
+            raise AssertionError(f"draw {number}, {slots}, {lq} queries, {lk} keys, {options}: {error}") from error
+
+
+def strides(name):
+    for layout in layouts.LAYOUTS:
+        for which in range(3):
+            layouts.check("triton", name, which, layout, "cuda")
+
+
+CASES = {
+    **{f"slot {slot}": partial(every_slot, slot) for slot in SLOTS},
+    **{
+        f"head size {size}, {str(dtype)[6:]}": partial(head_sizes_and_types, size, dtype)
+        for size, dtype in [(16, torch.bfloat16), (128, torch.float16), (80, torch.bfloat16), (64, torch.float32)]
+    },
+    "ten runs give the same bits": ten_runs_give_the_same_bits,
+    "compile without graph breaks": compile_without_graph_breaks,
+    "a CUDA graph replays": a_cuda_graph_replays,
+    "offsets past two billion elements": offsets_past_two_billion_elements,
+    "packed sequences": packed_sequences,
+    "every distance": partial(every_distance, False),
+    "every distance, causal": partial(every_distance, True),
+    "starts": starts,
+    **{f"strides {name}": partial(strides, name) for name in layouts.SCHEMES},
+    **{f"fuzz {part + 1} of {PARTS}": partial(fuzz, part) for part in range(PARTS)},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-j", "--jobs", type=int, default=1)
+    parser.add_argument("--share", type=int, help="run only every jobs-th case, from this one on")
+    args = parser.parse_args()
+    if args.share is None and args.jobs > 1:
+        command = [sys.executable, "-m", "tests.gpu.cases", "-j", str(args.jobs), "--share"]
+        running = [subprocess.Popen([*command, str(share)]) for share in range(args.jobs)]
+        sys.exit(max(one.wait() for one in running))
+    failed = 0
+    for name in list(CASES)[args.share or 0 :: args.jobs if args.share is not None else 1]:
+        began = time.time()
+        torch.manual_seed(0)
+        try:
+            CASES[name]()
+            print(f"passed  {name} ({time.time() - began:.1f} s)", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"FAILED  {name}: {type(error).__name__} {str(error)[:300]}", flush=True)
+    sys.exit(min(failed, 1))
+
+
+if __name__ == "__main__":
+    main()
