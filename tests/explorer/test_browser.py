@@ -61,7 +61,7 @@ def address(tmp_path_factory):
             pytest.fail("the server did not start:\n" + "".join(said))
     yield found[0]
     server.terminate()
-    server.wait(20)
+    server.communicate(timeout=20)  # also closes the pipe
 
 
 @pytest.fixture(scope="module")
