@@ -142,5 +142,7 @@ def blocks(language: str) -> tuple[gr.Blocks, dict[str, Built]]:
 
         everything = [component for one in built.values() for component in one.controls.components]
         loaded = demo.load(load, None, [tabs, *everything], **FAST)
-        loaded.then(None, None, None, js="() => posenc.restored()", **HERE)
+        for key, one in built.items():
+            known = f"(...values) => posenc.restored('{key}', values)"
+            loaded.then(None, one.controls.components, None, js=known, **HERE)
     return demo, built

@@ -1,7 +1,6 @@
 // Asks the server for views and draws them. The server's side is answer.py; the places are made in frame.py.
 window.posenc ??= (() => {
   const pages = {};  // name -> {running, next, last, drawn}
-  let restored = false;  // whether the controls hold what the address says
   const part = (key, name) => document.getElementById(key + "-" + name);
   const page = key => (pages[key] ??= { running: false, next: null, last: null, drawn: false });
   const frame = () => new Promise(done => requestAnimationFrame(done));
@@ -150,16 +149,21 @@ window.posenc ??= (() => {
     else prompt(before, text);
   }
   return {
+    // Controls also say that they changed when they appear and when a link sets them; only what is new is drawn.
     draw(key, values) {
-      if (restored) ask(key, { values });
+      const mine = page(key), text = JSON.stringify(values);
+      if (mine.known !== undefined && mine.known !== text) {
+        mine.known = text;
+        ask(key, { values });
+      }
       return [];
     },
     open(key, values) {
-      if (restored) ready(key).then(() => (page(key).drawn ? address(key) : ask(key, { values })));
+      if (page(key).known !== undefined) ready(key).then(() => (page(key).drawn ? address(key) : ask(key, { values })));
       return [];
     },
-    restored() {  // after the changes that setting the controls has made
-      setTimeout(() => { restored = true; });
+    restored(key, values) {
+      page(key).known = JSON.stringify(values);
       return [];
     },
     copyLink(button, key) {
