@@ -1,6 +1,6 @@
 // Asks the server for views and draws them. The server's side is answer.py; the places are made in frame.py.
 window.posenc ??= (() => {
-  const pages = {};  // name -> {running, next, last, drawn}
+  const pages = {};  // name -> {running, next, last, asked, known, width}
   const part = (key, name) => document.getElementById(key + "-" + name);
   const page = key => (pages[key] ??= { running: false, next: null, last: null, drawn: false });
   const frame = () => new Promise(done => requestAnimationFrame(done));
@@ -8,6 +8,7 @@ window.posenc ??= (() => {
   // ---- asking: one question at a time for each page, and of those that wait only the last ----------------------
   async function ask(key, wanted) {
     const mine = page(key);
+    mine.asked = true;
     mine.next = wanted;
     mine.aborted?.abort();  // a finer picture of what is no longer wanted
     if (mine.running) return;
@@ -80,7 +81,6 @@ window.posenc ??= (() => {
       part(key, "tools").hidden = false;
       part(key, "link").setAttribute("href", answer.link);
       part(key, "csv").setAttribute("href", answer.csv);
-      page(key).drawn = true;
       if (width) address(key);
     }
     set(part(key, "status"), answer.status);
@@ -159,7 +159,7 @@ window.posenc ??= (() => {
       return [];
     },
     open(key, values) {
-      if (page(key).known !== undefined) ready(key).then(() => (page(key).drawn ? address(key) : ask(key, { values })));
+      if (page(key).known !== undefined) ready(key).then(() => (page(key).asked ? address(key) : ask(key, { values })));
       return [];
     },
     restored(key, values) {
