@@ -2,7 +2,7 @@
 window.posenc ??= (() => {
   const pages = {};  // name -> {running, next, last, asked, known, width}
   const part = (key, name) => document.getElementById(key + "-" + name);
-  const page = key => (pages[key] ??= { running: false, next: null, last: null, drawn: false });
+  const page = key => (pages[key] ??= { running: false, next: null, last: null, asked: false });
   const frame = () => new Promise(done => requestAnimationFrame(done));
 
   // ---- asking: one question at a time for each page, and of those that wait only the last ----------------------
@@ -138,6 +138,10 @@ window.posenc ??= (() => {
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin);
   else begin();
 
+  function first(key, values) {  // a page is drawn when it is first opened
+    ready(key).then(() => (page(key).asked ? address(key) : ask(key, { values })));
+  }
+
   // ---- what buttons and Gradio's events call ----------------------------------------------------------------------
   function copy(button, text) {
     const before = button.textContent;
@@ -159,11 +163,14 @@ window.posenc ??= (() => {
       return [];
     },
     open(key, values) {
-      if (page(key).known !== undefined) ready(key).then(() => (page(key).asked ? address(key) : ask(key, { values })));
+      const mine = page(key);
+      mine.opened = true;
+      if (mine.known !== undefined) first(key, values);
       return [];
     },
     restored(key, values) {
       page(key).known = JSON.stringify(values);
+      if (page(key).opened) first(key, values);
       return [];
     },
     copyLink(button, key) {
