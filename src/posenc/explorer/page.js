@@ -123,12 +123,13 @@ window.posenc ??= (() => {
     }, 150);
   }
   async function start() {
-    const given = new URLSearchParams(location.search).get("view");
+    const query = location.search, given = new URLSearchParams(query).get("view");
     while (!document.querySelector("header.top")) await frame();
     const [first, ...others] = document.querySelector("header.top").dataset.pages.split(" ");
     const key = others.includes(given) ? given : first;
+    page(key).asked = true;  // by the address, and not by what its controls hold before they are set
     await ready(key);
-    ask(key, { query: location.search });
+    ask(key, { query });
   }
   // Figures are white; the page around them is light too, whatever the system prefers.
   function begin() {
