@@ -329,10 +329,10 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
 
 
 def _quietest(calls, rough, repeats: int, device: str) -> tuple[float, dict[str, tuple]]:
-    """The least disturbed of up to three attempts, and the share of the cores that others used meanwhile."""
+    """The least disturbed of up to two attempts, and the share of the cores that others used meanwhile."""
     ceilings = [name for name in calls if PEERS[name].ceiling]
     best: tuple[float, dict[str, tuple]] = (math.inf, {})
-    for _ in range(3):
+    for _ in range(2):
         others, began = Others(), time.monotonic()
         timed = _timed(calls, rough, ceilings, repeats, device)
         busy = round(others.share(), 3)
