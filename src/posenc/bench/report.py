@@ -88,7 +88,7 @@ def print_table(result: dict) -> None:
         shape = f"B{record['batch']} H{record['heads']} L{record['length']} D{record['size']}"
         table.add_row(
             record["workload"], shape, record["pass"], record["peer"], milliseconds(record["seconds"]), *shares,
-            f"{record['spread']:.2f}", memory(record, records, ceilings[0]),
+            f"{record['spread']:.2f}" if "spread" in record else "", memory(record, records, ceilings[0]),
         )  # fmt: skip
     console.print(table)
     console.print(f"* beyond {ceilings[0]}'s, and as a share of a dense float32 [H, L, L] bias")
@@ -106,7 +106,7 @@ def print_table(result: dict) -> None:
         console.print(grown)
     from .run import BUSY
 
-    disturbed = [record for record in measured.values() if record["busy"] > BUSY]
+    disturbed = [record for record in measured.values() if record.get("busy", 0.0) > BUSY]
     if disturbed:
         worst = max(record["busy"] for record in disturbed)
         console.print(
