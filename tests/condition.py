@@ -12,8 +12,9 @@ import dataclasses
 
 import torch
 
-from posenc import Lookup, scores
+from posenc import Lookup
 from posenc.engines import reference
+from posenc.mask import make_mask
 
 
 def positive(plan, dtype=torch.float64):
@@ -40,7 +41,9 @@ def positive(plan, dtype=torch.float64):
 def sizes(q, k, v, plan, g, **options):
     """Norms for [out, dq, dk, dv, *the plan's tensors in order]; errors are a few of these times the unit roundoff."""
     q, k, v, g = (x.detach().double() for x in (q, k, v, g))
-    weights = reference.softmax(scores(q, k, plan, **options).double().detach())
+    nothing = dict.fromkeys(("window", "key_mask", "documents", "mask"))
+    seen = make_mask(q, k, **{"causal": False, **nothing, **options})
+    weights = reference.softmax(reference.masked(reference.logits(q, k, plan), seen).detach())
     plan, leaves = positive(plan)
     q, k, v, g = q.abs().requires_grad_(), k.abs().requires_grad_(), v.abs().requires_grad_(), g.abs()
     s = reference.logits(q, k, plan)
