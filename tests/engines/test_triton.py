@@ -26,6 +26,16 @@ def test_the_kernels_agree_with_the_reference(group):
     assert done.returncode == 0 and done.stdout.endswith("passed\n"), (done.stdout + done.stderr)[-3000:]
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_compile_for_a_gpu():
+    source = Path(engines.__file__).parents[2]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    script = CASES.with_name("triton_compiles.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0 and done.stdout.endswith("compiled\n"), (done.stdout + done.stderr)[-3000:]
+
+
 def test_it_comes_first_and_refuses_a_cpu_at_once():
     assert next(iter(ENGINES)) == "triton"
     q, k, v = tensors(dtype=torch.float32)
