@@ -30,7 +30,8 @@ class Model(NamedTuple):
     long: tuple[float, ...] = ()  # rope_scaling's long_factor
 
 
-# Each line gives the model's hidden_size / num_attention_heads, rope_theta and length, from its published config.json.
+# Each line gives the model's hidden_size / num_attention_heads, rope_theta and length, as commonly
+# published for it; compare with your checkpoint's own config.json before you rely on them.
 MODELS = {
     "Llama 2 7B": Model(128, 10000.0, 4096),  # meta-llama/Llama-2-7b-hf: 4096 / 32
     "Llama 3 8B": Model(128, 500000.0, 8192),  # meta-llama/Meta-Llama-3-8B: 4096 / 32
