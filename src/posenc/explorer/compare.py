@@ -125,7 +125,7 @@ class Compare(Page):
         return View(
             [Figure(curves, columns=3, height=370), Figure(heat, columns=3, height=390)],
             code=snippets.compared(made, length),
-            html=_costs(chosen_words, length, share, words),
+            html=_costs(chosen_words, length, share, words) + _sampling(length, most, words),
             notes=notes,
             finer=coarse,
         )
@@ -308,6 +308,11 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
         f'<table class="facts"><caption>{escape(words("costs", length=length))}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def _sampling(length: int, most: int, words: Words) -> str:
+    """Says so where a heat map cannot show every position."""
+    return "" if length <= most else f"<p>{escape(words('sampled', most=most, length=length))}</p>"
 
 
 @lru_cache(maxsize=64)

@@ -111,6 +111,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "length": ("Length (tokens)", "长度（词元）"),
     "train": ("Training length (tokens)", "训练长度（词元）"),
     "play": ("Play: grow past the training length", "播放：长度增长超过训练长度"),
+    "sampled": (
+        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds what is drawn.",
+        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中是图中所画的数值。",
+    ),
     "compare over": (
         "What position does to the last query's score, head {head}",
         "位置对最后一个查询得分的影响，头 {head}",
