@@ -1,10 +1,10 @@
 """The triton engine beside PyTorch's attention without positions, on one GPU: verified, then timed.
 
-    python -m bench.gpu [--out FILE.json] [--flex] [--only t5,shaw]
+    python -m bench.gpu [--out FILE.json] [--only t5,shaw]
 
 Every plan is first compared with the float64 reference at a smaller length; a wrong one is not timed. Times are medians
 of device events in one run, replayed as CUDA graphs (and, under `_eager`, as Python launches them); the ceilings, FlashAttention and cuDNN as PyTorch ships them, have no position at all.
-`--flex` adds FlexAttention with the same maths (its compilation takes a minute or more).
+FlexAttention and other peers are beside it in `posenc bench --device cuda`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import subprocess
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
-from posenc import Lookup, Plan, Rotation, Where, attend, index
+from posenc import Lookup, Plan, Rotation, Where, attend, files, index
 
 SHAPES = [(4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (1, 16, 16384, 64, True)]
 WIDE = [(4, 16, 4096, 128, True)]
@@ -157,35 +158,6 @@ def plain(backend, q, k, v, causal, g):
         return timed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v), g)
 
 
-def flex(name, plan, q, k, v, causal, g):
-    """FlexAttention with a score_mod for the same maths."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    lookup = plan.lookups[0]
-    spot, length = lookup.index, q.shape[2]
-    rows = spot.rows_on(q.device)
-    past = (lambda b, h, i, j: i >= j) if causal else None
-    mask = None if past is None else create_block_mask(past, None, None, length, length, device="cuda")
-    if name == "t5":
-        values = lookup.bias.detach()[:, rows].contiguous().requires_grad_()
-        mod = lambda s, b, h, i, j: s + values[h, (j - i).clamp(spot.lo, spot.hi) - spot.lo]  # noqa: E731
-        leaves, scale, extra = [values], 1.0, None
-    else:
-        content = lookup.dot_query
-        scale, leaves = q.shape[3] ** -0.5, [content]
-        extra = lambda: q @ content[0].t() * scale  # noqa: E731
-    compiled = torch.compile(flex_attention)
-
-    def run():
-        if extra is None:
-            return compiled(q, k, v, score_mod=mod, block_mask=mask, scale=scale)
-        term = extra()
-        one = lambda s, b, h, i, j: s + term[b, h, i, (j - i).clamp(spot.lo, spot.hi) - spot.lo]  # noqa: E731
-        return compiled(q, k, v, score_mod=one, block_mask=mask, scale=scale)
-
-    return timed(run, [q, k, v, *leaves], g)
-
-
 def card() -> dict:
     fields = "name,driver_version,memory.total"
     found = subprocess.run(
@@ -197,7 +169,6 @@ def card() -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
-    parser.add_argument("--flex", action="store_true")
     parser.add_argument("--only", default=",".join(PLANS))
     args = parser.parse_args()
     began = time.time()
@@ -233,8 +204,6 @@ def main() -> None:
             leaves = [tensor for _, tensor in plan.tensors()]
             run = partial(attend, q, k, v, plan, causal=causal, engine="triton")
             results[name] = timed(run, [q, k, v, *leaves], g)
-            if args.flex and name in ("t5", "shaw") and shape == SHAPES[0]:
-                results[f"FlexAttention {name}"] = flex(name, plan, q, k, v, causal, g)
         for name, result in results.items():
             result["forward_over_flash"] = result["forward"] / flash["forward"]
             result["both_over_flash"] = result["both"] / flash["both"]
@@ -246,8 +215,7 @@ def main() -> None:
             )
         report["rows"].append({"shape": shape, "results": results})
         if args.out:
-            with open(args.out, "w") as file:
-                json.dump(report, file, indent=1)
+            files.write(Path(args.out), (json.dumps(report, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

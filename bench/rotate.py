@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from posenc import files
 from posenc.rotation import _formula, rotate_both
 
 CALLS = 8  # in a graph
@@ -319,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
 def written(report: dict, path: str | None) -> int:
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(report, indent=1) + "\n")
+        files.write(Path(path), (json.dumps(report, indent=1) + "\n").encode())
     return 0
 
 

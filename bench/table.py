@@ -1,9 +1,9 @@
 """Rewrite the tables of the READMEs and of bench/results/README.md from the published runs: make bench-table."""
 
 import json
-import os
 from pathlib import Path
 
+from posenc import files
 from posenc.bench.table import markdown
 
 from . import goals
@@ -29,7 +29,7 @@ CHINESE = {
     "extra memory": "额外内存",
     "best peer, forward": "最好的同类，前向",
     "best peer, training": "最好的同类，训练",
-    "legend": "时间是同一次运行中相对于不带位置的 {base} 的倍数（B{batch} H{heads} D{size}，{length} 个词元，{dtype}，{machine}；"
+    "legend": "时间是相对于不带位置的 {base} 的倍数，每个对照都与它轮流测量（B{batch} H{heads} D{size}，{length} 个词元，{dtype}，{machine}；"
     "{versions}）。额外内存：超出同一基准的部分，括号内为占稠密 float32 [H, L, L] 偏置的比例。所有结果都先与 float64 参考值核对。",
 }
 
@@ -68,10 +68,7 @@ def rewritten(name: str) -> str:
 
 def main() -> None:
     for name in PAGES:
-        path = ROOT / name
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(rewritten(name), encoding="utf-8")
-        os.replace(unfinished, path)
+        files.write(ROOT / name, rewritten(name).encode())
 
 
 if __name__ == "__main__":

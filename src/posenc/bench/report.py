@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
 from pathlib import Path
 
+from .. import files
 from .growth import extra_bytes, growth, key
 
 
 def save(result: dict, path: Path) -> None:
-    """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    with os.fdopen(handle, "w") as file:
-        json.dump({**result, "growth": growth(result)}, file, indent=1)
-        file.write("\n")
-    os.replace(temporary, path)
+    files.write(path, (json.dumps({**result, "growth": growth(result)}, indent=1) + "\n").encode())
 
 
 def load(path: Path) -> dict | None:
@@ -173,7 +168,7 @@ def plot(result: dict, path: Path) -> None:
         axis.axis("off")
     figure.suptitle(f"{result['dtype']}, {where_run(result)}")
     figure.tight_layout()
-    unfinished = path.with_suffix(".part.png")
-    figure.savefig(unfinished, dpi=100)
-    os.replace(unfinished, path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    files.write(path, drawn.getvalue())
     plt.close(figure)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import posenc
+from posenc import files
 
 MODELS = ("t5-base-encoder", "deberta-v3-base")
 ALLOWED = 1e-4  # float32, of the output's spread, through twelve layers
@@ -332,9 +333,7 @@ def table(results: list[dict[str, Any]], train: str = "training step", forward: 
 
 def write(result: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    files.write(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def main(arguments: list[str] | None = None) -> None:

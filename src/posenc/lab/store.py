@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from .errors import LabError
 
 
@@ -102,23 +103,10 @@ class Store:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all: a reader never sees a part, a crash or a full disk leaves the old file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Whole or not at all, and a sentence where it cannot be."""
     try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        if os.name == "posix":  # the new name itself must reach the disk too
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        files.write(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LabError(
                 f"no space left for {path} ({len(content) / 1e6:.1f} MB); free some and run the same command again: "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import files
 from .panels import Heat, Lines, Panel
 
 if TYPE_CHECKING:
@@ -68,14 +70,11 @@ def save(drawing: Figure, path: str | Path) -> Path:
     if kind not in FORMATS:
         raise ValueError(f"cannot write {path.name!r}: its name must end in {', '.join('.' + f for f in FORMATS)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    drawn = io.BytesIO()
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    try:
-        with _style():
-            drawing.savefig(unfinished, format=kind, metadata=undated)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with _style():
+        drawing.savefig(drawn, format=kind, metadata=undated)
+    files.write(path, drawn.getvalue())
     return path
 
 

@@ -1,0 +1,28 @@
+"""Writing a file: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write(path: Path, content: bytes) -> None:
+    """A reader never sees a part; a crash or a full disk (OSError) leaves the old file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        if os.name == "posix":  # the new name itself must reach the disk too
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
