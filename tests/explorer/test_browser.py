@@ -352,4 +352,5 @@ def test_everything_has_a_name_for_assistive_technology(page, address):
     page.get_by_role("tab", name="Compare").click()
     status = page.locator("#compare-status")
     assert status.get_attribute("aria-live") == "polite"
-    assert "head 0" in status.inner_text()  # the figures' titles, for those who cannot see them
+    figure(page, "compare-plot-1")
+    page.wait_for_function("() => document.querySelector('#compare-status').innerText.includes('head 0')")  # titles, told
