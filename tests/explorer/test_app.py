@@ -63,8 +63,7 @@ def test_a_name_that_is_not_this_machine_s_gets_nothing(client):
 
 
 def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
-    first = command.listen(47860)
-    first.listen()
+    first = command.listen(0)
     second = command.listen(first.getsockname()[1])
     try:
         assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
@@ -75,8 +74,9 @@ def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
 
 
 def test_a_bad_port_is_refused_in_words():
-    with pytest.raises(ValueError, match="not a port"):
-        command.main(["--port", "99999"])
+    for port in ("99999", "-1"):
+        with pytest.raises(ValueError, match="not a port"):
+            command.main(["--port", port])
 
 
 def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):

@@ -18,11 +18,13 @@ def main(arguments: list[str]) -> int:
         description="A local web page to look at positional encodings. It listens on 127.0.0.1 only, sends nothing "
         "anywhere and needs no network.",
     )
-    parser.add_argument("--port", type=int, default=7860, help="port (default: %(default)s, or the next free one)")
+    parser.add_argument(
+        "--port", type=int, default=7860, help="port (default: %(default)s, or the next free one; 0: any)"
+    )
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     given = parser.parse_args(arguments)
-    if not 0 < given.port < 65536:
-        raise OptionError(f"--port {given.port} is not a port; give 1 to 65535")
+    if not 0 <= given.port < 65536:
+        raise OptionError(f"--port {given.port} is not a port; give 1 to 65535, or 0 for any that is free")
     bound = listen(given.port)
     address = f"http://{HOST}:{bound.getsockname()[1]}/"
     print("starting the explorer ...", flush=True)
@@ -31,12 +33,15 @@ def main(arguments: list[str]) -> int:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on the port, or on one of the next twenty."""
+    """A socket on the port, or on one of the next twenty. It listens at once: until one of them does, two sockets may
+    be bound to the same port, and the second explorer would fail only when it has started.
+    """
     for candidate in range(port, min(port + 20, 65536)):
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((HOST, candidate))
+            bound.listen()
             return bound
         except OSError:
             bound.close()

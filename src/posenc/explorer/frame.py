@@ -79,7 +79,7 @@ def _places(page: Page, words: Words) -> str:
     html = f'<div id="{key}-html" class="told"></div>'
     plots = "".join(f'<div id="{key}-plot-{n}" class="plot"><div></div></div>' for n in range(page.figures))
     return (
-        f'<div class="view" data-page="{key}" data-language="{words("language")}" data-silent="{escape(words("silent"))}">'
+        f'<div class="view" aria-busy="true" data-page="{key}" data-language="{words("language")}" data-silent="{escape(words("silent"))}">'
         f'<div id="{key}-progress" class="progress" role="progressbar" aria-label="{escape(words("drawing"))}" hidden></div>'
         f'<div id="{key}-status" role="status" aria-live="polite"></div>'
         f"{html + plots if page.html_first else plots + html}"

@@ -1,9 +1,15 @@
 // Asks the server for views and draws them. The server's side is answer.py; the places are made in frame.py.
 window.posenc ??= (() => {
-  const pages = {};  // name -> {running, next, last, asked, known, width}
+  const pages = {};  // name -> {running, next, last, asked, known, fitting, width}
   const part = (key, name) => document.getElementById(key + "-" + name);
   const page = key => (pages[key] ??= { running: false, next: null, last: null, asked: false });
   const frame = () => new Promise(done => requestAnimationFrame(done));
+  // aria-busy: whether the page still waits for its controls, for an answer or for a picture. Readers of the screen wait
+  // with it, and so does whoever drives the page by program.
+  function tell(key) {
+    const mine = page(key), idle = mine.last && mine.known !== undefined && !mine.running && !mine.fitting;
+    part(key, "figures")?.querySelector(".view")?.setAttribute("aria-busy", String(!idle));
+  }
 
   // ---- asking: one question at a time for each page, and of those that wait only the last ----------------------
   async function ask(key, wanted) {
@@ -13,6 +19,7 @@ window.posenc ??= (() => {
     mine.aborted?.abort();  // a finer picture of what is no longer wanted
     if (mine.running) return;
     mine.running = true;
+    tell(key);
     try {
       while (mine.next) {
         const now = mine.next;
@@ -25,6 +32,7 @@ window.posenc ??= (() => {
       }
     } finally {
       mine.running = false;
+      tell(key);
     }
   }
   async function answered(key, wanted) {
@@ -109,18 +117,19 @@ window.posenc ??= (() => {
     page(key).watched = new ResizeObserver(() => fit(key));
     page(key).watched.observe(part(key, "figures").querySelector(".view"));
   }
-  let fitting = null;
   function fit(key) {  // panels beside each other depend on the width, so another width is another figure
     const width = part(key, "figures").querySelector(".view").clientWidth, mine = page(key);
     if (!width || width === mine.width) return;
     const first = mine.width === undefined;
     mine.width = width;
     if (first || !mine.last) return;
-    clearTimeout(fitting);
-    fitting = setTimeout(() => {
+    clearTimeout(mine.fitting);
+    mine.fitting = setTimeout(() => {
+      mine.fitting = null;
       document.querySelectorAll(`#${key}-figures .plot > div`).forEach(box => { box.posenc = null; });
       ask(key, { ...mine.last, coarse: true });
     }, 150);
+    tell(key);
   }
   async function start() {
     const query = location.search, given = new URLSearchParams(query).get("view");
@@ -172,6 +181,9 @@ window.posenc ??= (() => {
     restored(key, values) {
       page(key).known = JSON.stringify(values);
       if (page(key).opened) first(key, values);
+      tell(key);
+      const all = document.querySelector("header.top").dataset.pages.split(" ");
+      if (all.every(each => page(each).known !== undefined)) document.documentElement.classList.add("restored");
       return [];
     },
     copyLink(button, key) {
