@@ -18,7 +18,7 @@ def posenc(*arguments, **environment):
         text=True,
         encoding="utf-8",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "100", **environment},
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -37,7 +37,7 @@ def on_a_terminal(*arguments, **environment):
             if not part:
                 break
             text += part
-        process.wait(60)
+        process.wait(300)
     os.close(main)
     return text.decode()
 
@@ -50,7 +50,7 @@ def test_these_answer_without_torch(arguments):
         "assert not heavy, heavy; sys.exit(status)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -106,7 +106,7 @@ def test_a_terminal_without_unicode_gets_question_marks():
 def test_a_reader_that_leaves_is_not_an_error():
     command = f"{sys.executable} -m posenc show t5 | true; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

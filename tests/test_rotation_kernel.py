@@ -42,7 +42,7 @@ def test_the_kernel_by_the_interpreter():
     code = "import torch; from tests.test_rotation_kernel import check; from posenc.rotation_kernel import turn; check(turn, 'cpu', (torch.float32, torch.float16, torch.float64))"
     path = os.pathsep.join([os.getcwd(), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=600,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def test_positions_out_of_range_raise_on_the_device():
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode != 0

@@ -1,6 +1,7 @@
 """Time and memory of a call."""
 
 import time
+from types import SimpleNamespace
 
 import torch
 
@@ -17,9 +18,16 @@ def test_peak_bytes_counts_what_is_held_at_once():
     assert 8_000_000 <= measure.peak_bytes(call) < 8_100_000
 
 
-def test_contenders_take_turns_and_slow_ones_rest():
-    heard = []
-    calls = {"fast": lambda: heard.append("f"), "slow": lambda: (heard.append("s"), time.sleep(0.03))}
+def test_contenders_take_turns_and_slow_ones_rest(monkeypatch):
+    heard, now = [], [0.0]
+
+    def slow():
+        heard.append("s")
+        now[0] += 0.03
+
+    # a clock of its own: on a busy machine the fast one may wait long enough to look slow
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = {"fast": lambda: heard.append("f"), "slow": slow}
     taken = measure.in_turns(calls, {"fast": 1.0, "slow": 1.0}, repeats=5, budget=0.05)
     assert "".join(heard) == "fsfsfff"
     assert len(taken["fast"]) == 5 and len(taken["slow"]) == 2

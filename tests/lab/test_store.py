@@ -64,7 +64,7 @@ def test_one_command_at_a_time_even_after_a_kill(tmp_path):
     folder = Store(tmp_path)
     code = (
         "import sys, time; from posenc.lab.store import Store\n"
-        "with Store(sys.argv[1]).alone(): print('in', flush=True); time.sleep(60)"
+        "with Store(sys.argv[1]).alone(): print('in', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env) as other:

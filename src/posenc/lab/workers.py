@@ -69,7 +69,7 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
                 process, cell = busy[pipe]
                 try:
                     kind, *rest = pipe.recv()
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):  # between two messages, or in the middle of one
                     del busy[pipe]
                     process.join()
                     if tried[cell.training.key] >= ATTEMPTS:
