@@ -94,7 +94,7 @@ def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
 def test_a_view_is_answered_for_a_link_and_for_the_controls_values(client):
     asked = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
     by_link = client.post("/draw", json=asked).json()
-    values = [128, 10000, 4096, 8192, "linear", ""]
+    values = [128, 10000, 4096, 8192, "linear", "", ""]
     by_values = client.post("/draw", json={"page": "extend", "values": values, "width": 1000}).json()
     assert by_link == by_values and by_link["link"] == "?view=extend&target=8192&scaling=linear"
     assert len(by_link["plots"]) == 2 and "finer" in by_link

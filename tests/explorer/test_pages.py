@@ -145,21 +145,42 @@ def test_extend_reads_a_pasted_configuration():
     text = json.dumps(
         {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 8192, "rope_theta": 500000.0}
     )
-    assert extend.from_json(text, EN) == (128, 500000.0, 8192, "none")
+    assert extend.from_json(text, EN) == (128, 500000.0, 8192, "none", "", "")
     for wrong, words in (("{", "not JSON"), ("[1]", "whole config.json"), ("x" * 200_000, "characters")):
         with pytest.raises(ValueError, match=words):
             extend.from_json(wrong, EN)
 
 
-def test_phi_3_s_own_factors_are_there_and_stretch_as_published():
-    model = extend.MODELS["Phi-3 vision 128k"]
-    view = draw(
-        "extend", head_dim=96, base=model.base, original=4096, target=131072, scaling="longrope",
-        factors=", ".join(map(str, model.long)),
-    )  # fmt: skip
+def test_every_model_names_the_published_file_that_its_numbers_are_from():
+    told = json.loads((SOURCE / "models.json").read_text(encoding="utf-8"))
+    assert list(told) == list(extend.MODELS)
+    for name, config in told.items():
+        assert re.match(r"[\w.-]+/[\w.-]+, [\w/.]+\.py, ", config["source"]) and "/" in config["model"], name
+        pasted = extend.from_json(json.dumps({k: v for k, v in config.items() if not k.endswith("_factor")}), EN)
+        model = extend.MODELS[name]
+        assert (pasted.head_dim, pasted.base) == (model.head_dim, model.base)
+        assert model.target > model.original and len(model.long) == len(model.short) in (0, model.head_dim // 2)
+
+
+def test_phi_3_5_s_own_factors_are_there_and_stretch_as_published():
+    model = extend.MODELS["Phi-3.5 mini"]
+    given = {"head_dim": 96, "base": model.base, "original": 4096, "scaling": "longrope"}
+    long, short = (", ".join(map(str, factors)) for factors in (model.long, model.short))
+    view = draw("extend", **given, target=model.target, factors=long, short=short)
     plain, stretched = view.panels()[0].series.values()
     np.testing.assert_allclose(stretched / plain, model.long, rtol=1e-6)
     assert "1.1902" in view.html  # sqrt(1 + ln 32 / ln 4096)
+    # what is shown to paste is the published configuration again, and reads back into the same fields
+    shown = json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
+    rope = shown.get("rope_parameters") or shown["rope_scaling"]
+    assert (tuple(rope["long_factor"]), tuple(rope["short_factor"])) == (model.long, model.short)
+    again = extend.from_json(json.dumps(shown | {"head_dim": 96}), EN)
+    assert again == (96, model.base, 4096, "longrope", long, short)
+    assert run(view.code)["scaling"] == posenc.scaling.LongRoPE(
+        short=model.short, long=model.long, original=4096, factor=32.0
+    )
+    inside = draw("extend", **given, target=4096, factors=long, short=short).panels()[0].series.values()
+    np.testing.assert_allclose(np.divide(*reversed(list(inside))), model.short, rtol=1e-6)
 
 
 def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatch):
@@ -201,6 +222,7 @@ def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatc
         ("extend", {"scaling": "magic"}, "unknown"),
         ("extend", {"scaling": "longrope"}, "give 64 numbers"),
         ("extend", {"scaling": "longrope", "factors": "a, b"}, "must be numbers"),
+        ("extend", {"scaling": "longrope", "factors": "1, " * 64, "short": "1, 2"}, "give 64 numbers.*got 2"),
         ("results", {"run": "/etc"}, "not a run"),
         ("results", {"run": "\0"}, "not a run"),
     ],

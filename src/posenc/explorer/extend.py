@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html import escape
+from importlib import resources
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -24,28 +25,30 @@ from .view import Controls, Figure, Page, View
 class Model(NamedTuple):
     """What a model's config.json says of its positions."""
 
-    head_dim: int  # head_dim, or hidden_size / num_attention_heads
-    base: float  # rope_theta
-    original: int  # max_position_embeddings, or original_max_position_embeddings where it is extended already
-    long: tuple[float, ...] = ()  # rope_scaling's long_factor
+    head_dim: int
+    base: float
+    original: int  # the length that it was trained on, before it was extended
+    target: int  # the length that it has, or four times the trained one where it was not extended
+    long: tuple[float, ...] = ()
+    short: tuple[float, ...] = ()
 
 
-# Each line gives the model's hidden_size / num_attention_heads, rope_theta and length, as commonly
-# published for it; compare with your checkpoint's own config.json before you rely on them.
-MODELS = {
-    "Llama 2 7B": Model(128, 10000.0, 4096),  # meta-llama/Llama-2-7b-hf: 4096 / 32
-    "Llama 3 8B": Model(128, 500000.0, 8192),  # meta-llama/Meta-Llama-3-8B: 4096 / 32
-    "Mistral 7B v0.3": Model(128, 1000000.0, 32768),  # mistralai/Mistral-7B-v0.3: 4096 / 32
-    "Qwen2.5 7B Instruct": Model(128, 1000000.0, 32768),  # Qwen/Qwen2.5-7B-Instruct: 3584 / 28
-    "Phi-3 mini 4k": Model(96, 10000.0, 4096),  # microsoft/Phi-3-mini-4k-instruct: 3072 / 32
-    "Phi-3 vision 128k": Model(  # microsoft/Phi-3-vision-128k-instruct: 3072 / 32; float32 there, two decimals say the same
-        96, 10000.0, 4096,
-        (1.03, 1.05, 1.05, 1.08, 1.23, 1.23, 1.3, 1.45, 1.6, 1.65, 1.9, 2.86, 3.69, 5.42, 5.49, 5.49, 9.09, 11.58, 15.66,
-         15.77, 15.79, 18.36, 21.99, 23.08, 30.01, 32.35, 32.59, 35.56, 39.95, 53.84, 56.2, 57.95, 59.29, 59.77, 59.92,
-         61.19, 61.96, 62.5, 63.37, 63.48, 63.48, 63.66, 63.85, 64.08, 64.76, 64.8, 64.81, 64.81),
-    ),
-    "TinyLlama 1.1B": Model(64, 10000.0, 2048),  # TinyLlama/TinyLlama-1.1B-Chat-v1.0: 2048 / 32
-}  # fmt: skip
+def _models() -> dict[str, Model]:
+    """models.json: words of each model's config.json, and the published file that each was compared with."""
+    told = json.loads(resources.files(__package__).joinpath("models.json").read_text(encoding="utf-8"))
+    found = {}
+    for name, config in told.items():
+        length = config["max_position_embeddings"]
+        original = config.get("original_max_position_embeddings", length)
+        found[name] = Model(
+            config["hidden_size"] // config["num_attention_heads"], config["rope_theta"], original,
+            length if length > original else 4 * length, tuple(config.get("long_factor", ())),
+            tuple(config.get("short_factor", ())),
+        )  # fmt: skip
+    return found
+
+
+MODELS = _models()
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
 LONGEST = 4_194_304
 
@@ -55,6 +58,7 @@ class Extend(Page):
     figures = 2
     defaults = {
         "head_dim": "128", "base": "10000", "original": "4096", "target": "16384", "scaling": "yarn", "factors": "",
+        "short": "",
     }  # fmt: skip
 
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
@@ -65,7 +69,7 @@ class Extend(Page):
         original = state.number(state_, "original", 2, LONGEST, words)
         target = state.number(state_, "target", 2, LONGEST, words)
         kind = state.choice(state_, "scaling", SCALINGS, words)
-        chosen, made = scaling_of(kind, head_dim, original, target, state_["factors"], words)
+        chosen, made = scaling_of(kind, head_dim, original, target, (state_["factors"], state_["short"]), words)
         rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen)
         label = words(f"scaling {kind}")
         compared: dict[str, Scaling | None] = {"RoPE": None}
@@ -99,7 +103,7 @@ class Extend(Page):
         d = self.defaults
         model = gr.Dropdown(
             [(words("own model"), ""), *((name, name) for name in MODELS)], value="Llama 2 7B", label=words("model"),
-            elem_id="extend-model",
+            info=words("model why"), elem_id="extend-model",
         )  # fmt: skip
         config = gr.Textbox(
             label=words("paste config"), lines=2, max_lines=6, placeholder='{"head_dim": 128, "rope_theta": 10000.0, …}',
@@ -116,50 +120,78 @@ class Extend(Page):
         factors = gr.Textbox(
             label=words("factors"), info=words("factors why"), lines=1, max_lines=3, elem_id="extend-factors"
         )
+        short = gr.Textbox(
+            label=words("short factors"), info=words("short factors why"), lines=1, max_lines=3, elem_id="extend-short"
+        )
         said = gr.HTML("", elem_id="extend-said")
+        components = [head_dim, base, original, target, scaling, factors, short]
 
         def read(*values: Any) -> State:
-            keys = ("head_dim", "base", "original", "target", "scaling", "factors")
+            keys = ("head_dim", "base", "original", "target", "scaling", "factors", "short")
             return {key: state.plain(value).strip() for key, value in zip(keys, values)}
 
         def write(wanted: State) -> list[Any]:
             whole = [int(float(wanted[key])) for key in ("original", "target")]
             return [
                 int(float(wanted["head_dim"])), float(wanted["base"]), *whole, wanted["scaling"], wanted["factors"],
+                wanted["short"],
             ]  # fmt: skip
 
-        def fill(name: str) -> list[Any]:
+        def fill(name: str, wanted: float | None, kind: str) -> list[Any]:
             """A model's numbers; one that was extended with LongRoPE brings its factors, length and scaling."""
             if name not in MODELS:
-                return [gr.skip()] * 6
+                return [gr.skip()] * 7
             chosen = MODELS[name]
-            more = (131072, "longrope", ", ".join(map(str, chosen.long))) if chosen.long else (gr.skip(), gr.skip(), "")
-            return [chosen.head_dim, chosen.base, chosen.original, *more]
+            if chosen.long:
+                length, kind = chosen.target, "longrope"
+            else:
+                length = int(wanted) if wanted and wanted > chosen.original else chosen.target
+                kind = "yarn" if kind == "longrope" else kind  # those factors were another model's
+            return [
+                chosen.head_dim,
+                chosen.base,
+                chosen.original,
+                length,
+                kind,
+                _text(chosen.long),
+                _text(chosen.short),
+            ]
 
         def paste(text: str) -> list[Any]:
             if not (text or "").strip():
-                return [gr.skip()] * 4 + [""]
+                return [gr.skip()] * 6 + [""]
             try:
                 found = from_json(text, words)
             except ValueError as error:
                 sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
-                return [gr.skip()] * 4 + [f'<p class="sentence" role="alert">{escape(sentence)}</p>']
-            said = "" if found[0] else f'<p class="sentence" role="alert">{escape(words("config head"))}</p>'
+                return [gr.skip()] * 6 + [f'<p class="sentence" role="alert">{escape(sentence)}</p>']
+            said = "" if found.head_dim else f'<p class="sentence" role="alert">{escape(words("config head"))}</p>'
             return [gr.skip() if value is None else value for value in found] + [said]
 
         return Controls(
-            [head_dim, base, original, target, scaling, factors],
+            components,
             read,
             write,
             first=[
-                (model.input, fill, [model], [head_dim, base, original, target, scaling, factors]),
-                (config.change, paste, [config], [head_dim, base, original, scaling, said]),
+                (model.input, fill, [model, target, scaling], components),
+                (config.change, paste, [config], [head_dim, base, original, scaling, factors, short, said]),
             ],
         )
 
 
-def from_json(text: str, words: Words) -> tuple[int | None, float | None, int | None, str | None]:
-    """(head size, base, trained length, kind of scaling) of a pasted config.json; None where it does not say."""
+class Pasted(NamedTuple):
+    """What a pasted config.json says; None where it does not."""
+
+    head_dim: int | None
+    base: float | None
+    original: int | None
+    scaling: str
+    factors: str
+    short: str
+
+
+def from_json(text: str, words: Words) -> Pasted:
+    """Read a pasted config.json."""
     if len(text) > 100_000:
         raise Sorry(words("config long", length=len(text)))
     try:
@@ -188,13 +220,18 @@ def from_json(text: str, words: Words) -> tuple[int | None, float | None, int | 
         kinds.Llama3: "llama3", kinds.LongRoPE: "longrope", kinds.Proportional: "proportional",
     }.get(type(setup.scaling), "none")  # fmt: skip
     original = getattr(setup.scaling, "original", None) or config.get("max_position_embeddings")
-    return setup.head_dim, setup.base, original if isinstance(original, int) else None, kind
+    long, short = (_text(getattr(setup.scaling, name, ())) for name in ("long", "short"))
+    return Pasted(setup.head_dim, setup.base, original if isinstance(original, int) else None, kind, long, short)
+
+
+def _text(factors: tuple[float, ...]) -> str:
+    return ", ".join(map(str, factors))
 
 
 def scaling_of(
-    kind: str, head_dim: int, original: int, target: int, factors: str, words: Words
+    kind: str, head_dim: int, original: int, target: int, factors: tuple[str, str], words: Words
 ) -> tuple[Scaling | None, str]:
-    """A scaling to `target`, and how it is written by hand."""
+    """A scaling to `target`, and how it is written by hand. `factors` are LongRoPE's, long and short."""
     factor = max(1.0, target / original)
     written = {
         "none": "None",
@@ -216,15 +253,25 @@ def scaling_of(
     }
     if kind != "longrope":
         return made[kind](), written[kind]
+    long, short = (_factors(text, head_dim // 2, words) for text in factors)
+    if not long:
+        raise Sorry(words("factors needed", pairs=head_dim // 2, given=0))
+    told = f"({short[0]},) * {len(long)}" if len(set(short)) == 1 else str(short)
+    if not short:
+        short, told = (1.0,) * len(long), f"(1.0,) * {len(long)}"
+    text = f"posenc.scaling.LongRoPE(short={told}, long={long}, original={original}, factor={factor!r})"
+    return kinds.LongRoPE(short=short, long=long, original=original, factor=factor), text
+
+
+def _factors(text: str, pairs: int, words: Words) -> tuple[float, ...]:
+    """One number for each pair, or none at all."""
     try:
-        long = tuple(float(part) for part in factors.replace("[", " ").replace("]", " ").replace(",", " ").split())
+        found = tuple(float(part) for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split())
     except ValueError:
         raise Sorry(words("factors wrong")) from None
-    if len(long) != head_dim // 2:
-        raise Sorry(words("factors needed", pairs=head_dim // 2, given=len(long)))
-    short = (1.0,) * len(long)
-    text = f"posenc.scaling.LongRoPE(short=({short[0]},) * {len(short)}, long={long}, original={original}, factor={factor!r})"
-    return kinds.LongRoPE(short=short, long=long, original=original, factor=factor), text
+    if found and len(found) != pairs:
+        raise Sorry(words("factors needed", pairs=pairs, given=len(found)))
+    return found
 
 
 def _configuration(rope, original: int, target: int, words: Words) -> str:

@@ -185,6 +185,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     # extend
     "model": ("Model", "模型"),
+    "model why": (
+        "From published configurations; compare with your checkpoint's own.",
+        "取自公开的配置；请与你的检查点自己的配置核对。",
+    ),
     "own model": ("another: give the numbers below", "其他：在下面填写数字"),
     "paste config": ("Or paste its config.json", "或粘贴其 config.json"),
     "config long": (
@@ -218,13 +222,18 @@ TEXTS: dict[str, tuple[str, str]] = {
     "scaling proportional": ("p-RoPE, 75 % of the pairs", "p-RoPE，75 % 的通道对"),
     "factors": ("LongRoPE's long factors", "LongRoPE 的 long 因子"),
     "factors why": ("One number for each pair, as in long_factor.", "每个通道对一个数，同 long_factor。"),
+    "short factors": ("LongRoPE's short factors", "LongRoPE 的 short 因子"),
+    "short factors why": (
+        "Used up to the trained length, as in short_factor; 1 everywhere if empty.",
+        "在训练长度以内使用，同 short_factor；留空则全为 1。",
+    ),
     "factors wrong": (
         "LongRoPE's factors must be numbers, separated by commas.",
         "LongRoPE 的因子必须是用逗号分隔的数字。",
     ),
     "factors needed": (
-        "LongRoPE divides each pair by its own searched factor: give {pairs} numbers (long_factor of the model's configuration), got {given}.",
-        "LongRoPE 用各自搜索到的因子除每个通道对：请给出 {pairs} 个数（模型配置中的 long_factor），当前 {given} 个。",
+        "LongRoPE divides each pair by its own searched factor: give {pairs} numbers (long_factor or short_factor of the model's configuration), got {given}.",
+        "LongRoPE 用各自搜索到的因子除每个通道对：请给出 {pairs} 个数（模型配置中的 long_factor 或 short_factor），当前 {given} 个。",
     ),
     "phases": (
         "{name}: {share} of the pairs meet phases that training never showed",
