@@ -1,14 +1,14 @@
 """LongT5 against transformers: local and transient-global encoders, the decoder."""
 
-import logging
-
 import pytest
 import torch
 from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalGeneration
 
 from posenc import hf
-from posenc.hf import layer
-from tests.hf.compare import same
+from posenc.hf import layer, longt5
+from tests.hf.compare import gradients_agree, outputs_agree, run, same
+
+KINDS = ("local", "transient-global")
 
 SIZES = dict(
     vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, relative_attention_num_buckets=8,
@@ -17,9 +17,9 @@ SIZES = dict(
 )  # fmt: skip
 
 
-def make(kind, model=LongT5ForConditionalGeneration):
+def make(kind, model=LongT5ForConditionalGeneration, **options):
     torch.manual_seed(1)
-    made = model(LongT5Config(**SIZES, encoder_attention_type=kind)).eval()
+    made = model(LongT5Config(**{**SIZES, **options}, encoder_attention_type=kind)).eval()
     for name, parameter in made.named_parameters():
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(parameter, std=1.0)
@@ -35,21 +35,66 @@ def batch(length=37):
     return ids, mask
 
 
-@pytest.mark.parametrize("kind, layers", [("local", 6), ("transient-global", 4)])
-def test_outputs_gradients_and_restore(kind, layers):
+@pytest.fixture
+def few_rows(monkeypatch):
+    """So few queries at a time that a short text has several steps, the last one not full."""
+    monkeypatch.setattr(longt5, "ROWS", 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_gradients_and_restore(kind, few_rows):
     ids, mask = batch()
     inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :11])
-    same(make(kind), inputs, None, layers=layers)
+    same(make(kind), inputs, None, layers=6)
 
 
-@pytest.mark.parametrize("length", [1, 7, 64])
-def test_local_encoder(length):
+@pytest.mark.parametrize(
+    "kind, length", [("local", 1), ("transient-global", 5), *((k, n) for k in KINDS for n in (7, 64))]
+)
+def test_encoder_of_awkward_lengths(kind, length, few_rows):
     ids = torch.randint(2, 99, (2, length))
-    same(make("local", LongT5EncoderModel), dict(input_ids=ids), None, layers=2)
+    same(make(kind, LongT5EncoderModel), dict(input_ids=ids), None, layers=2)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_text_shorter_than_a_summary(length):
+    model, inputs = make("transient-global", LongT5EncoderModel), dict(input_ids=torch.randint(2, 99, (2, length)))
+    theirs, their_gradients = run(model, inputs, None)
+    ours, gradients = run(hf.accelerate(model), inputs, None)
+    outputs_agree(ours, theirs)
+    (unused,) = gradients.keys() - their_gradients.keys()  # the original's is None, ours zero
+    assert unused.endswith("global_relative_attention_bias.weight") and not gradients.pop(unused).any()
+    gradients_agree(gradients, their_gradients)
+
+
+@pytest.mark.parametrize("sizes", [dict(global_block_size=16), dict(local_radius=127), dict(global_block_size=1)])
+def test_other_windows_and_summaries(sizes):
+    torch.manual_seed(4)
+    ids, mask = torch.randint(2, 99, (2, 300)), torch.ones(2, 300, dtype=torch.long)
+    mask[0, 211:] = 0
+    same(
+        make("transient-global", LongT5EncoderModel, **sizes), dict(input_ids=ids, attention_mask=mask), mask, layers=2
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_of_every_sort(kind, few_rows):
+    """Left, right, on both sides, within the text, less than a summary's block of text, nothing but padding."""
+    ids, mask = torch.randint(2, 99, (6, 37)), torch.zeros(6, 37, dtype=torch.long)
+    for row, (first, last) in enumerate([(9, 37), (0, 20), (3, 30), (0, 37), (11, 14)]):
+        mask[row, first:last] = 1
+    mask[3, 8:21] = 0
+    model = make(kind, LongT5EncoderModel)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    theirs, their_gradients = run(model, inputs, mask)
+    ours, gradients = run(hf.accelerate(model), inputs, mask)
+    outputs_agree(ours, theirs)
+    gradients_agree(gradients, their_gradients)
+    assert model(**inputs).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("options", [{}, dict(num_beams=3)])
-@pytest.mark.parametrize("kind", ["local", "transient-global"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_generate(kind, options):
     ids, mask = batch()
     model = make(kind)
@@ -59,19 +104,118 @@ def test_generate(kind, options):
     assert torch.equal(model.generate(input_ids=ids, attention_mask=mask, **options), theirs)
 
 
-def test_output_attentions_falls_back():
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_attentions_falls_back(kind):
     ids, mask = batch()
-    model = make("local")
+    model = make(kind)
     inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :5], output_attentions=True)
     theirs = model(**inputs)
     ours = hf.accelerate(model)(**inputs)
-    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
-        for a, b in zip(getattr(ours, kind), getattr(theirs, kind), strict=True):
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True):
             assert torch.equal(a, b)
 
 
-def test_what_stays_is_said(caplog):
+def test_no_step_sees_more_than_its_keys(monkeypatch, few_rows):
+    ids, mask = batch()
+    shapes = []
+    attend = layer.attend
+    monkeypatch.setattr(layer, "attend", lambda *a, **k: shapes.append(tuple(k["mask"].shape)) or attend(*a, **k))
+    model = hf.accelerate(make("transient-global", LongT5EncoderModel))
+    model(input_ids=ids, attention_mask=mask)
+    widths = {shape[3] for shape in shapes}
+    assert max(widths) == 8 + 2 * 6 + 37 // 5
+    assert {shape[:2] for shape in shapes} == {(3, 4)}
+    shapes.clear()
+    model(input_ids=ids)
+    assert {shape[:2] for shape in shapes} == {(1, 4)}, "rows without padding share a bias"
+
+
+def test_dropout_falls_on_the_weights(monkeypatch, few_rows):
+    """With the same function of the weights in dropout's place, ours is theirs."""
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, *_, **__: x * (x > 0.1) if x.dim() > 3 else x)
+    ids, mask = batch()
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    model = make("transient-global", LongT5EncoderModel).train()
+    theirs, their_gradients = run(model, inputs, mask)
+    ours, gradients = run(hf.accelerate(model), inputs, mask)
+    outputs_agree(ours, theirs)
+    gradients_agree(gradients, their_gradients)
+    model.eval()
+    assert not torch.allclose(run(model, inputs, mask, backward=False)[0], ours)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing(kind, reentrant, few_rows):
+    ids, mask = batch()
+    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids, use_cache=False)
+    model = make(kind, dropout_rate=0.0).train()
+    _, wanted = run(model, inputs, None)
+    hf.accelerate(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    _, gradients = run(model, inputs, None)
+    gradients_agree(gradients, wanted)
+
+
+def test_dropout_is_the_same_when_a_step_is_computed_again(few_rows):
+    """The output is linear in the values: its slope is right only if the backward pass drops what the forward dropped."""
+    encoder = hf.accelerate(make("transient-global", LongT5EncoderModel, dropout_rate=0.3)).double().train().encoder
+    attention = encoder.block[0].layer[0].TransientGlobalSelfAttention
+    states, weight = torch.randn(2, 37, 32, dtype=torch.float64), attention.v.weight
+
+    def total():
+        torch.manual_seed(7)
+        return attention(states, mask=batch()[1][:2])[0].sum()
+
+    first = total()
+    (slope,) = torch.autograd.grad(first, weight)
+    step = torch.randn_like(weight)
+    weight.data.add_(step)
+    assert (slope * step).sum().item() == pytest.approx((total() - first).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compile_without_a_graph_break(kind, few_rows):
+    ids, mask = batch()
+    model = make(kind, LongT5EncoderModel)
+    theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
+    compiled = torch.compile(hf.accelerate(model), backend="eager", fullgraph=True)
+    with torch.no_grad():
+        outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()], theirs)
+
+
+def test_bfloat16():
+    ids, mask = batch()
+    model = make("transient-global", LongT5EncoderModel)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    truth, _ = run(model, inputs, mask, backward=False)
+    theirs, _ = run(model.to(torch.bfloat16), inputs, mask, backward=False)
+    ours, _ = run(hf.accelerate(model), inputs, mask, backward=False)
+    error, allowed = ((x.float() - truth).square().mean().sqrt().item() for x in (ours, theirs))
+    assert error <= 2.0 * allowed
+
+
+def test_a_layer_without_a_mask_sees_everything():
+    attention = make("transient-global", LongT5EncoderModel).encoder.block[0].layer[0].TransientGlobalSelfAttention
+    states = torch.randn(2, 23, 32)
+    theirs = attention(states, mask=torch.ones(2, 23))[0]
+    outputs_agree(hf.accelerate(attention)(states)[0], theirs)
+
+
+def test_report():
+    model = hf.accelerate(make("transient-global"))
+    assert "2 × LongT5TransientGlobalAttention (t5) on sdpa" in str(hf.report(model))
+    hf.accelerate(model, engine="reference")
+    assert "2 × LongT5TransientGlobalAttention (t5) on reference" in str(hf.report(model))
+    ids, mask = batch()
+    theirs = hf.accelerate(model)(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)[0]
+    ours = hf.accelerate(model, engine="reference")(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)[0]
+    outputs_agree(ours, theirs)
+
+
+def test_on_another_device_it_stays_and_says_so(caplog):
+    model = hf.accelerate(make("transient-global", LongT5EncoderModel)).to("meta")
+    assert {one.engine for one in hf.report(model).layers} == {"the original"}
     layer._said.clear()
-    with caplog.at_level(logging.WARNING, logger="posenc.hf"):
-        hf.accelerate(make("transient-global"))
-    assert "transient-global encoder layers stay as they are" in caplog.text
+    model(input_ids=torch.ones(1, 9, dtype=torch.long, device="meta"))
+    assert "on meta the transient-global encoder layers stay as they are" in caplog.text

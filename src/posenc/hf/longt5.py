@@ -1,23 +1,34 @@
-"""LongT5: the decoder is T5's; the local encoder is a window of T5's bias.
+"""LongT5: the decoder is T5's; the encoder sees a window with T5's bias, alone or with summaries of the whole text.
 
-    local        s = q·k + b[bucket(j - i), h],   |j - i| <= local_radius
+    local               s = q·k + b[bucket(j - i), h],   |j - i| <= local_radius
+    transient-global    the same, and in the same softmax, for every summary g,   q·k_g + c[bucket(g - block(i)), h]
 
-The original cuts the text into blocks and lets each see its neighbours, three blocks with a mask. The transient-global
-encoder adds summaries of 16 tokens each to the keys of every block: one softmax over a window and over keys outside it.
-That is two calls of `attend` joined by their log-sums, which no engine returns with a gradient; so it stays as it is, with
-scores [B, blocks, H, radius, 3 · radius + L / 16].
+The original cuts the text into blocks and lets each see its neighbours, three blocks with a mask. A summary is the
+normalised sum of a block of 16 tokens (`global_block_size`). Keys in a window and keys for everybody are no plan, so
+some queries at a time meet just the keys that they may see, with the biases as their mask:
+
+    queries      keys            summaries        scores of one step [B, H, ROWS, ROWS + 2 radius + L / 16];
+      ▒      . ╲▒▒▒▒╲ . . .      ▒▒▒▒▒▒▒▒▒        with gradients it is computed again in the backward pass
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import embedding
+from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
 from .. import Plan, Where
-from .layer import split
+from . import masks
+from .layer import say, split
 from .t5 import Bucketed, Threaded, before_stack
+
+ROWS = 128
+"""Queries at a time: more of them see more keys in vain, fewer make small products. 64 to 256 take the same time."""
+NEVER = float("-inf")
 
 
 class LongT5Attention(Threaded, modeling_longt5.LongT5Attention):
@@ -52,14 +63,99 @@ def _padding(mask: Tensor, length: int) -> Tensor:
     return mask[:, 0].diagonal(offset=block, dim1=-2, dim2=-1).flatten(1)[:, :length] > 0
 
 
+class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGlobalAttention):
+    """What travels to the layers after the first is both tables, [2, buckets, heads]: of tokens, of summaries."""
+
+    original = modeling_longt5.LongT5TransientGlobalAttention
+    scaling = 1.0
+
+    def posenc_stays(self, device: torch.device) -> bool:
+        return device.type != "cpu"  # the original's few large calls suit a GPU; ours were not measured there
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        plan = Plan(Where(length), scale=self.scaling)
+        return self.n_heads, self.key_value_proj_dim, plan, {"mask": self.q.weight.new_zeros(1, 1)}
+
+    def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
+        if mask is None:  # a stack that is compiled gives none, and the original fails
+            mask = hidden_states.new_ones(hidden_states.shape[:2])
+        if output_attentions or self._as_it_was(hidden_states.device, position_bias):
+            return super().forward(hidden_states, mask, position_bias, output_attentions)
+        tables = position_bias
+        if tables is None:
+            tables = torch.stack((self.relative_attention_bias.weight, self.global_relative_attention_bias.weight))
+        blocks, real = modeling_longt5._make_global_fixed_block_ids(mask, self.global_block_size)
+        summaries = self.global_input_layer_norm(_sums(hidden_states, blocks, real.shape[1]))
+        q, k, v, far_k, far_v = (
+            split(project(states), self.key_value_proj_dim)
+            for project, states in (
+                (self.q, hidden_states), (self.k, hidden_states), (self.v, hidden_states),
+                (self.k, summaries), (self.v, summaries),
+            )
+        )  # fmt: skip
+        seen = torch.cat((mask != 0, real != 0), dim=1)
+        padded = not masks.nothing_padded(seen)
+        if not padded:
+            blocks = blocks[:1]
+        radius, length = self.block_len - 1, q.shape[2]
+        near = self.posenc_near(tables[0], min(ROWS, length))
+        outs = []
+        for i0 in range(0, length, ROWS):
+            i1 = min(i0 + ROWS, length)
+            j0, j1 = max(i0 - radius, 0), min(i1 + radius, length)
+            first = radius + j0 - i0
+            arguments = (
+                *(q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], far_k, far_v),
+                *(near[:, : i1 - i0, first : first + j1 - j0], tables[1], blocks[:, i0:i1]),
+                torch.cat((seen[:, j0:j1], seen[:, length:]), dim=1) if padded else None,
+            )
+            if torch.is_grad_enabled():
+                outs.append(checkpoint(self.posenc_rows, *arguments, use_reentrant=False))
+            else:
+                outs.append(self.posenc_rows(*arguments))
+        return self.o(torch.cat(outs, dim=1)), tables
+
+    def posenc_near(self, table: Tensor, rows: int) -> Tensor:
+        """[H, rows, rows + 2 radius]: the window's bias, for the keys from `radius` before the first query on."""
+        radius = self.block_len - 1
+        keys = torch.arange(-radius, rows + radius, device=table.device)
+        r = keys - torch.arange(rows, device=table.device)[:, None]
+        bias = embedding(self.posenc_index.look(r), table).permute(2, 0, 1)
+        return bias.masked_fill(r.abs() > radius, NEVER)
+
+    def posenc_rows(self, q, k, v, far_k, far_v, near, table, blocks, seen) -> Tensor:
+        """Some queries of blocks [B or 1, rows] over their window and all summaries; seen [B, keys] where one is padding."""
+        r = torch.arange(far_k.shape[2], device=q.device) - blocks[..., None]
+        far = embedding(self.posenc_index.look(r), table).permute(0, 3, 1, 2)
+        bias = torch.cat((near.expand(far.shape[0], -1, -1, -1), far), dim=-1)
+        if seen is not None:
+            bias = bias.masked_fill(~seen[:, None, None], NEVER)
+        k, v = torch.cat((k, far_k), dim=2), torch.cat((v, far_v), dim=2)
+        plan = Plan(Where(q.shape[2], k.shape[2]), scale=self.scaling)
+        return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
+
+    def _as_it_was(self, device: torch.device, position_bias: Tensor | None) -> bool:
+        """The first layer decides; the others see by what it hands on."""
+        if position_bias is not None:
+            return position_bias.dim() != 3
+        stays = self.posenc_engine == "auto" and self.posenc_stays(device)
+        if stays:
+            say(f"longt5: on {device.type} the transient-global encoder layers stay as they are")
+        return stays
+
+
+def _sums(states: Tensor, blocks: Tensor, count: int) -> Tensor:
+    """[B, L, d] -> [B, count, d], summed by block; block -1 is padding."""
+    precise = states.to(torch.promote_types(states.dtype, torch.float32))
+    blocks = torch.where(blocks < 0, count, blocks).long()[..., None]
+    sums = precise.new_zeros(states.shape[0], count + 1, states.shape[2])
+    return sums.scatter_add(1, blocks.expand(states.shape), precise)[:, :count].to(states.dtype)
+
+
 def before_long_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
     """The encoder makes its own, linear masks from the padding; the decoder is T5's."""
     return before_stack(stack, args, kwargs) if stack.is_decoder else (args, kwargs)
 
 
-PARTS = (LongT5Attention, LongT5LocalAttention)
+PARTS = (LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention)
 HOOKS = {modeling_longt5.LongT5Stack: before_long_stack}
-NOTES = {
-    modeling_longt5.LongT5TransientGlobalAttention: "longt5: the transient-global encoder layers stay as they are; "
-    "they are block-wise already"
-}

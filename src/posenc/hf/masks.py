@@ -27,7 +27,7 @@ def padding(mask: Tensor | None, keys: int, device: torch.device) -> Tensor | No
     """A padding mask [B, keys] (None: no padding) in the compact form; every other mask as it is."""
     if mask is not None and (mask.dim() != 2 or mask.shape[1] != keys):
         return mask
-    if mask is None or (mask.device.type == "cpu" and _all(mask)):
+    if mask is None or nothing_padded(mask):
         return torch.ones(1, 1, 1, 1, dtype=COMPACT, device=device)
     return (mask != 0).to(device=device, dtype=COMPACT)[:, None, None, :]
 
@@ -81,5 +81,6 @@ def past(cache: Any) -> int:
     return 0 if cache is None else cache.get_seq_length()
 
 
-def _all(mask: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and bool((mask != 0).all())
+def nothing_padded(mask: Tensor) -> bool:
+    """Whether that is known: looked at on a CPU only, where the answer costs no synchronisation."""
+    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool((mask != 0).all())

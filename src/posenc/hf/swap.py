@@ -60,8 +60,6 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
                 f"{', '.join(sorted(FAMILIES))}, passes absolute models through, and extends rotary ones (posenc.hf.extend)"
             )
         say(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
-    for note in found.notes:
-        say(note)
     for module, part in found.parts:
         module.__class__ = part
         module.posenc_prepare()
@@ -126,7 +124,6 @@ class _Found:
     parts: list[tuple[nn.Module, type[Part]]] = field(default_factory=list)
     hooks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def _survey(model: nn.Module) -> _Found:
@@ -146,8 +143,6 @@ def _survey(model: nn.Module) -> _Found:
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"
                     )
-            if type(module) in getattr(family, "NOTES", ()):
-                found.notes.append(family.NOTES[type(module)])
             hook = family.HOOKS.get(type(module))
             if hook is not None and "posenc_hook" not in module.__dict__:
                 reason = getattr(hook, "refuses", _accepts)(module)
@@ -177,7 +172,9 @@ def _families(module: nn.Module) -> Iterator:
 def _engine(module: Layer, length: int) -> str:
     if module.posenc_engine != "auto":
         return module.posenc_engine
-    heads, size, plan, seen = module.posenc_sample(length)
     weight = next(module.parameters())
+    if module.posenc_stays(weight.device):
+        return "the original"
+    heads, size, plan, seen = module.posenc_sample(length)
     q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
     return engine_for(q, q, q, plan, **seen)
