@@ -26,6 +26,7 @@ LARGEST = 16_000_000
 """Bytes of a question: a text of a million characters is told that it is long, in words."""
 
 
+@frame.in_a_loop
 def make() -> FastAPI:
     """The application. Every answer is made here: nothing is fetched from elsewhere."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

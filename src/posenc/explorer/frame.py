@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
+from functools import wraps
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 # Before gradio is imported: it must not call home, and it must work where there is no network at all.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -111,6 +114,27 @@ def _events(component: Any) -> list[Any]:
     return [component.input]
 
 
+Made = TypeVar("Made")
+
+
+def in_a_loop(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Run `make` inside an event loop. Gradio's locks make themselves one wherever none runs, and never close it."""
+
+    @wraps(make)
+    def made(*given: Any) -> Made:
+        async def run() -> Made:
+            return make(*given)
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run())
+        return make(*given)
+
+    return made
+
+
+@in_a_loop
 def blocks(language: str) -> tuple[gr.Blocks, dict[str, Built]]:
     """The whole page in one language, and its pages by name."""
     words = LANGUAGES[language]
