@@ -79,6 +79,32 @@ def test_compare_draws_a_long_sequence_coarsely_first_and_from_true_positions():
     assert not page.draw(page.complete({"length": "512"}), EN, coarse=True).finer
 
 
+@pytest.mark.parametrize("name", posenc.names())
+def test_compare_draws_every_scheme_from_tables_made_once_as_from_its_own_plans(name):
+    wanted = numbers.subject(name)
+    view = draw("compare", a=name, b="", c="", length=40, head=3)
+    place = numbers.positions(40)
+    np.testing.assert_allclose(view.panels()[3].z, numbers.kernel(wanted, place, place)[3], atol=1e-9)
+    over, far = (panel.series[name] for panel in view.panels()[:2])
+    np.testing.assert_allclose(over, numbers.over_distance(wanted, place.flip(0).neg(), at=39)[3], atol=1e-9)
+    assert (compare._tables(name) is not None) == (name in ("shaw", "clipped", "t5", "deberta"))
+    if compare._tables(name) is not None:
+        np.testing.assert_allclose(far, numbers.over_distance(wanted, compare.FAR)[3], atol=1e-9)
+
+
+def test_compare_exports_every_position_and_every_distance():
+    page = frame.PAGES["compare"]
+    asked = {"a": "alibi", "b": "none", "c": ""}
+    for length, shown, kept in ((300, 150, 300), (1000, 167, 167)):
+        state_ = page.complete({**asked, "length": str(length)})
+        view, panels = page.draw(state_, EN), page.export(state_, EN)
+        assert view.panels()[3].z.shape == (shown, shown) and panels[3].z.shape == (kept, kept)
+        assert f"show {shown} of the {length} positions" in view.html
+        assert ("CSV holds all of them" in view.html) == (kept == length)
+        assert [len(panel.x) for panel in panels[:3]] == [length, len(compare.FAR), length]
+        assert panels[0].series["alibi"][0] == pytest.approx(-(length - 1) * posenc.formulas.alibi_slopes(8)[0])
+
+
 def test_compare_keeps_the_schemes_that_can_be_drawn():
     view = draw("compare", a="learned:max_len=64", b="alibi", c="", length=100)
     assert len(view.notes) == 1 and "max_len=64" in view.notes[0]
@@ -94,7 +120,7 @@ def test_own_memory_is_that_of_the_plan(name):
     tensors = [t for _, t in plan.tensors()]
     if plan.rotate is not None:
         tensors += [*plan.rotate.k, *(plan.rotate.q if plan.rotate.q is not plan.rotate.k else ())]
-    assert compare.own_memory(subject, 33) == sum(t.numel() * t.element_size() for t in tensors)
+    assert compare.own_memory(name, 33) == sum(t.numel() * t.element_size() for t in tensors)
 
 
 @pytest.mark.parametrize("name", posenc.names())

@@ -25,8 +25,8 @@ Answer = dict[str, Any]
 # Seeds are set while a scheme is made, so two views must not be drawn at the same time; and a thread that stays has its
 # libraries warm.
 PAINTER = ThreadPoolExecutor(1, "posenc-explorer")
-NARROW = 300
-"""A panel is at least this wide, in CSS pixels; a narrow window gets fewer beside each other."""
+NARROW, SMALL = 300, 130
+"""A panel is at least this wide, and a small one of many, in CSS pixels; a narrow window gets fewer in a row."""
 OTHER_WORDS = {"view", "lang", "__theme"}
 """Words of an address that are not a page's own."""
 
@@ -83,7 +83,7 @@ def figures(view: View, width: int) -> list[dict[str, Any]]:
     """The view's figures for a window of this width."""
     drawn = []
     for f in view.figures:
-        draw, least = (mosaic, NARROW // 3) if f.mosaic else (plotly, NARROW)
+        draw, least = (mosaic, SMALL) if f.mosaic else (plotly, NARROW)
         drawn.append(draw(f.panels, columns=max(1, min(f.columns, width // least)), height=f.height, width=width))
     return drawn
 

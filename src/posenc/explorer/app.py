@@ -65,12 +65,12 @@ def make() -> FastAPI:
             words = LANGUAGES[request.query_params.get("lang", "en")]
             given = read(str(request.query_params), words)
             page = frame.PAGES[given["view"]]
-            view = answer.PAINTER.submit(page.draw, page.complete(given), words).result()
+            panels = answer.PAINTER.submit(page.export, page.complete(given), words).result()
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
         name = f'attachment; filename="posenc-{page.key}.csv"'
         # the mark at the start lets spreadsheets see that it is UTF-8
-        return Response("\ufeff" + csv(view.panels()), media_type="text/csv", headers={"Content-Disposition": name})
+        return Response("\ufeff" + csv(panels), media_type="text/csv", headers={"Content-Disposition": name})
 
     @app.get("/report")
     def report(run: str) -> Response:

@@ -27,7 +27,9 @@ from .view import Controls, Figure, Page, View
 SLOTS = ("a", "b", "c")
 LONGEST = 65536
 COARSE, FINE, EASY = 64, 192, 512
-"""Positions drawn of each side of a heat map: first, and then; up to EASY tokens there is no first."""
+"""Positions drawn of each side of a heat map: first, and then; up to EASY tokens there is no first, and the export
+holds every position.
+"""
 NOTHING = -24.0
 """Scores below this are cut off: e^-24 of the attention is nothing, and ALiBi would flatten every other curve."""
 SLIDERS, SWITCHES, CHOICES = 3, 3, 3
@@ -42,12 +44,38 @@ def _subject(word: str) -> Subject:
 
 @lru_cache(maxsize=32)
 def _hollow(word: str) -> Subject:
-    return _subject(word).hollow()
+    """What tells shapes and spans at little cost: without numbers, or itself where nothing is learned."""
+    subject = _subject(word)
+    return subject.hollow() if subject.parameters else subject
+
+
+@lru_cache(maxsize=128)
+def _sketch(word: str, length: int) -> Plan:
+    return _hollow(word).plan(Where(length))
+
+
+@lru_cache(maxsize=32)
+def _tables(word: str) -> Plan | None:
+    """A plan whose tables serve every length, so that they are made once; None where a plan depends on its positions."""
+    subject = _subject(word)
+    if subject.absolute:
+        return None
+    sketch = _sketch(word, 16)
+    depends = sketch.rotate is not None or sketch.decay is not None or sketch.pair is not None
+    if depends or not sketch.lookups or any(lookup.states is not None for lookup in sketch.lookups) or _exact(word):
+        return None
+    with torch.no_grad():
+        return subject.plan(Where(16))
+
+
+def _exact(word: str) -> bool:
+    """Whether a table has a row for each distance, however far."""
+    return numbers.span_of(_sketch(word, 16)) != numbers.span_of(_sketch(word, 32))
 
 
 @lru_cache(maxsize=32)
 def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
-    (drawn,) = panels.kernel(_subject(word), length, head, most=most, words=words)
+    (drawn,) = panels.kernel(_subject(word), length, head, most=most, tables=_tables(word), words=words)
     assert isinstance(drawn, Heat)
     assert drawn.limits is not None
     title = f"{drawn.title} {words('colours', most=f'{drawn.limits[1]:.3g}')}"
@@ -58,7 +86,7 @@ def _heat(word: str, length: int, head: int, most: int, words: Words) -> Panel:
 def _over(word: str, length: int, head: int, some: int) -> Tensor:
     """The last query's kernel over all distances, or over about `some` of them (0: all): [n]."""
     r = numbers.positions(length, some or None).flip(0).neg()
-    return numbers.over_distance(_subject(word), r, at=length - 1, head=head)[0]
+    return numbers.over_distance(_subject(word), r, at=length - 1, head=head, tables=_tables(word))[0]
 
 
 FAR = torch.unique(torch.logspace(0, 5, 31).long()).neg().flip(0)
@@ -69,11 +97,11 @@ def _far(word: str, head: int) -> Tensor:
     """The kernel at distances up to 100 000: [n]. A table with a row for each distance would be long, so such
     schemes are asked one distance at a time.
     """
-    subject, hollow = _subject(word), _hollow(word)
+    subject = _subject(word)
     try:
-        if not subject.absolute and numbers.span(hollow, 16) != numbers.span(hollow, 32):
+        if not subject.absolute and _exact(word):
             return torch.cat([numbers.over_distance(subject, r[None], head=head)[0] for r in FAR])
-        return numbers.over_distance(subject, FAR, head=head)[0]
+        return numbers.over_distance(subject, FAR, head=head, tables=_tables(word))[0]
     except ValueError:  # a table that ends has no far field
         return torch.full((len(FAR),), torch.nan)
 
@@ -81,8 +109,8 @@ def _far(word: str, head: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
     """(parameters, span) of a scheme."""
-    subject = _hollow(word)
-    return subject.parameters, None if subject.absolute else numbers.span(subject, 256)
+    subject = _subject(word)
+    return subject.parameters, None if subject.absolute else numbers.span_of(_sketch(word, 256))
 
 
 class Compare(Page):
@@ -92,13 +120,23 @@ class Compare(Page):
 
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
         length = state.number(state_, "length", 2, LONGEST, words)
+        coarse = coarse and length > EASY
+        most = COARSE if coarse else FINE
+        return self._view(state_, words, length, most, 2 * most, coarse=coarse)
+
+    def export(self, state_: State, words: Words) -> list[Panel]:
+        length = state.number(state_, "length", 2, LONGEST, words)
+        return self._view(state_, words, length, length if length <= EASY else FINE, length).panels()
+
+    def _view(
+        self, state_: State, words: Words, length: int, most: int, distances: int, *, coarse: bool = False
+    ) -> View:  # fmt: skip
+        """About `most` positions of each side of a heat map, and about so many distances of a curve."""
         train = state.number(state_, "train", 1, LONGEST, words)
         head = state.number(state_, "head", 0, numbers.SIZES["heads"] - 1, words)
         chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
         if not chosen:
             raise Sorry(words("no scheme"))
-        coarse = coarse and length > EASY
-        most = COARSE if coarse else FINE
         notes: list[str] = []
         chosen_words: dict[str, str] = {}
         heat: list[Panel] = []
@@ -116,7 +154,7 @@ class Compare(Page):
             heat.append(_renamed(drawn, label, name))
         if not chosen_words:
             raise Sorry(" ".join(notes))
-        curves, share = _curves(chosen_words, length, train, head, most, coarse, words)
+        curves, share = _curves(chosen_words, length, train, head, distances, coarse, words)
         made = {
             _label(name, slot, chosen): {"name": name, "options": options}
             for slot, (name, options) in chosen.items()
@@ -254,10 +292,10 @@ def _curves(
     chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, words: Words
 ) -> tuple[list[Panel], dict[str, float]]:
     """Over distance, far away, and the last query's attention; and its share past the training length."""
-    near = numbers.positions(length, 2 * most).flip(0).neg()  # the query itself is always among them
+    near = numbers.positions(length, most).flip(0).neg()  # the query itself is always among them
     over, away, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
-        scores = _over(word, length, head, 2 * most if coarse else 0)
+        scores = _over(word, length, head, most if coarse else 0)
         whole = near if coarse else torch.arange(-(length - 1), 1)
         weights = torch.softmax(scores, 0)
         shown = slice(None) if coarse else near + length - 1
@@ -296,7 +334,7 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
         ends = None if span is None else (-span[0], span[1])
         constant = words("never") if ends is None or max(ends) >= 255 else f"{ends[0]} / {ends[1]}"
         rows.append(
-            (label, f"{parameters:,}", _size(_memory(word, length)), _size(4 * heads * length * length),
+            (label, f"{parameters:,}", _size(own_memory(word, length)), _size(4 * heads * length * length),
              constant, f"{share[label]:.1%}")
         )  # fmt: skip
     head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
@@ -312,26 +350,18 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
 
 def _sampling(length: int, most: int, words: Words) -> str:
     """Says so where a heat map cannot show every position."""
-    return "" if length <= most else f"<p>{escape(words('sampled', most=most, length=length))}</p>"
+    if length <= most:
+        return ""
+    shown = len(numbers.positions(length, most))
+    told = words("sampled" if length <= EASY else "sampled csv", most=shown, length=length)
+    return f"<p>{escape(told)}</p>"
 
 
-@lru_cache(maxsize=64)
-def _growth(word: str) -> tuple[int, int]:
-    subject = _hollow(word)
-    first, second = own_memory(subject, 16), own_memory(subject, 32)
-    return first, second - first
-
-
-def _memory(word: str, length: int) -> int:
-    first, step = _growth(word)
-    return first + step * (length - 16) // 16
-
-
-def own_memory(subject: Subject, length: int) -> int:
+def own_memory(word: str, length: int) -> int:
     """Bytes of a plan's own tensors at this length: they grow by the same for every token, so two short plans tell."""
-    if subject.absolute:
-        return 4 * length * subject.d_model
-    short, twice = (_bytes(subject.plan(Where(n))) for n in (16, 32))
+    if _subject(word).absolute:
+        return 4 * length * _subject(word).d_model
+    short, twice = (_bytes(_sketch(word, n)) for n in (16, 32))
     return short + (twice - short) * (length - 16) // 16
 
 

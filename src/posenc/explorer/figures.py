@@ -20,8 +20,8 @@ _BLUE_TO_RED = (
 )  # fmt: skip
 DIVERGING = [[n / 10, colour] for n, colour in enumerate(_BLUE_TO_RED)]
 SEQUENTIAL = "Cividis"
-WORDS = 18
-"""Words that an axis has room for; of more, every second or third is written."""
+WORDS, FEW = 18, 12
+"""Words that an axis has room for; of more, a few are written: every label takes the browser time."""
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 
 
@@ -49,11 +49,13 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, widt
         row, column = divmod(number, columns)
         beside = titles[row * columns : (row + 1) * columns]
         over = 14 + 17 * max(title.count("<br>") + 1 for title in beside)
-        neighbour = panels[number + 1] if number + 1 < len(panels) and column + 1 < columns else None
-        bar = isinstance(panel, Heat) and panel.bar and not _shares(panel, neighbour)
+        bars = _bars(panels[row * columns : (row + 1) * columns])
+        bar = bars[column]
+        # heat maps beside each other are compared, so they have one size, with or without a bar
+        right = BAR if isinstance(panel, Heat) and any(bars) else 14
         box = Box(
             (column * width / columns + LEFT) / width,
-            ((column + 1) * width / columns - (BAR if bar else 14)) / width,
+            ((column + 1) * width / columns - right) / width,
             1 - ((row + 1) * height - (UNDER_WORDS if isinstance(panel, Heat) and panel.labels else UNDER)) / height / rows,
             1 - (row * height + over) / height / rows,
         )  # fmt: skip
@@ -135,9 +137,16 @@ class Box(NamedTuple):
     top: float
 
 
-def _shares(panel: Heat, neighbour: Panel | None) -> bool:
-    """Whether the panel to the right has the same colours, and so its bar serves both."""
-    return isinstance(neighbour, Heat) and (neighbour.limits, neighbour.unit) == (panel.limits, panel.unit)
+def _bars(row: Sequence[Panel]) -> list[bool]:
+    """Whether each panel of a row shows its colours; one whose neighbour at the right has the same leaves it to that."""
+
+    def same(panel: Heat, other: Panel) -> bool:
+        return isinstance(other, Heat) and (other.limits, other.unit) == (panel.limits, panel.unit)
+
+    return [
+        isinstance(panel, Heat) and panel.bar and not any(same(panel, other) for other in row[number + 1 : number + 2])
+        for number, panel in enumerate(row)
+    ]
 
 
 def _wrapped(title: str, most: int) -> str:
@@ -206,7 +215,10 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
         )  # fmt: skip
     for axis, log in (("xaxis", panel.log_x), ("yaxis", panel.log_y)):
         if log:
-            layout[f"{axis}{suffix}"] |= {"type": "log", "exponentformat": "power", "dtick": 1}
+            # Plotly writes powers a quarter larger than it is told
+            layout[f"{axis}{suffix}"] |= {
+                "type": "log", "exponentformat": "power", "dtick": 1, "tickfont": {"size": 10},
+            }  # fmt: skip
     if panel.floor is not None:
         top = max(float(np.nanmax(y, initial=panel.floor)) for y in panel.series.values())
         edge = panel.floor, top + 0.05 * (top - panel.floor)
@@ -216,7 +228,10 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
     for name, level in panel.across.items():
         _mark(layout, name, suffix, y=float(level), log=panel.log_y)
     for name, place in panel.upright.items():
-        _mark(layout, name, suffix, x=float(place), log=panel.log_x)
+        start, end = float(panel.x[0]), float(panel.x[-1])
+        # the legend stands at the bottom left
+        high = several and not panel.log_x and place < start + 0.3 * (end - start)
+        _mark(layout, name, suffix, x=float(place), log=panel.log_x, high=high)
     if several:
         layout["showlegend"] = True
         layout[f"legend{suffix}"] = {
@@ -226,8 +241,11 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
         }  # fmt: skip
 
 
-def _mark(layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float | None = None, y: float | None = None):
-    """A straight grey line across a panel, with its name."""
+def _mark(
+    layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float | None = None, y: float | None = None,
+    high: bool = False,
+) -> None:  # fmt: skip
+    """A straight grey line across a panel, with its name; that of an upright one is at the bottom, or `high`."""
     line = {"color": "#52606d", "width": 1.2, "dash": "dash"}
     text = {
         "text": name,
@@ -278,8 +296,8 @@ def _mark(layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float
             text
             | {
                 "yref": f"y{suffix} domain",
-                "y": 0.02,
-                "yanchor": "bottom",
+                "y": 0.98 if high else 0.02,
+                "yanchor": "top" if high else "bottom",
                 "xref": f"x{suffix}",
                 "x": place,
                 "xanchor": "left",
@@ -308,7 +326,7 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
         rows, columns = panel.labels
         # the same word may stand twice, so cells are numbered and the words are tick texts
         for axis, names in (("xaxis", columns), ("yaxis", rows)):
-            every = range(0, len(names), math.ceil(len(names) / WORDS))
+            every = range(0, len(names), 1 if len(names) <= WORDS else math.ceil(len(names) / FEW))
             layout[f"{axis}{suffix}"] |= {
                 "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(every),
                 "ticktext": [_isolated(names[n]) for n in every],

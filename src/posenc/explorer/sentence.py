@@ -92,7 +92,11 @@ class Sentence(Page):
             ],
             code=_code(tokens, name, strength, causal),
             html=f'<h3>{escape(words("tokens"))}</h3><ol class="tokens" start="0">{listed}</ol>',
-            notes=[*notes, said, *([words("terms absent", name=name, terms=", ".join(absent))] if absent else [])],
+            notes=[
+                *notes,
+                said,
+                *([words("terms absent", name=name, terms=words("comma").join(absent))] if absent else []),
+            ],
         )
 
     def controls(self, words: Words) -> Controls:

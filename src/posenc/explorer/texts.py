@@ -37,6 +37,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "results intro": ("Open a run of the lab and browse its report.", "打开一次实验并浏览其报告。"),
     "figure": ("Figure {number}: {titles}", "图 {number}：{titles}"),
     "figure label": ("Figure {number}", "图 {number}"),
+    "comma": (", ", "、"),
     "drawn": ("Drawn.", "已绘制。"),
     "refining": ("Drawn coarsely; the finer picture follows.", "已粗略绘制，精细的图随后出现。"),
     "drawing": ("Drawing", "正在绘制"),
@@ -112,8 +113,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     "train": ("Training length (tokens)", "训练长度（词元）"),
     "play": ("Play: grow past the training length", "播放：长度增长超过训练长度"),
     "sampled": (
-        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds what is drawn.",
-        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中是图中所画的数值。",
+        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds all of them.",
+        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中是全部位置。",
+    ),
+    "sampled csv": (
+        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds the same ones of "
+        "the heat maps, and every distance of the curves.",
+        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中热图也是这些位置，曲线则是每一个距离。",
     ),
     "compare over": (
         "What position does to the last query's score, head {head}",
@@ -268,7 +274,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "unreadable": ("results.json cannot be read: {error}", "无法读取 results.json：{error}"),
     "open report": ("Open the report in a window of its own", "在单独的窗口中打开报告"),
     "report of": ("Report of {run}", "{run} 的报告"),
-    "run task": ("{task}: {metric} past the training size", "{task}：超出训练规模后的 {metric}"),
+    "run task": ("{task}: {metric} past the training size", "{task}：超出训练规模后的{metric}"),
     "tested size": ("tested size", "测试规模"),
     "accuracy": ("accuracy", "准确率"),
     "exact": ("exact answers", "完全正确率"),

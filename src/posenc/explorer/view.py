@@ -55,6 +55,10 @@ class Page:
         """The view of a complete state. What cannot be shown raises ValueError with a sentence for the reader."""
         raise NotImplementedError
 
+    def export(self, state: State, words: Words) -> list[Panel]:
+        """The numbers of a view, to be kept: what is drawn, or more of it."""
+        return self.draw(state, words).panels()
+
     def controls(self, words: Words) -> Controls:
         """Make the components, inside the caller's column."""
         raise NotImplementedError

@@ -155,7 +155,9 @@ def one_head(plan: Plan, head: int) -> Plan | None:
 
 
 @torch.no_grad()
-def kernel(subject: Subject, q: Tensor, k: Tensor, head: int | None = None) -> Tensor:
+def kernel(
+    subject: Subject, q: Tensor, k: Tensor, head: int | None = None, tables: Plan | None = None
+) -> Tensor:  # fmt: skip
     """What position does to the score of queries at q [Lq] and keys at k [Lk]: [heads, Lq, Lk], float64;
     with `head`, of that one alone: [1, Lq, Lk].
 
@@ -163,6 +165,8 @@ def kernel(subject: Subject, q: Tensor, k: Tensor, head: int | None = None) -> T
         rotary     the whole score
         absolute   the score of the position vectors alone, cut into heads
         others     the score less that of the content
+
+    `tables` is a plan of the subject for other positions, where its tables do not depend on them.
     """
     chosen = slice(None) if head is None else slice(head, head + 1)
     if subject.absolute:
@@ -170,7 +174,7 @@ def kernel(subject: Subject, q: Tensor, k: Tensor, head: int | None = None) -> T
         first, second = (side.unflatten(-1, (subject.heads, -1)).transpose(0, 1)[None] for side in sides)
         return scores(first[:, chosen], second[:, chosen])[0]
     where = Where(q, k)
-    plan = subject.plan(where)
+    plan = subject.plan(where) if tables is None else replace(tables, where=where)
     heads = subject.heads
     if head is not None and (alone := one_head(plan, head)) is not None:
         plan, heads, chosen = alone, 1, slice(None)
@@ -186,10 +190,12 @@ def _vectors(subject: Subject, place: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def over_distance(subject: Subject, r: Tensor, *, at: int | None = None, head: int | None = None) -> Tensor:
+def over_distance(
+    subject: Subject, r: Tensor, *, at: int | None = None, head: int | None = None, tables: Plan | None = None
+) -> Tensor:  # fmt: skip
     """The kernel of one query against keys r [n] away from it: [heads, n]. `at` is the query's position."""
     place = max(0, -int(r.min())) if at is None else at
-    return kernel(subject, torch.tensor([place]), place + r, head)[:, 0]
+    return kernel(subject, torch.tensor([place]), place + r, head, tables)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -253,11 +259,11 @@ def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
 
 def span(subject: Subject, length: int) -> tuple[int, int] | None:
     """(lo, hi): outside these distances every table read is constant; None where there is no table."""
-    found = [
-        (lookup.index.lo, lookup.index.hi)
-        for lookup in subject.plan(Where(length)).lookups
-        if not isinstance(lookup.index, Grid)
-    ]
+    return span_of(subject.plan(Where(length)))
+
+
+def span_of(plan: Plan) -> tuple[int, int] | None:
+    found = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups if not isinstance(lookup.index, Grid)]
     return (min(lo for lo, _ in found), max(hi for _, hi in found)) if found else None
 
 

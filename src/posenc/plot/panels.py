@@ -21,6 +21,7 @@ from .words import ENGLISH, Words
 
 if TYPE_CHECKING:
     from ..attention import Attention
+    from ..plan import Plan
     from ..scaling import Scaling
 
 Array = np.ndarray[Any, Any]
@@ -143,12 +144,15 @@ def similarity(subject: Subject, length: int = 128, head: int = 0, *, words: Wor
 
 
 def kernel(
-    subject: Subject, length: int = 128, head: int = 0, *, most: int | None = None, words: Words = ENGLISH
-) -> list[Panel]:
-    """The score that position adds, over (i, j); about `most` positions of a long sequence are drawn."""
+    subject: Subject, length: int = 128, head: int = 0, *, most: int | None = None, tables: Plan | None = None,
+    words: Words = ENGLISH,
+) -> list[Panel]:  # fmt: skip
+    """The score that position adds, over (i, j); about `most` positions of a long sequence are drawn. `tables`: see
+    `numbers.kernel`.
+    """
     _check_head(subject, head)
     place = numbers.positions(length, most)
-    z = array(numbers.kernel(subject, place, place, head)[0])
+    z = array(numbers.kernel(subject, place, place, head, tables)[0])
     look = words("flat") if not z.any() else words("stripes") if _stripes(z) else words("no stripes")
     return [
         Heat(
