@@ -1,6 +1,6 @@
 """How long the explorer takes from a control's movement to the new figure, in a real browser on this machine.
 
-    python -m bench.explorer_redraw [--rounds 12] [--all]
+    python -m bench.explorer_redraw [--rounds 12] [--all] [--out results.json]
 
 Compare at length 512 with three schemes, Your sentence with 48 words (the most that are drawn), Extend RoPE. The clock
 runs in the browser, from the control's event to the last `plotly_afterplot` of the figures that the control changes;
@@ -12,13 +12,17 @@ of every scheme, not only those of a few. Exit status 1 where a median or a 90th
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from posenc import files
 
 LIMIT = 200.0
 FLAGS = [
@@ -91,9 +95,8 @@ def measure(page, address: str, move: Move, rounds: int) -> list[tuple[float, fl
     key = move.control.split("-")[0]
     for number in range(rounds):
         page.goto(address + move.query.format(n=number + 1))
-        for figure in move.figures:
-            page.wait_for_selector(f"#{key}-plot-{figure} .js-plotly-plot .main-svg", state="attached")
-        page.wait_for_timeout(1500)
+        page.wait_for_selector(f".view[data-page={key}][aria-busy=false]")
+        page.wait_for_timeout(500)  # what a page does once it has opened, such as collecting garbage
         for value in move.values:
             times.append(page.evaluate(MOVE, [move.control, key, list(move.figures), str(value)]))
             page.wait_for_timeout(120)
@@ -111,6 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--all", action="store_true", help="every slider of every scheme")
+    parser.add_argument("--out", help="write the results here, as JSON")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -119,9 +123,9 @@ def main() -> int:
         print("no Chromium on this machine (apt-get install chromium)", file=sys.stderr)
         return 2
     server = subprocess.Popen(
-        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "47850"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
-    slow = 0
+    slow, rows = 0, []
     try:
         assert server.stdout is not None
         address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
@@ -137,12 +141,19 @@ def main() -> int:
                 painted = statistics.median(time for _, time in times)
                 late = high >= LIMIT or middle >= LIMIT
                 slow += late
+                numbers = {"median": middle, "p90": high, "worst": max(drawn), "painted": painted}
+                view = move.query.replace(WORDS, "...")
+                rows.append({"view": view, "control": move.control} | {k: round(v) for k, v in numbers.items()})
                 print(
-                    f"{move.query.replace(WORDS, '...')[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "
+                    f"{view[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "
                     f"{max(drawn):7.0f} {painted:8.0f}{'  over ' + format(LIMIT, '.0f') if late else ''}",
                     flush=True,
                 )
+            machine = {"cores": os.cpu_count(), "chromium": browser.version, "rounds": given.rounds}
             browser.close()
+        if given.out is not None:
+            report = json.dumps({"machine": machine, "unit": "ms", "limit": LIMIT, "rows": rows}, indent=1) + "\n"
+            files.write(Path(given.out), report.encode())
     finally:
         server.terminate()
         server.wait(20)

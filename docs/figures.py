@@ -32,7 +32,7 @@ def explorer() -> Path | None:
     from playwright.sync_api import sync_playwright
 
     server = subprocess.Popen(
-        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "47830"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None
@@ -41,8 +41,8 @@ def explorer() -> Path | None:
             browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1400, "height": 1180})
             page.goto(address + VIEW)
-            page.wait_for_selector("#compare-plot-1 .js-plotly-plot .hm image", state="attached", timeout=60_000)
-            page.wait_for_timeout(2000)
+            page.wait_for_selector(".view[data-page=compare][aria-busy=false]", timeout=60_000)
+            page.wait_for_function("document.fonts.ready.then(() => true)")
             path = FOLDER / "explorer.png"
             page.screenshot(path=path)
             browser.close()

@@ -150,6 +150,18 @@ def test_content_and_position_terms_are_where_the_literature_puts_them():
     assert terms("rope") == {content, "rotation"}
 
 
+@pytest.mark.parametrize("name", posenc.names())
+def test_the_terms_of_any_scheme_sum_to_the_scores_of_its_layer(name):
+    figure = posenc.plot.decomposition(name, length=6, head=5)
+    total, *terms = (np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images)
+    layer, where = numbers.layer(numbers.subject(name)), posenc.Where(6)
+    x = layer.position.embed(numbers.content(layer, 6), where)
+    q, k = (p(x).unflatten(-1, (8, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))
+    wanted = posenc.scores(q, k, layer.position.plan(where, x=x, host=layer))[0, 5].detach()
+    np.testing.assert_allclose(total, wanted, atol=1e-9)
+    np.testing.assert_allclose(np.sum(terms, axis=0), total, atol=1e-12)
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
     first, second = (
@@ -181,6 +193,8 @@ def test_a_scheme_made_by_hand_draws_its_own_numbers_and_keeps_the_random_state(
         (lambda: posenc.plot.kernel("t5", length=0), "at least 1"),
         (lambda: posenc.plot.dimensions("rope", chosen=[64]), "between 0 and 63"),
         (lambda: posenc.plot.kernel("t5", shoes=2), "no option 'shoes'"),
+        (lambda: posenc.plot.decomposition("t5", head=8), "heads are 0 to 7"),
+        (lambda: posenc.plot.decomposition("t5", length=0), "at least 1"),
         (lambda: posenc.plot.save(posenc.plot.kernel("none", length=2), "x.gif"), "png"),
     ],
 )
@@ -203,7 +217,7 @@ def test_the_command_writes_a_picture_and_explains_itself(tmp_path):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         return subprocess.run(
             [sys.executable, "-m", "posenc", "plot", *arguments],
-            capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120,
+            capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600,
         )  # fmt: skip
 
     done = plot("t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import panels
+from . import numbers, panels
 from .canvas import figure, save
 from .numbers import subject
 
@@ -77,9 +77,21 @@ def wavelengths(
     return figure(panels.wavelengths(head_dim, base, scalings, original=original, target=target))
 
 
-def decomposition(attention: Attention, x: Tensor, *, head: int = 0, labels: Sequence[str] | None = None) -> Figure:
-    """A layer's scores over x [1, L, d_model], and the content and position terms that sum to them."""
-    return figure(panels.decomposition(attention, x, head=head, labels=labels), columns=3)
+def decomposition(
+    layer: Attention | Scheme | str, x: Tensor | None = None, *, length: int = 24, head: int = 0,
+    labels: Sequence[str] | None = None, **options: Any,
+) -> Figure:  # fmt: skip
+    """A layer's scores over x [1, L, d_model], and the content and position terms that sum to them. Of a scheme: an
+    untrained layer with it, over `length` random vectors where x is not given.
+    """
+    from ..attention import Attention
+
+    if not isinstance(layer, Attention):
+        layer = numbers.layer(subject(layer, **options))
+    elif options:
+        raise TypeError(f"{', '.join(options)}: options go with a scheme's name; this layer is made already")
+    x = numbers.content(layer, length) if x is None else x
+    return figure(panels.decomposition(layer, x, head=head, labels=labels), columns=3)
 
 
 VIEWS: dict[str, Callable[..., Figure]] = {
@@ -90,4 +102,5 @@ VIEWS: dict[str, Callable[..., Figure]] = {
     "kernel": kernel,
     "distance": distance,
     "buckets": buckets,
+    "decomposition": decomposition,
 }

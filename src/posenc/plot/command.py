@@ -8,7 +8,9 @@ from .. import spec
 from ..errors import OptionError
 from ..registry import names
 
-VIEWS = ("overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "wavelengths")
+VIEWS = (
+    "overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "decomposition", "wavelengths",
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +22,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("scheme", help="NAME or NAME:OPTION=VALUE,...; sizes (d_model, heads, head_dim) are options")
     parser.add_argument("-o", "--output", help="file to write; default NAME.png")
     parser.add_argument("--view", choices=VIEWS, default="overview", help="which picture (default: %(default)s)")
-    parser.add_argument("--length", type=int, help="positions, or distance to each side (default: 128)")
+    parser.add_argument(
+        "--length", type=int, help="positions, or distance to each side (default: 128; decomposition: 24)"
+    )
     parser.add_argument("--head", type=int, help="which head, where the view shows one (default: 0)")
     given = parser.parse_args(arguments)
     try:

@@ -275,6 +275,21 @@ def wavelengths(head_dim: int, base: float, scaling: Scaling | None = None, tota
     return math.tau / torch.tensor(frequencies, dtype=torch.float64)
 
 
+def layer(subject: Subject, seed: int = 0) -> Attention:
+    """An untrained layer with the scheme, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = Attention(subject.d_model, subject.heads, head_dim=subject.head_dim, position=deepcopy(subject.scheme))
+    return made.double()
+
+
+def content(layer: Attention, length: int, seed: int = 0) -> Tensor:
+    """Random vectors for it: [1, length, d_model]."""
+    positions(length)
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(1, length, layer.d_model, generator=random, dtype=torch.float64)
+
+
 TERMS = ("content·content", "content·position", "position·content", "position·position", "rotation")
 
 
