@@ -3,6 +3,11 @@
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 
 import numpy as np
 import pytest
@@ -71,6 +76,19 @@ def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
     finally:
         first.close()
         second.close()
+
+
+def test_ctrl_c_ends_it_while_a_page_is_open(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=tmp_path
+    ) as server:
+        address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
+        with urllib.request.urlopen(f"{address}gradio_api/heartbeat/page", timeout=300):  # as an open page holds it
+            server.send_signal(signal.SIGINT)
+            said = server.communicate(timeout=300)[0]
+    assert server.returncode == 130 and "Traceback" not in said and "Error" not in said, said
 
 
 def test_a_bad_port_is_refused_in_words():

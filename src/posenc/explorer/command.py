@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import socket
 import threading
 import webbrowser
@@ -64,4 +65,9 @@ def serve(bound: socket.socket, opened: str | None, address: str) -> None:
             if opened is not None:
                 threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
 
-    Server(uvicorn.Config(make(), log_level="warning")).run([bound])
+        async def shutdown(self, sockets=None) -> None:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to cut an open page off is no error
+            await super().shutdown(sockets)
+
+    # an open page holds a connection for as long as it is open; Ctrl-C does not wait for it
+    Server(uvicorn.Config(make(), log_level="warning", timeout_graceful_shutdown=1)).run([bound])
