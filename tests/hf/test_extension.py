@@ -14,6 +14,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    OlmoConfig,
     PhiConfig,
     Qwen2Config,
     Qwen3Config,
@@ -71,7 +72,8 @@ IDS = torch.randint(2, 64, (2, 40), generator=torch.Generator().manual_seed(3))
     "family, name",
     [(f, "yarn") for f in CONFIGS]
     + [("llama", n) for n in (*SCALINGS, *DYNAMIC) if n != "yarn"]
-    + [("gemma3_text", "linear"), ("phi", "dynamic"), ("gpt_neox", "dynamic")],
+    + [("gemma3_text", n) for n in ("linear", *DYNAMIC)]
+    + [("phi", "dynamic"), ("gpt_neox", "dynamic")],
 )
 def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     model = make(family)
@@ -96,13 +98,16 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     assert torch.equal(model(IDS).logits, plain)
 
 
-UNROTATED = [(f, n) for f in ("llama", "mistral", "qwen2", "qwen3", "gemma") for n in DYNAMIC]
+UNROTATED = [(f, n) for f in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text") for n in DYNAMIC]
+ONE_LAYER = {"gptj": dict(n_layer=1), "gemma3_text": dict(sliding_window=7)}
 
 
 @pytest.mark.parametrize("family, name", [*UNROTATED, ("phi", "dynamic"), ("gpt_neox", "dynamic"), ("gptj", "dynamic")])
 def test_a_cache_changes_nothing_where_the_rotation_follows_the_length(family, name):
-    """One layer: its keys do not depend on earlier lengths, so each step must equal a whole forward."""
-    model = hf.extend(make(family, **({"n_layer": 1} if family == "gptj" else {"num_hidden_layers": 1})), DYNAMIC[name])
+    """One layer that follows the length: its keys do not depend on earlier ones, so each step must equal a whole
+    forward. Gemma 3 has a layer with a window before it, which keeps its rotation.
+    """
+    model = hf.extend(make(family, **ONE_LAYER.get(family, dict(num_hidden_layers=1))), DYNAMIC[name])
     with torch.no_grad():
         out = model(IDS[:, :10], use_cache=True)
         for end in range(11, 41, 3):
@@ -119,8 +124,9 @@ def test_transformers_own_cache_is_inconsistent_there():
         assert (step - model(IDS, use_cache=False).logits[:, -1]).abs().max() > 1e-3
 
 
-def test_left_padding_and_generate_with_a_length_dependent_rotation():
-    model = hf.extend(make("llama"), DYNAMIC["dynamic"])
+@pytest.mark.parametrize("family, more", [("llama", {}), ("gemma3_text", dict(sliding_window=7))])
+def test_left_padding_and_generate_with_a_length_dependent_rotation(family, more):
+    model = hf.extend(make(family, **more), DYNAMIC["dynamic"])
     alone = model.generate(IDS[:1, :14], max_new_tokens=10, do_sample=False)
     padded = torch.cat((torch.zeros(1, 6, dtype=torch.long), IDS[:1, :14]), dim=1)
     mask = torch.ones_like(padded)
@@ -166,8 +172,8 @@ def test_gptj(name, caplog):
 def test_what_cannot_be_extended_says_why():
     with pytest.raises(hf.UnsupportedModel, match="no rotary_emb to swap"):
         hf.extend(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), None)
-    with pytest.raises(hf.UnsupportedModel, match="keys must be cached unrotated.*not for Gemma3Attention"):
-        hf.extend(make("gemma3_text"), DYNAMIC["dynamic"])
+    with pytest.raises(hf.UnsupportedModel, match="keys must be cached unrotated.*not for OlmoAttention"):
+        hf.extend(AutoModelForCausalLM.from_config(OlmoConfig(**SIZES)), DYNAMIC["dynamic"])
     model = hf.extend(make("llama"), SCALINGS["yarn"])
     with pytest.raises(hf.UnsupportedModel, match="extended already"):
         hf.extend(model, SCALINGS["linear"])

@@ -174,10 +174,9 @@ def test_dropout_is_the_same_when_a_step_is_computed_again(few_rows):
     assert (slope * step).sum().item() == pytest.approx((total() - first).item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_compile_without_a_graph_break(kind, few_rows):
+def test_compile_without_a_graph_break(few_rows):
     ids, mask = batch()
-    model = make(kind, LongT5EncoderModel)
+    model = make("transient-global", LongT5EncoderModel)
     theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
     compiled = torch.compile(hf.accelerate(model), backend="eager", fullgraph=True)
     with torch.no_grad():

@@ -66,8 +66,9 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
         )
     ropes = [_ropes(child, scaling) for _, child in found]
     own = [_scaled(layer.config, None, scaling) for layer in tables]
-    if any(rope.length_dependent for rope in (*(rope for some in ropes for rope in some.values()), *own)):
-        _cache_unrotated(model, scaling)
+    following = {kind for some in ropes for kind, rope in some.items() if rope.length_dependent}
+    if following or any(rope.length_dependent for rope in own):
+        _cache_unrotated(model, scaling, following or {None})
     for (parent, child), some in zip(found, ropes, strict=True):
         parent.rotary_emb = Rotary(some, child, _update(child.config, some, max_length))
     if tables:
@@ -90,8 +91,14 @@ def undo(model: nn.Module) -> None:
             layer.config.max_position_embeddings = layer.max_positions
 
 
-def _cache_unrotated(model: nn.Module, scaling: Scaling | None) -> None:
-    layers = [m for m in model.modules() if any(hasattr(m, name) for name in ("q_proj", "query_key_value"))]
+def _cache_unrotated(model: nn.Module, scaling: Scaling | None, kinds: set[str | None]) -> None:
+    """Swap the layers of these kinds (None: every layer); the others' rotation does not follow the length."""
+    layers = [
+        m
+        for m in model.modules()
+        if any(hasattr(m, name) for name in ("q_proj", "query_key_value"))
+        and (None in kinds or getattr(m, "layer_type", None) in kinds)
+    ]
     strange = {type(m).__name__ for m in layers if type(m) not in UNROTATED} or (set() if layers else {"none"})
     if strange:
         raise UnsupportedModel(

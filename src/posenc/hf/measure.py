@@ -2,12 +2,13 @@
 
     python -m posenc.hf.measure --device cpu         L 2048, float32, forward; each cell in a process of its own
     python -m posenc.hf.measure --device cuda        4 × 4096 tokens, bfloat16, forward and training step
+    python -m posenc.hf.measure --device cpu --models longt5-base-encoder --length 4096
 
 Random weights at the published sizes, dropout as published. The outputs are compared before any time is reported.
 Memory on a CPU is the peak of the resident set above the loaded model, with a malloc that gives freed memory back (the
 total, and what malloc holds as it is, are given too); on a GPU torch's peak allocation, all in.
 
-    python -m posenc.hf.measure --table bench/results/hf-cpu.json bench/results/hf-cuda.json      for the READMEs
+    cd bench/results && python -m posenc.hf.measure --table hf-cpu.json hf-cpu-longt5.json hf-cuda.json    for the READMEs
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import posenc
 from posenc import files
 
 MODELS = ("t5-base-encoder", "deberta-v3-base")
+KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers; accelerated on a CPU alone
 ALLOWED = 1e-4  # float32, of the output's spread, through twelve layers
 
 
@@ -38,6 +40,15 @@ def make(name: str) -> Any:
     from transformers import DebertaV2Config, DebertaV2Model, T5Config, T5EncoderModel
 
     torch.manual_seed(0)
+    if name == "longt5-base-encoder":
+        from transformers import LongT5Config, LongT5EncoderModel
+
+        return LongT5EncoderModel(
+            LongT5Config(
+                d_model=768, d_ff=2048, num_layers=12, num_heads=12, d_kv=64, feed_forward_proj="gated-gelu",
+                encoder_attention_type="transient-global", attn_implementation="eager",
+            )
+        )  # fmt: skip
     if name == "t5-base-encoder":
         return T5EncoderModel(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, d_kv=64))
     config = DebertaV2Config(
@@ -304,7 +315,11 @@ def describe(name: str, one: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-NAMES = {"t5-base-encoder": "T5-base", "deberta-v3-base": "DeBERTa-v3-base"}
+NAMES = {
+    "t5-base-encoder": "T5-base",
+    "deberta-v3-base": "DeBERTa-v3-base",
+    "longt5-base-encoder": "LongT5-base of 4096",
+}
 
 
 def table(results: list[dict[str, Any]], train: str = "training step", forward: str = "forward") -> str:
@@ -339,7 +354,7 @@ def write(result: dict[str, Any], path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m posenc.hf.measure", description="original against accelerated")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=KNOWN, default=list(MODELS))
     parser.add_argument("--rows", type=int, default=4, help="batch rows on a GPU")
     parser.add_argument("--length", type=int, default=None)
     parser.add_argument("--times", type=int, default=3)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.models.gemma import modeling_gemma
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
@@ -74,7 +75,7 @@ class Unrotated(Layer):
         where = Where(positions, (positions[:, -1:] + back).clamp(min=0))
         scale, dropout = self.posenc_size()
         plan = replace(rope.plan(where), scale=scale)
-        seen = masks.seen(mask, q.shape[2], causal=True)
+        seen = masks.seen(mask, q.shape[2], causal=getattr(self, "is_causal", True))
         return self.posenc_out(self.posenc_run(q, k, v, plan, seen, dropout)), None
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
@@ -100,6 +101,10 @@ class Qwen3Attention(Unrotated, modeling_qwen3.Qwen3Attention):
 
 class GemmaAttention(Unrotated, modeling_gemma.GemmaAttention):
     original = modeling_gemma.GemmaAttention
+
+
+class Gemma3Attention(Unrotated, modeling_gemma3.Gemma3Attention):
+    original = modeling_gemma3.Gemma3Attention
 
 
 class PhiAttention(Unrotated, modeling_phi.PhiAttention):
@@ -149,7 +154,7 @@ class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
 
 
 LAYERS = (
-    LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention, GemmaAttention, PhiAttention,
+    LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention, GemmaAttention, Gemma3Attention, PhiAttention,
     GPTNeoXAttention, GPTJAttention,
 )  # fmt: skip
 UNROTATED = {part.original: part for part in LAYERS}
