@@ -8,7 +8,9 @@ import pytest
 from posenc.hf import measure
 
 ROOT = Path(__file__).parents[2]
-RESULTS = [json.loads((ROOT / "bench" / "results" / f"hf-{device}.json").read_text()) for device in ("cpu", "cuda")]
+CPU, LONG, CUDA = (
+    json.loads((ROOT / "bench" / "results" / f"hf-{run}.json").read_text()) for run in ("cpu", "cpu-longt5", "cuda")
+)
 
 
 @pytest.mark.parametrize(
@@ -16,11 +18,12 @@ RESULTS = [json.loads((ROOT / "bench" / "results" / f"hf-{device}.json").read_te
     [("README.md", {}), ("README.zh-CN.md", dict(train="训练一步", forward="前向"))],
 )
 def test_readme(name, words):
-    assert measure.table(RESULTS, **words) in (ROOT / name).read_text(encoding="utf-8")
+    assert measure.table([CPU, LONG, CUDA], **words) in (ROOT / name).read_text(encoding="utf-8")
 
 
 def test_every_model_and_way_is_there():
-    for result in RESULTS:
+    assert set(LONG["models"]) == set(measure.KNOWN) - set(measure.MODELS)
+    for result in (CPU, CUDA):
         assert set(result["models"]) == set(measure.MODELS)
         text = "\n".join(measure.describe(name, one) for name, one in result["models"].items())
         assert text.count("original / accelerated") == len(measure.MODELS)

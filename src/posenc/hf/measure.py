@@ -318,7 +318,7 @@ def describe(name: str, one: dict[str, Any]) -> str:
 NAMES = {
     "t5-base-encoder": "T5-base",
     "deberta-v3-base": "DeBERTa-v3-base",
-    "longt5-base-encoder": "LongT5-base of 4096",
+    "longt5-base-encoder": "LongT5-base, 4096 tokens",
 }
 
 
