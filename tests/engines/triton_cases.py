@@ -109,6 +109,8 @@ def group_positions():
         plan_of(everything, q, k, v, Where(packed)),
         documents=(packed.diff(prepend=packed[:, :1]) < 0).cumsum(1),
     )
+    repeated = torch.stack((torch.arange(33) // 5, torch.full((33,), 7)))  # up to 33 equal distances in a row
+    check(q, k, v, plan_of(everything, q, k, v, Where(repeated)))
     q, k, v = tensors(2, 1, 1, 21, 40, 16)
     start = torch.tensor([3, 0])
     check(q, k, v, plan_of(everything, q, k, v, Where((start + 19, 21), (start * 2, 40))))

@@ -55,7 +55,7 @@ class Grads(NamedTuple):
     decay_k: Any  # [B, H, Lk]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "total", "scale"])
 def prepare(
     out, d_out, lse, delta, ends,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
     slots,  # slots.mass: the gradient of attention per distance
@@ -69,7 +69,7 @@ def prepare(
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = m0 + tl.arange(0, BLOCK)
-    ok = i < q_length
+    ok = (i >= q_first) & (i < q_last)
     dv = tl.arange(0, BLOCK_DV)
     o = load_tile(out.ptr + b * out.b + h * out.h, out.l, m0, q_length, dv, DV, BLOCK, True)
     g = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)

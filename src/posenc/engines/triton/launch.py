@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Token positions: distances may repeat, so gradients are added to, in float32."""
+        """Token positions: distances may repeat within a row, so that a band's numbers are sums."""
         return self.p_q is not None
 
 
@@ -90,7 +90,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
     mass = q.new_empty(0)
     if x.value is not None:
-        mass = q.new_zeros(mass_size(q, num), dtype=torch.float32 if x.shared else q.dtype)
+        mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.shared else q.dtype)
     if out.numel() == 0:
         return out, lse, mass
     if k_length == 0:
@@ -106,7 +106,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     with _on(q):
         slots = _slots(x, num)
         if x.value is not None:
-            slots = slots._replace(mass=_mass(q, num, mass))
+            slots = slots._replace(mass=_mass(x, num, mass))
         for first, last in _blocks(q_length, num):
             if x.table is not None:
                 slots = slots._replace(rows=_rows(x, num, scale, first, last))
@@ -143,7 +143,7 @@ def run_backward(
     blocks = list(_blocks(q_length, num))
     # Sums over blocks of queries are kept in float32.
     sums = torch.float32 if len(blocks) > 1 else k.dtype
-    grow = torch.float32 if x.shared else q.dtype
+    unit = _unit(x, d_out, scale, dropout) if x.shared else None
     given: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape, dtype=sums), v.new_empty(v.shape, dtype=sums)
     given.update(q=dq, k=dk, v=dv)
@@ -157,7 +157,7 @@ def run_backward(
         given["bias"] = torch.zeros_like(x.bias)
     elif asked["bias"]:
         if x.shared:
-            d_bias = room(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, dtype=torch.float32, zero=True)
+            d_bias = room(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, unit=unit)
         else:
             parts = x.bias.new_zeros(batch, heads, triton.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
@@ -178,7 +178,7 @@ def run_backward(
         several = len(blocks) > 1
         d_cols = room(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
-            dtype=torch.float32 if several else grow, zero=several or x.shared,
+            dtype=torch.float32 if several else None, zero=several, unit=unit,
         )  # fmt: skip
     if q.numel() == 0 or k.numel() == 0:
         dq.zero_(), dk.zero_(), dv.zero_()
@@ -200,7 +200,7 @@ def run_backward(
                 slots = slots._replace(rows=_rows(x, num, scale, first, last))
             if for_rows:
                 lo, hi = slots.rows.lo, slots.rows.hi
-                d_rows = room(q, heads, lo, hi, num.offset, first, last, dtype=grow, zero=x.shared)
+                d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
                 grads = grads._replace(rows=d_rows)
             sizes = _sizes(x, num, first, last)
             prepare[(total * triton.cdiv(last - first, 64),)](
@@ -238,7 +238,7 @@ def run_backward(
             given["k"] = dk + share.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32)
         given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])
     if x.value is not None and asked["value"]:
-        given["value"] = collect(_mass(q, num, mass), d_out, heads, *x.value.shape[:2])
+        given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])
     return list(given.values())
 
 
@@ -334,8 +334,25 @@ def mass_size(q: Tensor, num: Numbers) -> int:
     return 2 * MARGIN + q.shape[0] * q.shape[1] * one
 
 
-def _mass(q: Tensor, num: Numbers, buffer: Tensor) -> Band:
-    return room(q, q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, q.shape[2], buffer=buffer)
+def _mass(x: Inputs, num: Numbers, buffer: Tensor) -> Band:
+    """Attention per distance sums up to 1 (more with dropout, but not a thousand times)."""
+    unit = x.q.new_full((1,), 2.0**50, dtype=torch.float32) if x.shared else None
+    return room(x.q, x.q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, x.q.shape[2], buffer=buffer, unit=unit)
+
+
+def _unit(x: Inputs, d_out: Tensor, scale: float, dropout: float) -> Tensor:
+    """float32 [1]: a power of two that takes every sum of dS to at most 2^61. |dS| <= 2 max |do| (max |v| + max |value|) Dv;
+    a key's sum has a term for each query. Infinities and NaN come out as NaN."""
+    if x.v.numel() == 0 or d_out.numel() == 0:
+        return x.v.new_ones(1, dtype=torch.float32)
+    most = x.v.abs().amax().float()
+    if x.value is not None:
+        most = most + x.value.abs().amax().float()
+    most = most * d_out.abs().amax().float()
+    if x.scales is not None:
+        most = most * x.scales.abs().amax().clamp(min=1.0)
+    most = most * (2 * x.v.shape[3] * max(x.q.shape[2], 1) * max(scale, 1.0) / (1.0 - dropout))
+    return torch.exp2((60.0 - most.clamp(min=2.0**-60).log2()).floor()).reshape(1)
 
 
 def padded(length: int) -> int:

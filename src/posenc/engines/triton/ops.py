@@ -54,7 +54,7 @@ def _(q, k, v, bias, states, table, key_table, value, *rest):
     if value is None:
         return out, lse, q.new_empty(0)
     shared = rest[5] is not None
-    return out, lse, q.new_empty(mass_size(q, Numbers(*rest[-3])), dtype=torch.float32 if shared else q.dtype)
+    return out, lse, q.new_empty(mass_size(q, Numbers(*rest[-3])), dtype=torch.int64 if shared else q.dtype)
 
 
 @torch.library.custom_op("posenc::attend_backward", mutates_args=())

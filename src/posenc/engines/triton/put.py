@@ -13,9 +13,9 @@ def put(band, places, b, h, own0, own, other, r, value, ok, edge, OWN_IS_KEY: tl
     """value of the pairs [own, other] at their distances r, lo < r < hi; `edge`: whether some r are outside.
 
     `ok`: which tokens there are. A pair outside the mask has a zero to write, and a place of its own. Token positions
-    may repeat a distance: their values are added.
+    may repeat a distance: their values are added, as integers.
     """
-    value = value.to(band.ptr.dtype.element_ty)
+    value = stored(band, value)
     if places.q is None:
         at = tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY)
         if edge:
@@ -28,16 +28,26 @@ def put(band, places, b, h, own0, own, other, r, value, ok, edge, OWN_IS_KEY: tl
 
 
 @triton.jit
+def stored(band, value):
+    """As the band keeps it."""
+    if band.unit is not None:
+        value = value * tl.load(band.unit)
+    return value.to(band.ptr.dtype.element_ty)
+
+
+@triton.jit
 def put_ends(band, b, h, own0, own, at_left, at_right, ok, MORE: tl.constexpr):
     """The sums at both ends of a band. MORE adds to them."""
     at_left += tl.where(band.hi > band.lo, 0.0, at_right)  # one row is both ends
     at = token(band, b, h, own0) + (own - own0) * (band.pitch + 1)
+    first, last = at + (band.lo - band.origin), at + (band.hi - band.origin)
+    left, right = stored(band, at_left), stored(band, at_right)
     if MORE:
-        at_left += tl.load(at + (band.lo - band.origin), mask=ok, other=0.0).to(tl.float32)
-        at_right += tl.load(at + (band.hi - band.origin), mask=ok, other=0.0).to(tl.float32)
-    tl.store(at + (band.lo - band.origin), at_left.to(band.ptr.dtype.element_ty), mask=ok)
+        left += tl.load(first, mask=ok, other=0)
+        right += tl.load(last, mask=ok, other=0)
+    tl.store(first, left, mask=ok)
     if band.hi > band.lo:
-        tl.store(at + (band.hi - band.origin), at_right.to(band.ptr.dtype.element_ty), mask=ok)
+        tl.store(last, right, mask=ok)
 
 
 @triton.jit

@@ -110,17 +110,21 @@ def shape(lo: int, hi: int, offset: int, tokens: int) -> tuple[int, int, int]:
 
 def room(
     like: Tensor, heads: int, lo: int, hi: int, offset: int, first: int, last: int, *,
-    dtype: torch.dtype | None = None, zero: bool = False, buffer: Tensor | None = None,
+    dtype: torch.dtype | None = None, zero: bool = False, buffer: Tensor | None = None, unit: Tensor | None = None,
 ) -> Band:  # fmt: skip
-    """A band for the tokens first .. last of a batch like this one: fresh, or over a buffer made before."""
+    """A band for the tokens first .. last of a batch like this one: fresh, or over a buffer made before.
+
+    With a `unit` it begins with zeros and is added to, as integers.
+    """
     batch = like.shape[0]
     origin, pitch, one = shape(lo, hi, offset, last - first)
     if buffer is None:
-        buffer = like.new_empty(MARGIN + batch * heads * one + MARGIN, dtype=dtype or like.dtype)
-        if zero:
+        dtype = (dtype or like.dtype) if unit is None else torch.int64
+        buffer = like.new_empty(MARGIN + batch * heads * one + MARGIN, dtype=dtype)
+        if zero or unit is not None:
             buffer.zero_()
     ptr = buffer[MARGIN:-MARGIN]
-    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0)  # no ends yet
+    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, unit)  # no ends yet
 
 
 def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
@@ -157,7 +161,7 @@ def collect(band: Band, states: Tensor, heads: int, table_heads: int, span: int)
 
 def _eighths(band: Band, heads: int, tokens: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
     """Tokens s, s + 8, ... as a matrix [all heads, tokens / 8, width] whose column c is the distance origin + c - s."""
-    buffer = band.ptr.to(dtype)
+    buffer = (band.ptr if band.unit is None else band.ptr.float() / band.unit).to(dtype)
     start = buffer.storage_offset()
     for s in range(min(8, tokens)):
         size = heads, (tokens - s + 7) // 8, width

@@ -1,0 +1,143 @@
+"""Watches memory while kernels run under Triton's interpreter, where programs run one after another and would hide it:
+
+    outside          a load or store outside the tensors that the kernel was given
+    two programs     a number that one program writes and another writes or reads, in one launch
+    twice            a number that one program writes twice, or reads after it wrote it: on a GPU other threads may do so
+    one store        two numbers of one store in one place
+    sums             floating-point numbers added atomically: their sum depends on the order
+
+    with triton_memory.watched(): ...
+
+`bfloat16()` gives the interpreter what it lacks for that type.
+"""
+
+from contextlib import contextmanager
+
+import numpy as np
+from triton import language as tl
+from triton.runtime import interpreter
+
+NOBODY = -1
+
+
+class Watch:
+    """One launch: the storages it was given, and for each byte who wrote it and who read it last."""
+
+    def __init__(self, name, storages):
+        self.name, self.program = name, 0
+        order = sorted(storages.items())
+        self.starts = np.array([start for start, _ in order], dtype=np.int64)
+        sizes = np.array([size for _, size in order], dtype=np.int64)
+        self.ends = self.starts + sizes
+        self.shift = np.concatenate(([0], np.cumsum(sizes)[:-1])) - self.starts  # address -> place in the arrays below
+        self.writer = np.full(int(sizes.sum()), NOBODY, np.int32)
+        self.reader = np.full(int(sizes.sum()), NOBODY, np.int32)
+
+    def places(self, pointers, mask, width, what):
+        """Where the numbers that are touched lie in `writer` and `reader`."""
+        at = pointers.data[mask.data.astype(bool)].astype(np.int64)
+        which = np.searchsorted(self.starts, at, side="right") - 1
+        wrong = (which < 0) | (at + width > self.ends[which])
+        assert not wrong.any(), f"{self.name}, program {self.program}: {what} outside, {wrong.sum()} of {at.size}"
+        return at + self.shift[which]
+
+    def load(self, pointers, mask, width):
+        at = self.places(pointers, mask, width, "load")
+        who = self.writer[at]
+        self.never(who != NOBODY, "loads what was stored in this launch")
+        self.reader[at] = self.program
+
+    def store(self, pointers, mask, width, shared=False):
+        at = self.places(pointers, mask, width, "store")
+        others = self.reader[at]
+        self.never((others != NOBODY) & (others != self.program), "stores what another program has loaded")
+        who = self.writer[at]
+        if shared:
+            self.never((who != NOBODY) & (who != self.program), "adds to what another program has stored")
+        else:
+            self.never(who != NOBODY, "stores twice")
+            self.never(np.array(np.unique(at).size != at.size), "stores two numbers in one place")
+        self.writer[at] = self.program
+
+    def never(self, wrong, what):
+        assert not wrong.any(), f"{self.name}, program {self.program}: {what}, {wrong.sum()} of {wrong.size}"
+
+
+@contextmanager
+def watched():
+    """Every launch is watched; yields a list of the kernels' names."""
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    kept = {
+        (owner, name): getattr(owner, name)
+        for owner, name in (
+            (executor, "_init_args_hst"), (builder, "set_grid_idx"), (builder, "create_masked_load"),
+            (builder, "create_masked_store"), (builder, "create_atomic_rmw"),
+        )
+    }  # fmt: skip
+    was = {name: function for (_, name), function in kept.items()}
+    launched, now = [], None
+
+    def arguments(self, args, options):
+        nonlocal now
+        made, options = was["_init_args_hst"](self, args, options)
+        storages = {}
+
+        def note(x):
+            if isinstance(x, tuple):
+                for one in x:
+                    note(one)
+            elif hasattr(x, "untyped_storage") and x.numel():
+                storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+
+        note((*made, *options.values()))
+        now = Watch(self.fn.__name__, storages)
+        launched.append(now.name)
+        return made, options
+
+    def program(self, x, y, z):
+        now.program = x
+        was["set_grid_idx"](self, x, y, z)
+
+    def width(pointers):
+        return pointers.get_element_ty().primitive_bitwidth // 8
+
+    def load(self, pointers, mask, *rest):
+        now.load(pointers, mask, width(pointers))
+        return was["create_masked_load"](self, pointers, mask, *rest)
+
+    def store(self, pointers, value, mask, *rest):
+        now.store(pointers, mask, width(pointers))
+        return was["create_masked_store"](self, pointers, value, mask, *rest)
+
+    def add(self, operation, pointers, value, mask, *rest):
+        assert value.dtype.scalar.is_int(), f"{now.name}: adds {value.dtype.scalar} atomically"
+        now.store(pointers, mask, width(pointers), shared=True)
+        return was["create_atomic_rmw"](self, operation, pointers, value, mask, *rest)
+
+    for (owner, name), function in zip(kept, (arguments, program, load, store, add), strict=True):
+        setattr(owner, name, function)
+    try:
+        yield launched
+    finally:
+        for (owner, name), function in kept.items():
+            setattr(owner, name, function)
+
+
+def bfloat16():
+    """bfloat16 in the interpreter as on a GPU: exact products that are summed up in float32, and rounding to nearest."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def create_dot(self, a, b, d, *rest):
+        a, b = (self.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, d, *rest)
+
+    def cast_impl(self, x, kind):
+        if x.dtype.scalar != tl.float32 or kind.scalar != tl.bfloat16:
+            return cast(self, x, kind)
+        bits = np.ascontiguousarray(x.data).view(np.uint32)
+        nearest = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
+        nearest = np.where(np.isnan(x.data), 0x7FC0, nearest).astype(np.uint16)
+        return interpreter.TensorHandle(nearest, tl.bfloat16)
+
+    builder.create_dot, builder.cast_impl = create_dot, cast_impl

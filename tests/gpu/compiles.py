@@ -1,0 +1,392 @@
+"""Compiles, without a GPU, every kernel that the GPU's tests and benchmarks would launch.
+
+    python -m tests.gpu.compiles [--arch 90] [--jobs 2] [--only fuzz,bench] [--list]
+
+The host's side of the triton engine runs with tensors that pretend to be on a GPU (`meta` ones at the benchmarks' sizes);
+launches are recorded as Triton would specialise them, told apart, and compiled up to the machine code. What does not
+compile, what needs more shared memory than the device has, what spills registers, and the slowest are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tests.gpu.elsewhere import Elsewhere, tiles_of
+
+SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+"""The most shared memory that a block may have, in bytes, by architecture."""
+
+
+class Target:
+    """As much of a driver as the compiler asks for."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=0):
+        return 0
+
+
+class Pointer:
+    """What Triton asks of a tensor: its type, and where it begins in memory that is aligned as CUDA's."""
+
+    def __init__(self, x: torch.Tensor):
+        self.dtype, self.at = x.dtype, x.storage_offset() * x.element_size()
+
+    def data_ptr(self) -> int:
+        return self.at
+
+
+def pointers(x):
+    if isinstance(x, torch.Tensor):
+        return Pointer(x)
+    if isinstance(x, tuple):
+        return type(x)(*map(pointers, x)) if hasattr(x, "_fields") else tuple(map(pointers, x))
+    return x
+
+
+class Recorder:
+    """Every launch that differs from those before: (kernel, signature, constants, attributes, options), and who asked."""
+
+    def __init__(self):
+        self.kernels, self.asked, self.case = {}, {}, ""
+
+    def launch(self, kernel, *args, grid, warmup=False, **options):
+        return self.run(kernel, *map(pointers, args), grid=grid, warmup=True, **options)
+
+    def note(self, kernel, key, signature, device, constants, options, attributes, warmup):
+        self.kernels.setdefault((kernel.__name__, key), (kernel, signature, constants, attributes, options))
+        self.asked.setdefault((kernel.__name__, key), []).append(self.case)
+
+
+def pretend(arch: int) -> Recorder:
+    from posenc.engines.triton import ops
+
+    recorder = Recorder()
+    driver.set_active(Target(arch))
+    recorder.run = JITFunction.run
+    JITFunction.run = lambda kernel, *args, **options: recorder.launch(kernel, *args, **options)
+    JITFunction._do_compile = lambda *args, **options: recorder.note(*args, **options)
+
+    tiles_of(arch)
+    torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args: None
+    autocast = torch.autocast
+    torch.autocast = lambda device, **options: autocast("cpu" if device == "meta" else device, **options)
+
+    # The operators themselves: a `meta` tensor would be given to their fake kernels.
+    forward, backward = ops.attend._init_fn, ops.attend_backward._init_fn
+
+    class Attend(torch.autograd.Function):
+        backward = staticmethod(ops._backward)
+        setup_context = staticmethod(ops._setup)
+
+        @staticmethod
+        def forward(*args):
+            return tuple(x.zero_() for x in forward(*args))
+
+    ops.attend = Attend.apply
+    ops.attend_backward = lambda *args: tuple(x.zero_() for x in backward(*args))
+    return recorder
+
+
+def train(q, k, v, plan, leaves=(), **options):
+    """A forward pass alone, and a training step."""
+    from posenc import attend
+
+    q, k, v = (x.detach() for x in (q, k, v))
+    with torch.no_grad():
+        attend(q, k, v, plan, engine="triton", **options)
+    leaves = [x for x in [*leaves, *(tensor for _, tensor in plan.tensors())] if x.requires_grad]
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = attend(q, k, v, plan, engine="triton", **options)
+    torch.autograd.grad(out, [q, k, v, *leaves], torch.empty_like(out), allow_unused=True)
+
+
+def from_cases(recorder, only):
+    """tests.gpu.cases, whole; nothing is compared."""
+    from tests import layouts
+    from tests.gpu import cases
+
+    cases.check = train
+    layouts.run = lambda q, k, v, scheme, engine: (
+        (None, ()) if engine == "reference" else (train(q, k, v, scheme.plan(layouts.posenc.Where(layouts.L)), causal=True), ())
+    )  # fmt: skip
+    torch.testing.assert_close, torch.equal = lambda *args, **options: None, lambda *args: True
+    unfit = {"compile without graph breaks", "a CUDA graph replays", "offsets past two billion elements"}
+    for name, case in cases.CASES.items():
+        if name in unfit or not wanted(name, only):
+            continue
+        recorder.case = name
+        torch.manual_seed(0)
+        with Elsewhere("cpu"):
+            case()
+    with Elsewhere("meta"):
+        for name, case in unfit_cases(cases).items():
+            if wanted(name, only):
+                recorder.case = name
+                case()
+
+
+def unfit_cases(cases):
+    """The same calls as in the cases that also need a device."""
+    from posenc import Plan, Where
+
+    def compiled():
+        train(*cases.tensors(1, 2, 2, 512, 512, 64, torch.bfloat16), cases.shaw_values(512, 64), causal=True)
+
+    def graph():
+        q, k, v = cases.tensors(1, 4, 2, 1, 3000, 64, torch.bfloat16)
+        train(q, k, v, Plan(Where((2999, 1), 3000), slopes=torch.rand(4, device="cuda")), causal=True)
+
+    def offsets():
+        k = torch.empty(70_000, 1, 40_000, dtype=torch.bfloat16, device="cuda")[None, :, 0, :64].unsqueeze(1)
+        q = torch.randn(1, 1, 64, 64, dtype=torch.bfloat16, device="cuda")
+        plan = Plan(Where((70_000 - 64, 64), 70_000), slopes=torch.tensor([0.001], device="cuda"))
+        train(q, k, k, plan, causal=True)
+
+    return {"compile": compiled, "graph": graph, "offsets": offsets}
+
+
+def from_bench_gpu(recorder, only):
+    from bench import gpu
+
+    for name, (make, shapes) in gpu.PLANS.items():
+        for batch, heads, length, size, causal in [*shapes, (1, 2, 700, 64, False), (4, 2, 700, 64, True)]:
+            recorder.case = f"bench.gpu {name} {length}{' causal' if causal else ''}"
+            if not wanted(recorder.case, only) or (name == "relative logits" and batch != 4):
+                continue
+            with Elsewhere("meta"):
+                q, k, v = (torch.empty(batch, heads, length, size, dtype=torch.bfloat16, device="cuda") for _ in "qkv")
+                train(q, k, v, make(heads, length, size, causal), causal=causal)
+
+
+def from_bench(recorder, only):
+    """posenc bench --device cuda: every workload at both lengths, and at the length where results are checked."""
+    from posenc.bench.workloads import WORKLOADS, Problem, case
+
+    for workload in WORKLOADS.values():
+        for length in (256, 512, 1024, 4096, 16384):
+            recorder.case = f"bench {workload.name} {length}"
+            if not wanted(recorder.case, only) or length > (workload.longest or length):
+                continue
+            for dtype in (torch.bfloat16, torch.float32) if length == 1024 else (torch.bfloat16,):
+                with Elsewhere("meta"):
+                    problem = Problem(case(workload, length, "cuda", dtype))
+                    leaves = [leaf for _, leaf in problem.leaves()]
+                    train(problem.q, problem.k, problem.v, problem.plan(), leaves, causal=workload.causal)
+
+
+def from_hf(recorder, only):
+    """The models of posenc.hf.measure, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
+    from posenc import hf
+    from posenc.hf import measure
+
+    for name in measure.MODELS:
+        recorder.case = f"hf {name}"
+        if not wanted(recorder.case, only):
+            continue
+        with Elsewhere("cpu"):
+            model = one_layer(measure, name).to("cuda", torch.bfloat16)
+            hf.accelerate(model)
+            ids = measure.tokens(model, 2, 256, "cuda")
+            with torch.no_grad():
+                model.eval()(ids[:1])
+                model(ids)
+            model.train()(ids).last_hidden_state.float().square().mean().backward()
+
+
+def one_layer(measure, name):
+    import transformers
+
+    for config in (transformers.T5Config, transformers.DebertaV2Config):
+        if not hasattr(config, "whole"):
+            config.whole = config.__init__
+
+            def init(self, *args, **options):
+                for key in ("num_layers", "num_hidden_layers"):
+                    options.update({key: 1} if key in options else {})
+                type(self).whole(self, *args, **options)
+
+            config.__init__ = init
+    return measure.make(name)
+
+
+def from_families(recorder, only):
+    """tests.hf.test_gpu's models, in both its dtypes."""
+    from posenc import hf
+    from tests.hf import test_gpu
+    from tests.hf.compare import run
+
+    for name, make in test_gpu.CASES.items():
+        recorder.case = f"family {name}"
+        if wanted(recorder.case, only):
+            for dtype in (torch.float32, torch.bfloat16):
+                model, (inputs, mask) = make()
+                run(hf.accelerate(model.to(dtype).eval()), test_gpu.moved(inputs, "cpu", dtype), mask)
+
+
+def from_lab(recorder, only):
+    """The lab's model at the paper preset's width: a training step, and a test of one longer sequence."""
+    from posenc.lab.model import Transformer
+
+    for name in ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl", "deberta", "kerple"):
+        recorder.case = f"lab {name}"
+        if not wanted(recorder.case, only):
+            continue
+        try:
+            model = Transformer(name, vocabulary=256, width=384, heads=6, layers=1, causal=True, longest=128)
+        except ValueError as error:
+            print(f"lab {name}: {error}")
+            continue
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(torch.zeros(2, 128, dtype=torch.long)).sum().backward()
+            with torch.no_grad():
+                model(torch.zeros(1, 256, dtype=torch.long))
+
+
+def from_corners(recorder, only):
+    """Every pair of slots; head sizes; masks; and sizes of one, which Triton takes for constants."""
+    import itertools
+
+    from posenc import Index, Lookup, Plan, Where
+    from tests.gpu.cases import SLOTS, tame, tensors
+    from tests.plans import plan_of
+
+    def case(name, slots, shape, dtype=torch.bfloat16, reach=(60, 70), where=None, **options):
+        recorder.case = f"corner {name}"
+        if wanted(recorder.case, only):
+            with Elsewhere("cpu"):
+                q, k, v = tensors(*shape, dtype)
+                train(q, k, v, tame(plan_of(slots, q, k, v, where, reach=reach)), **options)
+
+    for number, slots in enumerate(itertools.combinations(SLOTS, 2)):
+        case(" + ".join(slots), slots, (1, 2, 1 + number % 2, 130, 130, 64), causal=number % 3 == 0)
+    mixed = ("bias", "dot_query", "dot_key", "add_value", "slopes", "decay", "scale")
+    for size in (16, 24, 32, 48, 80, 96, 112, 128, 160, 192, 256):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for slots in (("bias",), ("dot_query", "add_value"), ("dot_query", "dot_key"), mixed):
+                if dtype == torch.bfloat16 or (size in (16, 80, 128, 256) and (slots == mixed or size == 256)):
+                    case(f"{size} {dtype} {'+'.join(slots)}", slots, (1, 2, 1, 130, 130, size), dtype)
+    for slots in (("bias",), ("dot_query", "dot_key"), ("add_value", "slopes")):
+        for heads, lq, lk in ((1, 1, 1), (1, 1, 300), (2, 1, 2000), (1, 2, 1), (1, 17, 1)):
+            case(f"{heads} {lq} {lk} {slots}", slots, (1, heads, 1, lq, lk, 64), reach=(1, 1))
+        for reach in ((0, 0), (-1, 1), (16, 16), (0, 1), (1, 0)):
+            case(f"reach {reach} {slots}", slots, (1, 2, 1, 70, 70, 64), reach=reach, causal=True)
+        rows = torch.ones(2, 150, dtype=torch.bool)
+        documents = torch.arange(150)[None].expand(2, 150) // 60
+        masks = {"key_mask": rows, "documents": documents, "mask": torch.randn(2, 1, 150, 150)}
+        for mask, given in {**masks, "bool": rows[:, None, None], "column": torch.randn(150, 1)}.items():
+            options = {mask if mask in masks else "mask": given}
+            case(f"{mask} {slots}", slots, (2, 2, 2, 150, 150, 64), **options)
+        for rate in (0.1, 0.5):
+            case(f"dropout {slots}", slots, (2, 2, 2, 150, 150, 64), dropout=rate)
+        case(f"tokens {slots}", slots, (1, 2, 2, 150, 150, 64), where=Where(documents[:1]))
+        case(f"starts {slots}", slots, (2, 2, 2, 150, 150, 64), where=Where((torch.tensor([1, 0]), 150), 150))
+    recorder.case = "corner nothing"
+    if wanted(recorder.case, only):
+        with Elsewhere("cpu"):
+            q, k, v = tensors(1, 1, 1, 1, 1, 64, torch.bfloat16)
+            train(q, k, v, Plan(Where(1)))
+            train(q, k, v, Plan(Where(1), lookups=(Lookup(Index(1, 1), bias=torch.zeros(1, 1), dot_query=torch.zeros(1, 1, 64)),)))
+
+
+def wanted(name, only):
+    return not only or any(part in name for part in only)
+
+
+SOURCES = [from_cases, from_bench_gpu, from_bench, from_hf, from_families, from_lab, from_corners]
+
+
+def compile_one(number):
+    """-> (seconds, shared bytes, registers, bytes spilled) or an error's text."""
+    kernel, signature, constants, attributes, options = TODO[number]
+    target = driver.active.get_current_target()
+    began = time.monotonic()
+    try:
+        made = triton.compile(kernel.ASTSource(kernel, signature, constants, attributes), target=target, options=options.__dict__)
+    except Exception as error:
+        return number, f"{type(error).__name__}: {str(error)[-700:]}"
+    seconds = time.monotonic() - began
+    spent = resources(made.asm["cubin"])
+    return number, (seconds, made.metadata.shared, *spent)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    import tempfile
+
+    tool = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
+    return tuple(int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK"))
+
+
+def describe(key, entry, asked):
+    kernel, signature, constants, attributes, options = entry
+    return f"{key[0]} for {', '.join(dict.fromkeys(asked))}"
+
+
+TODO = []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, default=90, choices=SHARED)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--list", action="store_true", help="record, compile nothing")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    recorder = pretend(args.arch)
+    began = time.monotonic()
+    for source in SOURCES:
+        source(recorder, args.only)
+        print(f"{source.__name__[5:]}: {len(recorder.kernels)} kernels so far ({time.monotonic() - began:.0f} s)", flush=True)
+    keys = list(recorder.kernels)
+    TODO.extend(recorder.kernels.values())
+    if args.list:
+        for key in keys:
+            print(key[0], ", ".join(dict.fromkeys(recorder.asked[key]))[:200])
+        return
+    results, failed = {}, 0
+    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+        for number, result in pool.imap_unordered(compile_one, range(len(keys))):
+            results[number] = result
+            about = describe(keys[number], TODO[number], recorder.asked[keys[number]])[:160]
+            if isinstance(result, str):
+                failed += 1
+                print(f"FAILED  {about}\n    {result}", flush=True)
+                continue
+            seconds, shared, registers, spilled = result
+            over = shared > SHARED[args.arch]
+            failed += over
+            word = "TOO BIG" if over else "spills " if spilled else "slow   " if seconds > 8 else None
+            if word:
+                print(f"{word} {about}: {shared} bytes shared, {registers} registers, {spilled} spilled, {seconds:.1f} s", flush=True)
+    fine = [x for x in results.values() if not isinstance(x, str)]
+    print(f"{len(fine)} of {len(keys)} compiled for sm_{args.arch} with Triton {triton.__version__}; slowest {max(x[0] for x in fine):.1f} s, "
+          f"median {sorted(x[0] for x in fine)[len(fine) // 2]:.1f} s, most shared memory {max(x[1] for x in fine)} bytes; {failed} failed")
+    sys.exit(min(failed, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Code that asks for a GPU, run without one: its tensors land on another device, its tiles are those of the GPU."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+PROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
+
+
+class Elsewhere(TorchFunctionMode):
+    """Whoever asks for a GPU gets this device."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cuda:
+            return args[0].to(self.device)
+        kwargs = {name: self.moved(x) for name, x in (kwargs or {}).items()}
+        return function(*map(self.moved, args), **kwargs)
+
+    def moved(self, x):
+        asked = (isinstance(x, str) and x.startswith("cuda")) or (isinstance(x, torch.device) and x.type == "cuda")
+        return torch.device(self.device) if asked else x
+
+
+def tiles_of(arch: int) -> None:
+    """The engine chooses its tiles as on a GPU of this architecture, wherever tensors are."""
+    from posenc.engines import triton as engine
+    from posenc.engines.triton import tiles
+
+    class Properties:
+        multi_processor_count = PROCESSORS[arch]
+
+    torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)
+    torch.cuda.get_device_properties = lambda device=None: Properties
+    engine._interpreted = lambda: True
+    cuda = torch.device("cuda")
+
+    def on_cuda(chosen):
+        def choose(*args, **options):
+            return chosen(*(cuda if isinstance(x, torch.device) else x for x in args), **options)
+
+        return choose
+
+    tiles.choose, tiles.choose_spread, tiles.splits = map(on_cuda, (tiles.choose, tiles.choose_spread, tiles.splits))
