@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Where, attend, index  # noqa: E402
 from tests import condition  # noqa: E402
+from tests.engines import triton_memory  # noqa: E402
 from tests.plans import plan_of, tensors  # noqa: E402
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
@@ -244,7 +245,8 @@ if __name__ == "__main__":
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    globals()[f"group_{sys.argv[1]}"]()
+    with triton_memory.watched():
+        globals()[f"group_{sys.argv[1]}"]()
     if "-v" in sys.argv:
         print("largest errors:", *(f"{ours:.3f} (dense {dense:.3f})" for ours, dense in sorted(RATIOS)[-5:]))
     print("passed")

@@ -72,13 +72,17 @@ def table(*shape):
 
 
 def plans(size):
-    """Name -> lookups and other slots: together every kernel, every slot, and states narrower than a head."""
+    """Name -> lookups and other slots: together every kernel, every slot, and states narrower than a head.
+
+    "tokens" is asked with token positions.
+    """
     clip, states = index.clip(64, 64), table(1, HEADS, LENGTH, 16)
     return {
         "bias": dict(lookups=(Lookup(index.log_buckets(32, 128, causal=False), bias=table(HEADS, 32)),), slopes=table(2)),
         "values": dict(lookups=(Lookup(clip, dot_query=table(1, 129, size), add_value=table(1, 129, size)),)),
         "states": dict(lookups=(Lookup(clip, dot_query=table(HEADS, 129, 16), states=states),)),
         "keys": dict(lookups=(Lookup(clip, dot_query=table(HEADS, 129, size), dot_key=table(HEADS, 129, size)),)),
+        "tokens": dict(lookups=(Lookup(clip, table(HEADS, 129), table(1, 129, size), add_value=table(1, 129, size)),)),
     }  # fmt: skip
 
 
@@ -88,13 +92,15 @@ CASES = [
     ("states", 128, torch.bfloat16),
     ("keys", 80, torch.float16),
     ("keys", 16, torch.float32),
+    ("tokens", 64, torch.bfloat16),
 ]
 
 
 def check(name, size, dtype, compiled):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, LENGTH, size).to(dtype).requires_grad_() for _ in range(3))
-    plan = Plan(Where(LENGTH), **plans(size)[name])
+    where = Where(torch.arange(LENGTH) // 2) if name == "tokens" else Where(LENGTH)
+    plan = Plan(where, **plans(size)[name])
     mask = make_mask(q, k, causal=True, window=None, key_mask=None, documents=None, mask=None)
     before = len(compiled)
     engine.run(q, k, v, plan, mask, 0.0).sum().backward()

@@ -82,6 +82,10 @@ def ten_runs_give_the_same_bits():
         plan,
         lookups=(*plan.lookups, Lookup(index.log_buckets(32, 128, causal=True), bias=torch.randn(4, 32, device="cuda").requires_grad_())),
     )  # fmt: skip
+    same_bits(q, k, v, plan)
+
+
+def same_bits(q, k, v, plan):
     leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
     g = torch.randn_like(q)
     first = None
@@ -90,6 +94,15 @@ def ten_runs_give_the_same_bits():
         now = [out, *torch.autograd.grad(out, leaves, g)]
         first = first or now
         assert all(torch.equal(a, b) for a, b in zip(first, now, strict=True))
+
+
+def token_positions_give_the_same_bits():
+    """Every distance repeats within a row, and is summed up in any order."""
+    q, k, v = tensors(1, 4, 2, 1024, 1024, 64, torch.bfloat16)
+    where = Where(torch.arange(1024, device="cuda") // 8)
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, where, reach=(40, 40))
+    same_bits(q, k, v, plan)
+    check(q, k, v, plan)
 
 
 def compile_without_graph_breaks():
@@ -194,6 +207,7 @@ CASES = {
         for size, dtype in [(16, torch.bfloat16), (128, torch.float16), (80, torch.bfloat16), (64, torch.float32)]
     },
     "ten runs give the same bits": ten_runs_give_the_same_bits,
+    "token positions give the same bits": token_positions_give_the_same_bits,
     "compile without graph breaks": compile_without_graph_breaks,
     "a CUDA graph replays": a_cuda_graph_replays,
     "offsets past two billion elements": offsets_past_two_billion_elements,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -319,14 +320,18 @@ def compile_one(number):
     """-> (seconds, shared bytes, registers, bytes spilled) or an error's text."""
     kernel, signature, constants, attributes, options = TODO[number]
     target = driver.active.get_current_target()
-    began = time.monotonic()
+    began = spent()
     try:
         made = triton.compile(kernel.ASTSource(kernel, signature, constants, attributes), target=target, options=options.__dict__)
     except Exception as error:
         return number, f"{type(error).__name__}: {str(error)[-700:]}"
-    seconds = time.monotonic() - began
-    spent = resources(made.asm["cubin"])
-    return number, (seconds, made.metadata.shared, *spent)
+    return number, (spent() - began, made.metadata.shared, *resources(made.asm["cubin"]))
+
+
+def spent() -> float:
+    """CPU seconds of this process and of the assembler's."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
