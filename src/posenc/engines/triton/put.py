@@ -30,7 +30,7 @@ def put(band, places, b, h, own0, own, other, r, value, ok, edge, OWN_IS_KEY: tl
 @triton.jit
 def stored(band, value):
     """As the band keeps it."""
-    if band.unit is not None:
+    if band.ptr.dtype.element_ty == tl.int64:
         value = value * tl.load(band.unit)
     return value.to(band.ptr.dtype.element_ty)
 

@@ -124,6 +124,7 @@ def room(
         if zero or unit is not None:
             buffer.zero_()
     ptr = buffer[MARGIN:-MARGIN]
+    unit = ptr if unit is None else unit  # Triton has no None in a tuple within a tuple
     return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, unit)  # no ends yet
 
 
@@ -161,7 +162,7 @@ def collect(band: Band, states: Tensor, heads: int, table_heads: int, span: int)
 
 def _eighths(band: Band, heads: int, tokens: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
     """Tokens s, s + 8, ... as a matrix [all heads, tokens / 8, width] whose column c is the distance origin + c - s."""
-    buffer = (band.ptr if band.unit is None else band.ptr.float() / band.unit).to(dtype)
+    buffer = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(dtype)
     start = buffer.storage_offset()
     for s in range(min(8, tokens)):
         size = heads, (tokens - s + 7) // 8, width

@@ -59,7 +59,7 @@ class Band(NamedTuple):
     hi: Any
     ends: Any  # float32 [B, H, 2, rows]: the numbers at lo and at hi
     rows: Any
-    unit: Any = None  # float32 [1]: the numbers are int64, so many to one; sums of integers have no order
+    unit: Any  # float32 [1] where the numbers are int64, so many to one: sums of integers have no order
 
 
 class Slots(NamedTuple):

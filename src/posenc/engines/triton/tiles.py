@@ -70,7 +70,7 @@ def choose(
     width = 64 if size <= 64 else 128 if size <= 128 else 256
     if dtype == torch.float32:
         return SINGLE[width]
-    hopper = torch.cuda.get_device_capability(device) >= (9, 0)
+    hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     tile = (HOPPER if hopper else SMALL)[kernel, width]
     if hopper and content:
         tile = HOPPER_CONTENT.get((kernel, width), tile)
