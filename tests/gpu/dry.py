@@ -10,14 +10,14 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import argparse  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
+import argparse
+import sys
+import time
 
-import torch  # noqa: E402
+import torch
 
-from tests.engines import triton_memory  # noqa: E402
-from tests.gpu.elsewhere import Elsewhere, tiles_of  # noqa: E402
+from tests.engines import triton_memory
+from tests.gpu.elsewhere import Elsewhere, tiles_of
 
 LEFT_OUT = (
     "compile without graph breaks",

@@ -124,8 +124,9 @@ def room(
         if zero or unit is not None:
             buffer.zero_()
     ptr = buffer[MARGIN:-MARGIN]
-    unit = ptr if unit is None else unit  # Triton has no None in a tuple within a tuple
-    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, unit)  # no ends yet
+    # No ends yet; and a pointer that is not used, as Triton has no None in a tuple within a tuple.
+    unit = ptr if unit is None else unit
+    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, unit)
 
 
 def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
