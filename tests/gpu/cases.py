@@ -37,11 +37,13 @@ def tame(plan):
 
 
 ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-MOST = 0.1
+MOST = {torch.float32: 0.5, torch.float16: 0.1, torch.bfloat16: 0.1}  # a GPU's exp2 and log2 err by 4 units of float32
 
 
 def check(q, k, v, plan, **options):
-    """Output and every gradient: errors of at most MOST roundings of what their terms' sizes sum up to."""
+    """Output and every gradient: errors of at most one rounding of the result (few keys with small scores have little
+    else: the weights are rounded before their product with the values, and the result once or twice) and MOST roundings
+    of what the terms' sizes sum up to. Returns the largest error, of what is allowed."""
     g = torch.randn(*q.shape[:3], v.shape[3], device=q.device).to(q.dtype)
     leaves = [tensor for _, tensor in plan.tensors()]
     results = []
@@ -54,8 +56,9 @@ def check(q, k, v, plan, **options):
         if truth is None:
             continue
         assert ours.isfinite().all()
-        error = (ours.double() - truth.double()).norm().item() / (ROUNDING[q.dtype] * size + 1e-30)
-        assert error <= MOST, f"result {number}: {error:.3f} roundings of its terms' size"
+        allowed = ROUNDING[q.dtype] * (MOST[q.dtype] * size + truth.double().norm().item())
+        error = (ours.double() - truth.double()).norm().item() / (allowed + 1e-30)
+        assert error <= 1.0, f"result {number}: {error:.3f} of the error that is allowed"
         worst = max(worst, error)
     return worst
 

@@ -66,7 +66,7 @@ def main() -> None:
         try:
             with Elsewhere("cpu"), triton_memory.watched():
                 case()
-            text = f"worst {max(worst, default=0.0):.4f} of {cases.MOST}"
+            text = f"at most {max(worst, default=0.0):.3f} of the error that is allowed"
         except Exception as error:
             failed += 1
             text = f"FAILED {type(error).__name__} {str(error)[:400]}"
