@@ -311,11 +311,27 @@ def from_corners(recorder, only):
             )
 
 
+def from_rotation(recorder, only):
+    """rotation_kernel.turn: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
+    from posenc.rotation_kernel import turn
+
+    recorder.case = "rotation"
+    if not wanted(recorder.case, only):
+        return
+    for size, pairs, dtype in ((64, 32, torch.bfloat16), (128, 64, torch.float16), (80, 40, torch.bfloat16),
+                               (96, 12, torch.bfloat16), (64, 32, torch.float32), (32, 8, torch.float64)):  # fmt: skip
+        q, k = (torch.empty(2, 300, heads, size, dtype=dtype, device="meta").transpose(1, 2) for heads in (16, 1))
+        phases = torch.empty(1, 300, pairs, device="meta")
+        for layout in ("half", "interleaved"):
+            turn((q, k), phases, phases, layout)
+            turn((q.contiguous(),), phases, phases, layout, back=True)
+
+
 def wanted(name, only):
     return not only or any(part in name for part in only)
 
 
-SOURCES = [from_cases, from_bench_gpu, from_bench, from_hf, from_families, from_lab, from_corners]
+SOURCES = [from_cases, from_bench_gpu, from_bench, from_hf, from_families, from_lab, from_corners, from_rotation]
 
 
 def compile_one(number):
