@@ -78,11 +78,11 @@ def plans(where, dtype=torch.float64, v_size=D):
     }
 
 
-def small(monkeypatch):
-    """Tiny blocks, so that short sequences meet every sort of tile."""
+def small(monkeypatch, pairs=0):
+    """Tiny blocks, so that short sequences meet every sort of tile; sequences of `pairs` keys count as short."""
     for name, value in dict(
         BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, FORWARD=3000, FUSED=1, ROWS=11, BACKWARD=2000,
-        SCORES=1, FEWEST=16,
+        SCORES=1, FEWEST=16, LARGE=300, PAIRS=pairs, LOW=10,
     ).items():  # fmt: skip
         monkeypatch.setattr(sizes, name, value)
 
@@ -123,8 +123,9 @@ def test_equals_the_reference(name, q_length, k_length, causal):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("q_length, k_length", [(61, 61), (40, 100), (100, 40)])
 @pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (20, 0)}, {"window": (30, 5)}], ids=str)
-def test_every_sort_of_tile(name, q_length, k_length, options, monkeypatch):
-    small(monkeypatch)
+@pytest.mark.parametrize("pairs", [0, 200])
+def test_every_sort_of_tile(name, q_length, k_length, options, pairs, monkeypatch):
+    small(monkeypatch, pairs)
     plan = plans(places(q_length, k_length))[name]
     compare(*tensors(q_length, k_length, kv_heads=2), plan, **options)
     seen = torch.ones(B, k_length, dtype=torch.bool)
@@ -157,6 +158,24 @@ def test_without_gradients(name, q_length, k_length, options):
 def test_grouped_queries(name, kv_heads):
     plan = plans(places(33, 40))[name]
     compare(*tensors(33, 40, kv_heads=kv_heads), plan, causal=True)
+
+
+STACKS = {3_000: [1] * 6, 6_000: [1] * 3, 8_000: [2, 1], 10_000: [3]}
+"""Memory, and how many of a batch's three rows share each slab: alone and in two parts, alone, one left over, all."""
+
+
+@pytest.mark.parametrize("name", ["keys", "keys and values", "disentangled", "two indices", "exact"])
+@pytest.mark.parametrize("memory", STACKS)
+def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
+    from posenc.engines.sdpa.slab import slabs
+    from posenc.engines.sdpa.terms import Terms
+
+    q, k, v = (leaf(3, heads, 40, D) for heads in (H, 2, 2))
+    cut = slabs(q, k, Terms(*[None] * 7), memory=memory, rows=14, width=40, stacked=True)
+    assert [slab.rows.stop - slab.rows.start for slab in cut] == STACKS[memory]
+    for size, value in dict(LOW=16, BACKWARD=memory).items():
+        monkeypatch.setattr(sizes, size, value)
+    compare(q, k, v, plans(Where(40))[name], window=(30, 6))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,8 @@ from posenc.plan import Lookup, Plan
 from posenc.where import Where
 
 B, H, D = 1, 2, 32
-LENGTHS = [1, 7, 63, 129, 1000]
+LENGTHS = [(1, sizes.PAIRS), (7, sizes.PAIRS), (63, sizes.PAIRS), (129, sizes.PAIRS), (1000, sizes.PAIRS), (1000, 0)]
+"""Tokens, and how many of them count as short."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BUCKETS = log_buckets(32, 128, causal=False)
 PLANS = ["bias", "slopes", "keys and values", "both sides", "exact"]
@@ -55,8 +56,9 @@ def relative(ours, theirs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_error_is_within_twice_that_of_plain_attention(dtype, length):
+@pytest.mark.parametrize("length, pairs", LENGTHS)
+def test_error_is_within_twice_that_of_plain_attention(dtype, length, pairs, monkeypatch):
+    monkeypatch.setattr(sizes, "PAIRS", pairs)
     q, k, v = (torch.randn(B, H, length, D).to(dtype) for _ in range(3))
     weight = torch.randn(B, H, length, D).to(dtype).double()
     exactly = [x.double() for x in (q, k, v)]
@@ -87,13 +89,15 @@ def test_error_is_within_twice_that_of_plain_attention(dtype, length):
             assert relative(a, b) <= allowed or (length == 1 and number > 3), (name, number, relative(a, b), allowed)
 
 
-@pytest.fixture
-def poisoned(monkeypatch):
+@pytest.fixture(params=[0, 200], ids="pairs {}".format)
+def poisoned(request, monkeypatch):
     """Fresh memory holds NaN, and an operation that could give another result next time raises."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all()
-    for name, value in dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30).items():
+    for name, value in dict(
+        BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, PAIRS=request.param
+    ).items():
         monkeypatch.setattr(sizes, name, value)
     yield
     torch.use_deterministic_algorithms(before)

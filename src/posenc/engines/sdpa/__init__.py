@@ -4,8 +4,10 @@
     contiguous positions             ->  terms.py (one table of each sort)  ->  op.py: forward.py, backward.py
     anything else                    ->  rows.py  (the reference formula in blocks of queries)
 
-band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks,
-fused.py is the backward pass on PyTorch's own kernel (diagonals.py adds the bias's gradient), sizes.py holds every block size.
+band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks.
+Where terms hold content, pairs.py has the scores of a block in memory, for backward.py and for short.py (the forward
+pass of short sequences), with the matrix products of products.py. Where they do not, fused.py is the backward pass on
+PyTorch's own kernel, and diagonals.py adds the bias's gradient. sizes.py holds every block size.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import sizes
+from . import short, sizes
 from .band import Band, Tile
 from .mask import KeyDots, hankel, skewed
 from .skew import Skew, clear_corners, fold
@@ -31,6 +31,9 @@ def forward(
     split: far keys get tiles of their own even where no content enters, and the third result is the log-sums of
     those far left (-inf: none), which the bias's gradient needs. Otherwise it is empty.
     """
+    if short.applies(terms, band):
+        out, sums = short.forward(q, k, v, terms, band, scale)
+        return out, sums, sums.new_empty(0)
     precision = torch.promote_types(q.dtype, torch.float32)
     out = q.new_empty(*q.shape[:3], v.shape[3])
     sums = torch.empty(q.shape[:3], dtype=precision, device=q.device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import sizes
 from .band import Band, Tile
+from .products import product
 from .skew import Skew, fill
 from .slab import NEVER, Slab
 
@@ -51,8 +52,7 @@ def forbid(table: Tensor, band: Band, r0: int) -> None:
 def skewed(buffer: Skew, slab: Slab, band: Band, tile: Tile, states: Tensor, scale: float) -> None:
     """Fill the buffer of a tile with what depends on distance. states [X, R, E] are the tile's."""
     table_q, bias = slab.terms.table_q, slab.terms.bias
-    heads, rows = slab.heads.stop - slab.heads.start, tile.i1 - tile.i0
-    keys = tile.j1 - tile.j0
+    heads, rows, keys = states.shape[0], tile.i1 - tile.i0, tile.j1 - tile.j0
     distances = buffer.distances(heads, rows, keys)
     r0 = band.first_distance(tile.i1, tile.j0)
     wide = None
@@ -81,12 +81,6 @@ def skewed(buffer: Skew, slab: Slab, band: Band, tile: Tile, states: Tensor, sca
         forbid(chunk, band, at)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out [X, R, K] <- a [X, R, D] bᵀ [X, D, K], straight into a strided buffer."""
-    for x in range(out.shape[0]):
-        torch.mm(a[x], b[x].t(), out=out[x])
-
-
 class KeyDots:
     """k_j·table_k[r] of every key and distance, in a layout whose diagonals are a block of scores.
 
@@ -98,7 +92,7 @@ class KeyDots:
         table = slab.terms.table_k
         assert table is not None
         self.band, self.first = band, slab.keys[0]
-        self.heads = slab.heads.stop - slab.heads.start
+        self.heads = like.shape[0]
         self.n, self.pad = table.shape[1], sizes.CHUNK - 1
         self.width = self.n + 2 * self.pad
         self.keys = slab.keys[1] - slab.keys[0]

@@ -21,9 +21,15 @@ SHORT = 256
 TOGETHER = 1 << 24
 """Numbers that the rows of a batch may need to share their calls: 64 MiB of float32."""
 ROWS = 192
-"""Query rows of one backward block."""
+"""Query rows of a block of pairs in memory."""
 BACKWARD = 1 << 20
-"""Numbers in each of the backward pass's two skewed buffers: 4 MiB of float32."""
+"""Pairs of a block in memory, in each buffer: 4 MiB of float32."""
+PAIRS = 512
+"""So few keys that plans with content have the pairs of a block in memory, forwards too; ..."""
+LOW = 96
+"""... and that blocks are of so many rows: many heads are at hand, and causality hides little of a low block."""
+LARGE = 1 << 18
+"""Numbers from which on a matrix product keeps the cores busy by itself; smaller ones go in stacks (5 × the speed)."""
 SCORES = 1 << 22
 """Scores of one block of an unstructured plan: 16 MiB of float32 ..."""
 FEWEST = 64

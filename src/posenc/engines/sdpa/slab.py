@@ -22,7 +22,7 @@ class Slab:
     kv_heads: slice
     keys: tuple[int, int]  # the first and one past the last real key
     holes: Tensor | None  # [Lk], -inf at padding between real keys
-    terms: Terms  # this slab's; key_bias [H, Lk], states [H, Lq, E]
+    terms: Terms  # this slab's; key_bias [X, Lk], states [X, Lq, E], X heads: those of all rows where they are stacked
 
     @property
     def dense(self) -> bool:
@@ -47,6 +47,11 @@ class Slab:
             edge = t.bias[:, end, None]
             constant = edge if constant is None else constant + edge
         return constant
+
+    def value_constant(self, end: int, grad: Tensor) -> Tensor | None:
+        """What a far tile adds to dO·v of a row, [X, R]."""
+        table = self.terms.table_v
+        return None if table is None else (grad * table[:, None, end]).sum(-1)
 
     def columns(self, end: int, keys: Tensor, j0: int, j1: int, scale: float) -> Tensor | None:
         """What a far tile adds to every score of a key, [X, 1, keys]."""
@@ -76,51 +81,42 @@ def slabs(
     width: int = 0,
     every: int = 0,
     least: int = 1,
-    single: bool = False,
+    stacked: bool = False,
 ) -> Iterator[Slab]:
     """The batch and its heads, cut so that what they need at once is at most `memory` numbers (or `least` heads).
 
     rows, width: a dense mask's, where one is needed; every: what a head needs in any case.
-    single: one row of the batch at a time even where all could share a call, with a dense mask.
     Without terms of their own the batch's rows share a slab, unless they need too much.
+    stacked: with a dense mask in any case, and as many of the batch's rows as fit share a slab as one stack of heads.
     """
     batch, heads, _, _ = q.shape
     kv_heads, k_length = k.shape[1], k.shape[2]
     group = heads // kv_heads
     precision = torch.promote_types(q.dtype, torch.float32)
-    together = not terms.content and terms.key_mask is None and not single
+    together = not terms.content and terms.key_mask is None and not stacked
     together = together and batch * every * least <= sizes.TOGETHER
-    for b in range(1 if together else batch):
-        rows_of_batch = slice(0, batch) if together else slice(b, b + 1)
+    step, b = batch if together else 1, 0
+    while b < batch:
         keys, holes = (0, k_length), None
         if terms.key_mask is not None:
             keys, holes = _real(terms.key_mask[b if terms.key_mask.shape[0] > 1 else 0], precision)
         each = every * (batch if together else 1)
-        if terms.content or holes is not None or single:
+        if terms.content or holes is not None or stacked:
             each += rows * (rows + min(keys[1] - keys[0], width))
             if terms.table_k is not None:
                 each += (keys[1] - keys[0]) * (terms.table_k.shape[1] + 2 * sizes.CHUNK)
         fit = max(least, memory // each) if each else heads
+        if stacked and terms.key_mask is None and fit >= 2 * heads:
+            parts = -(-batch // (fit // heads))
+            step = -(-batch // parts)
+        rows_of_batch = slice(b, min(b + step, batch))
         fit = min(max(group, fit // group * group), heads)
         for h in range(0, heads, fit):
             end = min(h + fit, heads)
             some = slice(h, end)
-            own = Terms(
-                bias=_heads(terms.bias, some),
-                table_q=_heads(terms.table_q, some),
-                states=None if terms.states is None else terms.states[b, some],
-                table_k=_heads(terms.table_k, some),
-                table_v=_heads(terms.table_v, some),
-                key_bias=None
-                if terms.key_bias is None
-                else terms.key_bias[b if terms.key_bias.shape[0] > 1 else 0, some],
-                key_mask=None,
-            )
+            own = terms.of(rows_of_batch, some, copies=rows_of_batch.stop - b if stacked else 1)
             yield Slab(rows_of_batch, some, slice(h // group, end // group), keys, holes, own)
-
-
-def _heads(table: Tensor | None, heads: slice) -> Tensor | None:
-    return table if table is None or table.shape[0] == 1 else table[heads]
+        b += step
 
 
 def _real(mask: Tensor, precision: torch.dtype) -> tuple[tuple[int, int], Tensor | None]:

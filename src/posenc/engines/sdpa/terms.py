@@ -37,6 +37,26 @@ class Terms(NamedTuple):
         """Whether a row's or a column's own numbers enter, so that the scores' addition is no plain table."""
         return any(t is not None for t in (self.table_q, self.table_k, self.table_v, self.key_bias))
 
+    def of(self, rows: slice, heads: slice, copies: int) -> Terms:
+        """Those of some of the batch's rows and some heads, one head after the other: states [X, Lq, E],
+        key_bias [X, Lk], and tables that differ from head to head once for each of `copies` rows."""
+
+        def table(all_heads: Tensor | None) -> Tensor | None:
+            if all_heads is None or all_heads.shape[0] == 1:
+                return all_heads
+            own = all_heads[heads]
+            return own if copies == 1 else own.repeat(copies, *[1] * (own.dim() - 1))
+
+        def stack(each_row: Tensor | None) -> Tensor | None:
+            if each_row is None:
+                return None
+            own = each_row[:, heads] if each_row.shape[0] == 1 else each_row[rows, heads]
+            return own.expand(copies, *own.shape[1:]).flatten(0, 1)
+
+        tables = [table(t) for t in (self.bias, self.table_q, self.table_k, self.table_v)]
+        bias, table_q, table_k, table_v = tables
+        return Terms(bias, table_q, stack(self.states), table_k, table_v, stack(self.key_bias), None)
+
 
 def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
     """Why a plan is not one over contiguous positions that a table by distance expresses, or None."""
