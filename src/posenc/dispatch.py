@@ -66,7 +66,7 @@ def attend(
     else:
         name, reasons = _choose(ready, seen, dropout)
         if name == "reference" and q.is_cuda:
-            _warn_slow(reasons)
+            _warn_slow("; ".join(reasons))
     with no_autocast(q.device):
         return ENGINES[name].run(*ready, seen, dropout)
 
@@ -102,13 +102,13 @@ def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) ->
     return prepass(q, k, v, plan), seen
 
 
-def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, str]:
+def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, list[str]]:
     """The first engine that does not refuse, and why those before it did."""
     reasons: list[str] = []
     for name, candidate in ENGINES.items():
         reason = candidate.refuses(*ready, seen, dropout)
         if reason is None:
-            return name, "; ".join(reasons)
+            return name, reasons
         reasons.append(f"{name}: {reason}")
     raise UnsupportedPlan("no engine can run this: " + "; ".join(reasons))
 
@@ -148,7 +148,7 @@ def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.dim() != 4:
+        if not isinstance(x, Tensor) or x.ndim != 4:
             shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
         if not x.is_floating_point():

@@ -98,55 +98,74 @@ class Plan:
                     if rows.dim() == 2 or not isinstance(side, Tensor):
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
+        sound = _Sound(q.device)
         for number, lookup in enumerate(self.lookups):
-            at = f"lookups[{number}]"
-            n = lookup.index.n
-            for part in lookup.index.parts if isinstance(lookup.index, Grid) else (lookup.index,):
+            index = lookup.index
+            for part in index.parts if isinstance(index, Grid) else (index,):
                 if part.axis >= len(where.axes):
                     raise ValueError(
-                        f"{at} reads axis {part.axis}, but the positions have {len(where.axes)} axes; "
+                        f"lookups[{number}] reads axis {part.axis}, but the positions have {len(where.axes)} axes; "
                         "give them to Where (positions [B, L, axes], or more=[(q, k)])"
                     )
-            _fits(f"{at}.bias", lookup.bias, [(1, heads), n])
-            width = size if lookup.states is None else lookup.states.shape[-1]
-            _fits(f"{at}.dot_query", lookup.dot_query, [(1, heads), n, width])
-            _fits(f"{at}.states", lookup.states, [(1, batch), heads, q_length, width])
-            _fits(f"{at}.dot_key", lookup.dot_key, [(1, heads), n, size])
-            _fits(f"{at}.add_value", lookup.add_value, [(1, heads), n, v_size])
-        _fits("shift", self.shift, [(1, heads), size])
-        _fits("slopes", self.slopes, [heads])
+            if lookup.bias is not None:
+                sound(f"lookups[{number}].bias", lookup.bias, (heads, index.n))
+            if lookup.dot_query is not None:
+                width = size if lookup.states is None else lookup.states.shape[-1]
+                sound(f"lookups[{number}].dot_query", lookup.dot_query, (heads, index.n, width))
+            if lookup.states is not None:
+                shape = (batch, heads, q_length, lookup.states.shape[-1])
+                sound(f"lookups[{number}].states", lookup.states, shape)
+            if lookup.dot_key is not None:
+                sound(f"lookups[{number}].dot_key", lookup.dot_key, (heads, index.n, size))
+            if lookup.add_value is not None:
+                sound(f"lookups[{number}].add_value", lookup.add_value, (heads, index.n, v_size))
+        if self.shift is not None:
+            _fits("shift", self.shift, [(1, heads), size])
+        if self.slopes is not None:
+            _fits("slopes", self.slopes, [heads])
+            sound("slopes", self.slopes)
         if isinstance(self.scale, Tensor):
             target, shape = [batch, heads, q_length], list(self.scale.shape)
             if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
                 raise ValueError(f"scale must broadcast to [B, H, Lq] = {target}, got shape {shape}")
+            sound("scale", self.scale)
         if self.decay is not None:
-            _fits("decay[0]", self.decay[0], [(1, batch), heads, q_length])
-            _fits("decay[1]", self.decay[1], [(1, batch), heads, k_length])
+            sound("decay[0]", self.decay[0], (batch, heads, q_length))
+            sound("decay[1]", self.decay[1], (batch, heads, k_length))
         if self.rotate is not None:
             self.rotate.check(q, k, v)
-        for name, tensor in self.tensors():
-            if tensor.device != q.device:
-                raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the scheme: .to(q.device)")
-            if not tensor.is_floating_point():
-                raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
-            if _nan(tensor):
-                raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
 
 
-def _fits(name: str, tensor: Tensor | None, shape: list) -> None:
-    if tensor is None:
-        return
+class _Sound:
+    """Raises where a tensor of a plan cannot be used with queries on this device."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
+        self.look = not torch.compiler.is_compiling() and (
+            device.type == "cpu" or (device.type != "meta" and torch.is_anomaly_enabled())
+        )
+
+    def __call__(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
+        """shape: the first size may be 1 instead."""
+        if shape is not None and tensor.shape != shape:
+            _fits(name, tensor, [(1, shape[0]), *shape[1:]])
+        if tensor.device != self.device:
+            raise ValueError(f"{name} is on {tensor.device} and q on {self.device}; move the scheme: .to(q.device)")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+        if self.look and holds_nan(tensor):
+            raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+
+
+def _fits(name: str, tensor: Tensor, shape: list) -> None:
     allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
     if tensor.dim() != len(shape) or any(a not in b for a, b in zip(tensor.shape, allowed, strict=True)):
         wanted = ", ".join(" or ".join(map(str, sorted(set(size)))) for size in allowed)
         raise ValueError(f"{name} must have shape [{wanted}], got {list(tensor.shape)}")
 
 
-def _nan(tensor: Tensor) -> bool:
-    """Looked at on a CPU only: elsewhere the answer would cost a synchronisation (anomaly mode pays it)."""
-    if torch.compiler.is_compiling() or tensor.is_meta:
-        return False
-    if tensor.device.type != "cpu" and not torch.is_anomaly_enabled():
-        return False
-    tensor = tensor.detach()
+def holds_nan(tensor: Tensor) -> bool:
+    if torch.is_grad_enabled():
+        tensor = tensor.detach()
     return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())

@@ -4,9 +4,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+NOTHING = nullcontext()
+
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
     """Turns autocast off inside, where it is on."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return NOTHING
+    return torch.autocast(kind, enabled=False)

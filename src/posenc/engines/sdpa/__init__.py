@@ -1,6 +1,7 @@
 """PyTorch's own fused attention plus O(L) views: position at the price of attention without it, on a CPU first.
 
     no terms, no mask but causality  ->  PyTorch's attention as it is, on any device
+    contiguous, some queries         ->  few.py   (a mask of their own, one call)
     contiguous positions             ->  terms.py (one table of each sort)  ->  op.py: forward.py, backward.py
     anything else                    ->  rows.py  (the reference formula in blocks of queries)
 
@@ -12,15 +13,13 @@ PyTorch's own kernel, and diagonals.py adds the bias's gradient. sizes.py holds 
 
 from __future__ import annotations
 
-from math import isnan
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...mask import Mask
-from ...plan import Plan
-from . import op, rows
+from ...plan import Plan, holds_nan
+from . import few, op, rows
 from .terms import terms_of, unstructured
 
 
@@ -47,6 +46,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
     if 0 in q.shape or 0 in k.shape or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
     assert isinstance(scale, float)  # `unstructured` said so
+    if few.applies(q, k, v, plan):
+        return few.run(q, k, v, plan, mask, scale)
     terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)
 
@@ -55,8 +56,7 @@ def _nan(q: Tensor) -> bool:
     """PyTorch's CPU kernel takes a query of NaN for one that sees nothing and gives zeros: a fault would go unseen."""
     if q.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    q = q.detach()
-    return isnan(q.sum().item()) and bool(torch.isnan(q).any())
+    return holds_nan(q)
 
 
 def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:

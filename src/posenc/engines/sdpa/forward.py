@@ -57,29 +57,12 @@ def forward(
     return out, sums, left
 
 
-def few(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> Tensor:
-    """Some queries and no content in the terms: one call, and as few others as can be, for decoding is that short."""
-    batch, heads, rows, _ = q.shape
-    a, c = band.visible(0, rows, 0, k.shape[2])
-    if a >= c:
-        return q.new_zeros(*q.shape[:3], v.shape[3])
-    v_size = v.shape[3]
-    q, k, v = one_size(q, k, v)
-    slab = Slab(slice(0, batch), slice(0, heads), slice(0, k.shape[1]), (a, c), None, terms)
-    mask = hankel(slab, band, Tile(0, rows, a, c, 0), q)
-    if c - a < k.shape[2]:
-        k, v = k[:, :, a:c], v[:, :, a:c]
-    out = flash(q if rows == 1 else q.flip(2), k, v, 0.0, False, attn_mask=mask, scale=scale)[0]
-    if rows > 1:
-        out = out.flip(2)
-    return out if out.shape[3] == v_size else out[..., :v_size]
-
-
 def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The kernel wants one head size (the smaller ones get zeros, which change no product), its numbers side by side."""
-    size = max(x.shape[3] for x in tensors)
+    size = tensors[0].shape[3]
     if all(x.shape[3] == size and x.stride(3) == 1 for x in tensors):
         return tensors
+    size = max(x.shape[3] for x in tensors)
     padded = (x if x.shape[3] == size else torch.nn.functional.pad(x, (0, size - x.shape[3])) for x in tensors)
     return tuple(x if x.stride(3) == 1 else x.contiguous() for x in padded)
 

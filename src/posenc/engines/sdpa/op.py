@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import backward as backward_pass
 from . import forward as forward_pass
-from . import fused, sizes
+from . import fused
 from .band import Band
 from .terms import Terms
 
@@ -18,9 +18,6 @@ FIELDS = len(Terms._fields)
 def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> Tensor:
     given = [x for x in (q, k, v, *terms) if x is not None]
     if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
-        # an operator's bookkeeping is half of a decoding step
-        if band.q_length < sizes.FEW and not terms.content and terms.key_mask is None:
-            return forward_pass.few(q, k, v, terms, band, scale)
         return forward_pass.forward(q, k, v, terms, band, scale)[0]
     numbers = [
         band.q_length, band.k_length, band.offset, band.lo, band.hi,

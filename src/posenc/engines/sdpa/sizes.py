@@ -8,6 +8,8 @@ FAR = 256
 """Fewer far keys than this are not worth a call of their own."""
 FEW = 16
 """Fewer query rows than this (decoding) take all their keys in one call."""
+KEPT = 1 << 17
+"""Most distances whose table rows are kept from one decoding step to the next."""
 CHUNK = 128
 """Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
 FORWARD = 6 << 20

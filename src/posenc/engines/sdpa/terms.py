@@ -68,14 +68,14 @@ def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | Non
         return "the scale is a tensor"
     if mask.documents is not None or mask.extra is not None:
         return "documents and arbitrary masks are no function of the distance"
-    if _offset(plan.where) is None and (plan.lookups or plan.slopes is not None):
+    if offset_of(plan.where) is None and (plan.lookups or plan.slopes is not None):
         return "the positions are not contiguous"
     if any(not isinstance(lookup.index, Index) or lookup.index.axis != 0 for lookup in plan.lookups):
         return "a lookup reads another axis than the first"
     return None
 
 
-def _offset(where: Where) -> int | None:
+def offset_of(where: Where) -> int | None:
     """p_k - p_q of slots 0 and 0, where every row of the batch has the same."""
     runs = where.runs
     if runs is None:
@@ -90,7 +90,7 @@ def _offset(where: Where) -> int | None:
 
 def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
     q_length, k_length = plan.where.q_length, plan.where.k_length
-    offset = _offset(plan.where) or 0
+    offset = offset_of(plan.where) or 0
     reach = (offset - q_length + 1, offset + k_length - 1)
     left, right = mask.limits
     spans = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups if isinstance(lookup.index, Index)]

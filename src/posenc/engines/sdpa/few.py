@@ -1,0 +1,166 @@
+"""Some queries (decoding): one fused call with a ready mask, and as few other calls as can be, for a step is that short.
+
+    one query      bias [H, n] ──rows of the distances r0 ..──▶ [H, K] is the mask
+    some, reversed                                              [H, R + K - 1] seen with strides (1, 1) is the mask
+
+What depends on the queries or keys themselves is added to it, row by row: R × K numbers a head are no more than k holds.
+The rows of the distances are whole numbers, and the next step's are almost the same: they are made once, for a longer
+run of distances, and seen in part.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...index import Grid, Index
+from ...mask import Mask
+from ...plan import Plan
+from . import sizes
+from .forward import one_size
+from .slab import NEVER
+from .terms import offset_of
+
+
+def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> bool:
+    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights)."""
+    if q.shape[2] >= sizes.FEW or torch.compiler.is_compiling():
+        return False
+    for lookup in plan.lookups:
+        if lookup.add_value is not None:
+            return False
+    if not torch.is_grad_enabled():
+        return True
+    return not any(x.requires_grad for x in (q, k, v, *(tensor for _, tensor in plan.tensors())))
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -> Tensor:
+    heads, rows, keys, v_size = q.shape[1], q.shape[2], k.shape[2], v.shape[3]
+    left, right = mask.limits
+    first = 0 if left is None else max(0, keys - rows - left)  # keys before it are seen by no row
+    if first:
+        k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
+    if rows > 1:
+        q = q.flip(2)
+    lowest = (offset_of(plan.where) or 0) + first - rows + 1  # the last query's distance to the first key
+    table = _table(q, plan, lowest, rows + keys - 1)
+    if rows > 1 and (left is not None or right is not None):
+        table = _limited(q, table, rows, keys, left, right)
+    added = None
+    if table is not None:
+        steps = (0, table.stride(0) if table.shape[0] > 1 else 0, 1, 1)
+        added = table.as_strided((1, heads, rows, keys), steps)
+    added = _with_content(added, q, k, plan, lowest, scale)
+    if mask.key_mask is not None:
+        real = mask.key_mask[:, None, None, first:]
+        added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision_of(q))
+        added = added.expand(-1, heads, rows, -1)
+    q, k, v = one_size(q, k, v)
+    out = scaled_dot_product_attention(q, k, v, added, scale=scale, enable_gqa=heads != k.shape[1])
+    if rows > 1:
+        out = out.flip(2)
+    return out if v_size == out.shape[3] else out[..., :v_size]
+
+
+def precision_of(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _table(q: Tensor, plan: Plan, lowest: int, count: int) -> Tensor | None:
+    """[H or 1, count]: the bias by distance."""
+    table, precision = None, precision_of(q)
+    for lookup in plan.lookups:
+        bias = lookup.bias
+        if bias is not None:
+            bias = bias if bias.dtype == precision else bias.to(precision)
+            table = _sum(table, bias.index_select(1, _look(lookup.index, lowest, count, q.device)))
+    if plan.slopes is not None:
+        away = _some(_away, precision, lowest, count, q.device)
+        table = _sum(table, plan.slopes.to(precision)[:, None] * away)
+    return table
+
+
+def _limited(q: Tensor, table: Tensor | None, rows: int, keys: int, left: int | None, right: int | None) -> Tensor:
+    """-inf outside the limits, which are around the distance of the last query to the last key."""
+    if table is None:
+        table = torch.zeros(1, rows + keys - 1, dtype=precision_of(q), device=q.device)
+    last = keys - 1
+    if left is not None and last > left:
+        table[:, : last - left] = NEVER
+    if right is not None:
+        table[:, last + right + 1 :] = NEVER
+    return table
+
+
+def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float) -> Tensor | None:
+    """added and what depends on queries or keys: [B or 1, H, R, K]. q: in reverse order."""
+    rows, keys = q.shape[2], k.shape[2]
+    for lookup in plan.lookups:
+        if lookup.dot_query is None and lookup.dot_key is None:
+            continue
+        at = _look(lookup.index, lowest, rows + keys - 1, q.device)
+        if lookup.dot_query is not None:
+            states = q if lookup.states is None else lookup.states.flip(2)
+            added = _sum(added, _query_dots(states, lookup.dot_query, at, precision_of(q), keys) * scale)
+        if lookup.dot_key is not None:
+            added = _sum(added, _key_dots(q, k, lookup.dot_key, at) * scale)
+    if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
+        own = -plan.decay[1][:, :, None, -keys:].to(precision_of(q))
+        added = _sum(added, own.expand(-1, -1, rows, -1))
+    return added
+
+
+def _query_dots(states: Tensor, table: Tensor, at: Tensor, precision: torch.dtype, keys: int) -> Tensor:
+    """states_i·table[r], [B or 1, H, R, K]"""
+    dots = states.to(precision) @ table.to(precision).transpose(1, 2)
+    rows = states.shape[2]
+    if rows == 1:
+        return dots.index_select(3, at)
+    return dots.gather(3, at.as_strided((rows, keys), (1, 1)).expand(*dots.shape[:3], -1))
+
+
+def _key_dots(q: Tensor, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
+    """k_j·table[r] with each row's own distances, [B, H, R, K]"""
+    table, every = table.to(precision_of(q)), k.to(precision_of(q))[:, :, None]  # [B, Hkv, 1, K, D]
+    (batch, heads, rows, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    out = every.new_empty(batch, heads, rows, keys)
+    for row in range(rows):
+        own = table.index_select(1, at[row : row + keys])  # [H or 1, K, D]
+        own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
+        found = (every * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
+        out[:, :, row] = found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2)
+    return out
+
+
+def _sum(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a + b
+
+
+def _look(index: Index | Grid, lowest: int, count: int, device: torch.device) -> Tensor:
+    """[count]: the table rows of the distances from the lowest on."""
+    return _some(_rows, index, lowest, count, device)
+
+
+def _some(make, what, lowest: int, count: int, device: torch.device) -> Tensor:
+    """make(...) of these distances, as a view of a longer run, which the next steps find made."""
+    if count > sizes.KEPT:
+        return make.__wrapped__(what, lowest, count, device)
+    whole = 1 << count.bit_length()
+    start = lowest // whole * whole
+    return make(what, start, 2 * whole, device).narrow(0, lowest - start, count)
+
+
+@lru_cache(maxsize=8)
+def _rows(index: Index, start: int, count: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return index.look(torch.arange(start, start + count, device=device))
+
+
+@lru_cache(maxsize=4)
+def _away(dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
+    """-|r|"""
+    with torch.inference_mode(False), torch.no_grad():
+        return -torch.arange(start, start + count, device=device).abs().to(dtype)

@@ -1,0 +1,167 @@
+"""The sdpa engine with a few queries, as in decoding: one call with a ready mask."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.dispatch import attend
+from posenc.engines.sdpa import few, sizes
+from posenc.index import clip, deberta_buckets, log_buckets
+from posenc.plan import Lookup, Plan
+from posenc.where import Where
+
+H, D = 4, 8
+BUCKETS = log_buckets(8, 20, causal=True)
+
+
+def draw(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def tensors(rows, keys, kv_heads=H, dtype=torch.float64, batch=2):
+    return tuple(draw(batch, heads, n, D, dtype=dtype) for heads, n in ((H, rows), (kv_heads, keys), (kv_heads, keys)))
+
+
+def plans(where, dtype=torch.float64, size=1.0):
+    def make(*shape):
+        return (draw(*shape) * size).to(dtype)
+
+    both = Lookup(deberta_buckets(8, 16), dot_query=make(H, 16, D), dot_key=make(H, 16, D))
+    shared = Lookup(clip(6, 1), dot_key=make(1, 8, D), bias=make(1, 8))
+    states = Lookup(clip(9, 1), dot_query=make(1, 11, 3), states=make(2, H, where.q_length, 3))
+    decay = (make(2, H, where.q_length), make(2, H, where.k_length))
+    return {
+        "limits alone": Plan(where),
+        "bias": Plan(where, lookups=(Lookup(BUCKETS, bias=make(H, 8)),), scale=1.0),
+        "two biases and slopes": Plan(
+            where, lookups=(Lookup(BUCKETS, bias=make(H, 8)), Lookup(clip(3, 2), bias=make(1, 6))), slopes=make(H).abs()
+        ),
+        "both sides": Plan(where, lookups=(both,), scale=0.2),
+        "shared keys": Plan(where, lookups=(shared,)),
+        "states": Plan(where, lookups=(states,), scale=0.7),
+        "decay": Plan(where, decay=decay, slopes=make(H).abs()),
+    }
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """How often the path was taken."""
+    calls, real = [], few.run
+    monkeypatch.setattr(few, "run", lambda *arguments: calls.append(1) or real(*arguments))
+    return calls
+
+
+@pytest.mark.parametrize("rows, keys", [(1, 1), (1, 40), (3, 40), (9, 9)])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (4, 2)}, {"window": (5, None)}], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kv_heads", [H, 2])
+def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken):
+    key_mask = None
+    if padded:
+        key_mask = torch.ones(2, keys, dtype=torch.bool)
+        key_mask[0, keys // 3 : keys // 2 + 1] = False
+    given = plans(Where((keys - rows, rows), keys))
+    for name, plan in given.items():
+        q, k, v = tensors(rows, keys, kv_heads)
+        ours, theirs = (
+            attend(q, k, v, plan, key_mask=key_mask, engine=engine, **options) for engine in ("sdpa", "reference")
+        )
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    assert len(taken) >= len(given) - 1  # causality alone with one query is PyTorch's own
+
+
+def test_steps_past_powers_of_two_and_far_places(taken):
+    """The rows that are kept serve the next step, and never the wrong one."""
+    table = draw(H, 8)
+    q, k, v = tensors(1, 140)
+    for start in (0, 1_000_000_007):
+        for keys in (1, 2, 3, 31, 32, 33, 127, 128, 129, 64):
+            plan = Plan(Where((start + keys - 1, 1), (start, keys)), lookups=(Lookup(BUCKETS, bias=table),))
+            ours, theirs = (
+                attend(q, k[:, :, :keys], v[:, :, :keys], plan, causal=True, engine=engine)
+                for engine in ("sdpa", "reference")
+            )
+            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+    assert len(taken) == 20
+
+
+def test_longer_than_what_is_kept(monkeypatch):
+    monkeypatch.setattr(sizes, "KEPT", 16)
+    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),), slopes=draw(H))
+    ours, theirs = (attend(*tensors_of(plan), plan, causal=True, engine=engine) for engine in ("sdpa", "reference"))
+    torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+def tensors_of(plan):
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((2, H, plan.where.q_length, D), (2, H, plan.where.k_length, D), (2, H, plan.where.k_length, D))
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def test_a_changed_table_is_seen(taken):
+    """Nothing learned is kept between calls, also where a change leaves no trace."""
+    table = draw(H, 8).requires_grad_()
+    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=table),))
+    given = tensors_of(plan)
+    with torch.no_grad():
+        before = attend(*given, plan, causal=True, engine="sdpa")
+        table.data.mul_(-2.0)
+        after = attend(*given, plan, causal=True, engine="sdpa")
+        torch.testing.assert_close(after, attend(*given, plan, causal=True, engine="reference"), atol=1e-9, rtol=1e-9)
+    assert len(taken) == 2
+    assert (before - after).abs().max() > 1e-3
+
+
+def test_gradients_go_the_general_way(taken):
+    """One query, and every gradient as the reference has it."""
+    where = Where((39, 1), 40)
+    for name in ("bias", "two biases and slopes", "both sides", "states", "decay"):
+        plan = plans(where)[name]
+        leaves = [*tensors(1, 40), *(tensor for _, tensor in plan.tensors())]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        found = [
+            torch.autograd.grad(
+                attend(*leaves[:3], plan, causal=True, engine=engine).square().sum(), leaves, allow_unused=True
+            )
+            for engine in ("sdpa", "reference")
+        ]
+        for leaf, ours, theirs in zip(leaves, *found, strict=True):
+            ours, theirs = (torch.zeros_like(leaf) if x is None else x for x in (ours, theirs))
+            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+    assert not taken
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["bias", "two biases and slopes", "both sides", "states"])
+def test_error_is_within_twice_that_of_plain_attention(name, dtype, taken):
+    where = Where((199, 1), 200)
+    q, k, v = tensors(1, 200, dtype=dtype)
+    plan = plans(where, dtype, size=0.3)[name]
+    exact = Plan(
+        where,
+        lookups=tuple(Lookup(x.index, **{name: tensor.double() for name, tensor in x.tensors()}) for x in plan.lookups),
+        scale=plan.scale,
+        slopes=None if plan.slopes is None else plan.slopes.double(),
+    )
+    doubles = [x.double() for x in (q, k, v)]
+
+    def error(ours, theirs):
+        return ((ours.double() - theirs).norm() / theirs.norm()).item()
+
+    plain = error(scaled_dot_product_attention(q, k, v), scaled_dot_product_attention(*doubles))
+    ours = error(
+        attend(q, k, v, plan, causal=True, engine="sdpa"), attend(*doubles, exact, causal=True, engine="reference")
+    )
+    assert ours <= 2 * max(plain, torch.finfo(dtype).eps)
+    assert len(taken) == 1
+
+
+def test_positions_leave_the_cached_rows_usable_in_inference_mode_and_out():
+    few._rows.cache_clear()
+    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),))
+    given = tensors_of(plan)
+    with torch.inference_mode():
+        first = attend(*given, plan, causal=True, engine="sdpa")
+    leaf = given[0].requires_grad_()
+    torch.testing.assert_close(attend(leaf, *given[1:], plan, causal=True, engine="sdpa").detach(), first.clone())
