@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc.dispatch import attend
-from posenc.engines.sdpa import sizes
+from posenc.engines.sdpa import rows, sizes
 from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
 from posenc.plan import Lookup, Plan
 from posenc.where import Where
@@ -244,6 +244,35 @@ def test_explicit_positions(monkeypatch):
     for name, plan in plans(Where(shuffled[:, :37], shuffled)).items():
         del name
         compare(*tensors(37, 50), plan)
+
+
+@pytest.mark.parametrize("shape", ["same", "rows", "tail", "starts", "bytes"])
+def test_positions_that_are_runs_are_found(shape, monkeypatch):
+    """Explicit positions that follow one by one take the way of runs, with the same results."""
+    steps, shift = torch.arange(40), torch.tensor([3, 70])
+    where = {
+        "same": Where(steps + 5),
+        "rows": Where(steps + shift[:, None]),
+        "tail": Where((steps + shift[:, None])[:, 30:], steps + shift[:, None]),
+        "starts": Where((shift + 30, 10), (shift, 40)),
+        "bytes": Where(steps.to(torch.uint8), (0, 40)),
+    }[shape]
+    monkeypatch.setattr(rows, "run", lambda *_: pytest.fail("not found"))
+    for name in ("bias", "slopes", "keys and values", "disentangled", "exact"):
+        compare(*tensors(where.q_length, 40), plans(where)[name], causal=True)
+        compare(*tensors(where.q_length, 40), plans(where)[name])
+
+
+def test_positions_that_are_no_runs(monkeypatch):
+    """A jump, a turn, or rows whose queries stand elsewhere among their keys."""
+    steps, shift = torch.arange(40), torch.tensor([[3], [70]])
+    taken, real = [], rows.run
+    monkeypatch.setattr(rows, "run", lambda *given: taken.append(1) or real(*given))
+    jump = torch.cat((steps[:39], steps[39:] + 1))
+    wheres = [Where(jump), Where(steps.flip(0)), Where(steps + shift, (0, 40)), Where((shift[:, 0], 40), (0, 40))]
+    for where in wheres:
+        compare(*tensors(40, 40), plans(where)["bias"])
+    assert len(taken) == len(wheres)
 
 
 def test_starts_of_rows():

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...index import Index
 from ...mask import Mask
 from ...plan import Plan
-from ...where import Where
+from ...where import Run, Side, Where
 from .band import Band
 
 
@@ -76,16 +76,36 @@ def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | Non
 
 
 def offset_of(where: Where) -> int | None:
-    """p_k - p_q of slots 0 and 0, where every row of the batch has the same."""
-    runs = where.runs
-    if runs is None:
+    """p_k - p_q of slots 0 and 0, where positions are consecutive and every row of the batch has the same offset.
+
+    Explicit positions often are (`position_ids`): a look at L numbers, where L² scores follow.
+    """
+    q, k = where.q, where.k
+    if isinstance(q, Run) and isinstance(k, Run):
+        if q.start is k.start:
+            return 0
+        if not isinstance(q.start, Tensor) and not isinstance(k.start, Tensor):
+            return k.start - q.start
+    if torch.compiler.is_compiling():
         return None
-    q, k = runs
-    if q.start is k.start:
-        return 0
-    if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
+    q_start = _start(q)
+    k_start = q_start if k is q else _start(k)
+    if q_start is None or k_start is None:
         return None
-    return k.start - q.start
+    lowest, highest = torch.aminmax(k_start - q_start)
+    return int(lowest) if lowest == highest else None
+
+
+def _start(side: Side) -> Tensor | None:
+    """[1] or [B]: the first position of each row, if those after it follow one by one."""
+    if isinstance(side, Run):
+        start = torch.as_tensor(side.start).reshape(-1).to(torch.int64)
+        return start if start.device.type == "cpu" else None
+    if side.device.type != "cpu":
+        return None
+    side = side.to(torch.int64)
+    first = side[..., :1]
+    return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1])) else None
 
 
 def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
