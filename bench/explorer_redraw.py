@@ -1,12 +1,12 @@
 """How long the explorer takes from a control's movement to the new figure, in a real browser on this machine.
 
-    python -m bench.explorer_redraw [--rounds 12] [--all] [--out results.json]
+    python -m bench.explorer_redraw [--rounds 12] [--all] [--only sentence,xpos] [--out results.json]
 
 Compare at length 512 with three schemes, Your sentence with 48 words (the most that are drawn), Extend RoPE. The clock
 runs in the browser, from the control's event to the last `plotly_afterplot` of the figures that the control changes, or
 to the answer that none of them does; "painted" is when the browser has put the picture on its screen too. Every round gives the control a value that
 it has not had before, so nothing comes from a cache except what that control leaves as it was. --all moves every slider
-of every scheme, not only those of a few. Exit status 1 where a median or a 90th percentile reaches 200 ms.
+of every scheme, not only those of a few; --out keeps what a run before has written of other controls. Exit status 1 where a median or a 90th percentile reaches 200 ms.
 """
 
 from __future__ import annotations
@@ -114,10 +114,19 @@ def percentile(times: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def _kept(path: str | None) -> dict[tuple[str, str], dict[str, int]]:
+    """The rows of a run before, by view and control."""
+    if path is None or not Path(path).exists():
+        return {}
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
+    return {(row.pop("view"), row.pop("control")): row for row in rows}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--all", action="store_true", help="every slider of every scheme")
+    parser.add_argument("--only", default="", help="views or controls that have one of these words, with commas")
     parser.add_argument("--out", help="write the results here, as JSON")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
@@ -129,7 +138,7 @@ def main() -> int:
     server = subprocess.Popen(
         [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
-    slow, rows = 0, []
+    slow, rows = 0, _kept(given.out)
     try:
         assert server.stdout is not None
         address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
@@ -138,7 +147,11 @@ def main() -> int:
             page = browser.new_page(viewport={"width": 1400, "height": 1000})
             print(f"{os.cpu_count()} cores; Chromium {browser.version}; milliseconds")
             print(f"{'view':62} {'control':20} {'median':>7} {'p90':>7} {'worst':>7} {'painted':>8}")
+            machine = {"cores": os.cpu_count(), "chromium": browser.version, "rounds": given.rounds}
             for move in moves(given.all):
+                view = move.query.replace(WORDS, "...")
+                if not any(word in f"{view} {move.control}" for word in given.only.split(",")):
+                    continue
                 times = measure(page, address, move, given.rounds)
                 drawn = [time for time, _ in times]
                 middle, high = statistics.median(drawn), percentile(drawn, 0.9)
@@ -146,18 +159,17 @@ def main() -> int:
                 late = high >= LIMIT or middle >= LIMIT
                 slow += late
                 numbers = {"median": middle, "p90": high, "worst": max(drawn), "painted": painted}
-                view = move.query.replace(WORDS, "...")
-                rows.append({"view": view, "control": move.control} | {k: round(v) for k, v in numbers.items()})
+                rows[view, move.control] = {k: round(v) for k, v in numbers.items()}
+                if given.out is not None:
+                    told = [{"view": v, "control": c} | row for (v, c), row in rows.items()]
+                    report = {"machine": machine, "unit": "ms", "limit": LIMIT, "rows": told}
+                    files.write(Path(given.out), (json.dumps(report, indent=1) + "\n").encode())
                 print(
                     f"{view[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "
                     f"{max(drawn):7.0f} {painted:8.0f}{'  over ' + format(LIMIT, '.0f') if late else ''}",
                     flush=True,
                 )
-            machine = {"cores": os.cpu_count(), "chromium": browser.version, "rounds": given.rounds}
             browser.close()
-        if given.out is not None:
-            report = json.dumps({"machine": machine, "unit": "ms", "limit": LIMIT, "rows": rows}, indent=1) + "\n"
-            files.write(Path(given.out), report.encode())
     finally:
         server.terminate()
         server.wait(20)
