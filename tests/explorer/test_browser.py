@@ -198,6 +198,23 @@ def test_a_long_sequence_is_drawn_coarsely_and_then_finely(page, address):
     assert list(dict.fromkeys(page.evaluate("() => window.sizes"))) == [64, 187]
 
 
+def test_long_work_shows_progress(page, address):
+    go(page, address, "?view=gallery")
+    before = figure(page, "gallery-plot-0")
+    progress, view = page.locator("#gallery-progress"), page.locator(".view[data-page=gallery]")
+    expect(progress).to_be_hidden()
+    held = []
+    page.route("**/draw", lambda route: held.append(route))
+    page.click("#gallery-scheme label:has-text('alibi')")
+    expect(progress).to_be_visible()
+    expect(progress).to_have_attribute("role", "progressbar")
+    expect(view).to_have_attribute("aria-busy", "true")
+    for route in held:
+        route.continue_()
+    changed(page, "gallery-plot-0", before)
+    expect(progress).to_be_hidden()
+
+
 def test_the_animation_grows_past_the_training_length(page, address):
     go(page, address, "?view=compare&a=alibi&b=&c=&train=16&length=512")
     page.evaluate(
