@@ -122,7 +122,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, text):
             time.sleep(0.02)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()  # until its workers have gone too
     kept = {**records(out, "train"), **records(out, "test")}  # what is there is whole: it parses
     stamps = {name: (out / "cells" / name).stat().st_mtime_ns for name in kept}
     assert kept
@@ -306,4 +306,4 @@ def test_two_commands_in_one_folder(tmp_path, text):
         assert first.poll() is None
     finally:
         first.kill()
-        first.wait()
+        first.communicate()
