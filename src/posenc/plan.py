@@ -113,8 +113,8 @@ class Plan:
                 width = size if lookup.states is None else lookup.states.shape[-1]
                 sound(f"lookups[{number}].dot_query", lookup.dot_query, (heads, index.n, width))
             if lookup.states is not None:
-                shape = (batch, heads, q_length, lookup.states.shape[-1])
-                sound(f"lookups[{number}].states", lookup.states, shape)
+                width = lookup.states.shape[-1]
+                sound(f"lookups[{number}].states", lookup.states, (batch, heads, q_length, width))
             if lookup.dot_key is not None:
                 sound(f"lookups[{number}].dot_key", lookup.dot_key, (heads, index.n, size))
             if lookup.add_value is not None:
