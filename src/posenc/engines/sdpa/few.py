@@ -104,7 +104,7 @@ def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest
         at = _look(lookup.index, lowest, rows + keys - 1, q.device)
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states.flip(2)
-            added = _sum(added, _query_dots(states, lookup.dot_query, at, precision_of(q), keys) * scale)
+            added = _sum(added, _query_dots(states.to(precision_of(q)) * scale, lookup.dot_query, at, keys))
         if lookup.dot_key is not None:
             added = _sum(added, _key_dots(q, k, lookup.dot_key, at) * scale)
     if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
@@ -113,9 +113,9 @@ def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest
     return added
 
 
-def _query_dots(states: Tensor, table: Tensor, at: Tensor, precision: torch.dtype, keys: int) -> Tensor:
+def _query_dots(states: Tensor, table: Tensor, at: Tensor, keys: int) -> Tensor:
     """states_i·table[r], [B or 1, H, R, K]"""
-    dots = states.to(precision) @ table.to(precision).transpose(1, 2)
+    dots = states @ table.to(states.dtype).transpose(1, 2)
     rows = states.shape[2]
     if rows == 1:
         return dots.index_select(3, at)
