@@ -43,7 +43,9 @@ def ends(band: Band) -> tuple[int | None, bool]:
 
 def rows_of(band: Band) -> int:
     """Query rows of a block, all blocks of nearly one size."""
-    most = sizes.LOW if band.k_length <= sizes.PAIRS else sizes.ROWS
+    most = sizes.ROWS
+    if band.k_length <= sizes.PAIRS:
+        most = min(sizes.LOW, max(32, band.k_length // 4))
     return -(-band.q_length // -(-band.q_length // most))
 
 

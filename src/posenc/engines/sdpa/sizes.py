@@ -29,7 +29,7 @@ BACKWARD = 1 << 20
 PAIRS = 512
 """So few keys that plans with content have the pairs of a block in memory, forwards too; ..."""
 LOW = 96
-"""... and that blocks are of so many rows: many heads are at hand, and causality hides little of a low block."""
+"""... and that blocks are of so many rows at most (a quarter of the keys): many heads fit, and causality cuts little."""
 LARGE = 1 << 18
 """Numbers from which on a matrix product keeps the cores busy by itself; smaller ones go in stacks (5 × the speed)."""
 SCORES = 1 << 22
