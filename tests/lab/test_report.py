@@ -95,7 +95,7 @@ def test_the_files_of_a_report(run_folder):
     assert len(figures) == 5  # a task's scores and training; the text's sliding windows
     names = {trace.get("name") for trace in figures[0]["data"]}
     assert {"none", "alibi", "rope", "rope+ntk:8", "learned"} <= names
-    rows = list(csv.DictReader((run_folder / "results.csv").open()))
+    rows = list(csv.DictReader((run_folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     saved = json.loads((run_folder / "results.json").read_text())
     assert len(rows) == len(saved["rows"]) == 2 * 2 * 5 * 2 + 2 * 4
     assert {row["scheme"] for row in rows} == {"none", "learned", "alibi", "rope", "rope+ntk:8"}
