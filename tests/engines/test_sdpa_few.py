@@ -55,12 +55,13 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (4, 2)}, {"window": (5, None)}], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kv_heads", [H, 2])
-def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken):
+def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken, monkeypatch):
     key_mask = None
     if padded:
         key_mask = torch.ones(2, keys, dtype=torch.bool)
         key_mask[0, keys // 3 : keys // 2 + 1] = False
     given = plans(Where((keys - rows, rows), keys))
+    monkeypatch.setattr(few, "applies", lambda *_: True)  # some rows of these are computed as in training
     for name, plan in given.items():
         q, k, v = tensors(rows, keys, kv_heads)
         ours, theirs = (
@@ -83,6 +84,18 @@ def test_steps_past_powers_of_two_and_far_places(taken):
             )
             torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
     assert len(taken) == 20
+
+
+def test_several_queries_give_the_same_bits_as_in_training():
+    where = Where((31, 9), 40)
+    real = torch.ones(2, 40, dtype=torch.bool)
+    real[0, 25:] = False
+    for name, plan in plans(where).items():
+        for key_mask in (None, real):
+            q, k, v = tensors(9, 40)
+            alone = attend(q, k, v, plan, causal=True, key_mask=key_mask, engine="sdpa")
+            trained = attend(q.requires_grad_(), k, v, plan, causal=True, key_mask=key_mask, engine="sdpa")
+            assert torch.equal(alone, trained), name
 
 
 def test_longer_than_what_is_kept(monkeypatch):

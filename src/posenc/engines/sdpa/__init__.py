@@ -46,7 +46,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
     if 0 in q.shape or 0 in k.shape or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
     assert isinstance(scale, float)  # `unstructured` said so
-    if few.applies(q, k, v, plan):
+    if few.applies(q, k, v, plan, mask):
         return few.run(q, k, v, plan, mask, scale)
     terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)

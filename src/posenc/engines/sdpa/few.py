@@ -25,12 +25,20 @@ from .slab import NEVER
 from .terms import offset_of
 
 
-def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> bool:
-    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights)."""
-    if q.shape[2] >= sizes.FEW or torch.compiler.is_compiling():
+def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
+    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights).
+
+    Several queries with padding or content are computed as in training, and so give the same bits.
+    """
+    rows = q.shape[2]
+    if rows >= sizes.FEW or torch.compiler.is_compiling():
+        return False
+    if rows > 1 and (mask.key_mask is not None or plan.decay is not None):
         return False
     for lookup in plan.lookups:
         if lookup.add_value is not None:
+            return False
+        if rows > 1 and (lookup.dot_query is not None or lookup.dot_key is not None):
             return False
     if not torch.is_grad_enabled():
         return True
