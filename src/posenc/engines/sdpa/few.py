@@ -3,7 +3,8 @@
     one query      bias [H, n] ──rows of the distances r0 ..──▶ [H, K] is the mask
     some, reversed                                              [H, R + K - 1] seen with strides (1, 1) is the mask
 
-What depends on the queries or keys themselves is added to it, row by row: R × K numbers a head are no more than k holds.
+What depends on the query or keys themselves is added to the mask of one query. Several with padding or content are
+computed as in training: they would give other bits here.
 The rows of the distances are whole numbers, and the next step's are almost the same: they are made once, for a longer
 run of distances, and seen in part.
 """
@@ -26,10 +27,7 @@ from .terms import offset_of
 
 
 def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
-    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights).
-
-    Several queries with padding or content are computed as in training, and so give the same bits.
-    """
+    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights)."""
     rows = q.shape[2]
     if rows >= sizes.FEW or torch.compiler.is_compiling():
         return False
@@ -61,11 +59,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -
     if table is not None:
         steps = (0, table.stride(0) if table.shape[0] > 1 else 0, 1, 1)
         added = table.as_strided((1, heads, rows, keys), steps)
-    added = _with_content(added, q, k, plan, lowest, scale)
+    if rows == 1:
+        added = _with_content(added, q, k, plan, lowest, scale)
     if mask.key_mask is not None:
         real = mask.key_mask[:, None, None, first:]
         added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision_of(q))
-        added = added.expand(-1, heads, rows, -1)
+        added = added.expand(-1, heads, 1, -1)
     q, k, v = one_size(q, k, v)
     out = scaled_dot_product_attention(q, k, v, added, scale=scale, enable_gqa=heads != k.shape[1])
     if rows > 1:
@@ -104,43 +103,31 @@ def _limited(q: Tensor, table: Tensor | None, rows: int, keys: int, left: int | 
 
 
 def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float) -> Tensor | None:
-    """added and what depends on queries or keys: [B or 1, H, R, K]. q: in reverse order."""
-    rows, keys = q.shape[2], k.shape[2]
+    """added and what depends on the query or on keys: [B or 1, H, 1, K]."""
+    keys, precision = k.shape[2], precision_of(q)
     for lookup in plan.lookups:
         if lookup.dot_query is None and lookup.dot_key is None:
             continue
-        at = _look(lookup.index, lowest, rows + keys - 1, q.device)
+        at = _look(lookup.index, lowest, keys, q.device)
         if lookup.dot_query is not None:
-            states = q if lookup.states is None else lookup.states.flip(2)
-            added = _sum(added, _query_dots(states.to(precision_of(q)) * scale, lookup.dot_query, at, keys))
+            states = q if lookup.states is None else lookup.states
+            dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
+            added = _sum(added, dots.index_select(3, at))
         if lookup.dot_key is not None:
             added = _sum(added, _key_dots(q, k, lookup.dot_key, at) * scale)
     if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
-        own = -plan.decay[1][:, :, None, -keys:].to(precision_of(q))
-        added = _sum(added, own.expand(-1, -1, rows, -1))
+        added = _sum(added, -plan.decay[1][:, :, None, -keys:].to(precision))
     return added
 
 
-def _query_dots(states: Tensor, table: Tensor, at: Tensor, keys: int) -> Tensor:
-    """states_i·table[r], [B or 1, H, R, K]"""
-    dots = states @ table.to(states.dtype).transpose(1, 2)
-    rows = states.shape[2]
-    if rows == 1:
-        return dots.index_select(3, at)
-    return dots.gather(3, at.as_strided((rows, keys), (1, 1)).expand(*dots.shape[:3], -1))
-
-
 def _key_dots(q: Tensor, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
-    """k_j·table[r] with each row's own distances, [B, H, R, K]"""
+    """k_j·table[r], [B, H, 1, K]"""
     table, every = table.to(precision_of(q)), k.to(precision_of(q))[:, :, None]  # [B, Hkv, 1, K, D]
-    (batch, heads, rows, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
-    out = every.new_empty(batch, heads, rows, keys)
-    for row in range(rows):
-        own = table.index_select(1, at[row : row + keys])  # [H or 1, K, D]
-        own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
-        found = (every * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
-        out[:, :, row] = found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2)
-    return out
+    heads, kv_heads = q.shape[1], k.shape[1]
+    own = table.index_select(1, at)  # [H or 1, K, D]
+    own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
+    found = (every * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
+    return found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2).unsqueeze(2)
 
 
 def _sum(a: Tensor | None, b: Tensor) -> Tensor:
