@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+import posenc
 from posenc.dispatch import attend
 from posenc.engines.sdpa import rows, sizes
 from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
@@ -82,7 +83,7 @@ def small(monkeypatch, pairs=0):
     """Tiny blocks, so that short sequences meet every sort of tile; sequences of `pairs` keys count as short."""
     for name, value in dict(
         BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, FORWARD=3000, FUSED=1, ROWS=11, BACKWARD=2000,
-        SCORES=1, FEWEST=16, LARGE=300, PAIRS=pairs, LOW=10,
+        SCORES=1, FEWEST=16, LARGE=300, PAIRS=pairs, MANY=1, LOW=10,
     ).items():  # fmt: skip
         monkeypatch.setattr(sizes, name, value)
 
@@ -173,7 +174,7 @@ def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
     q, k, v = (leaf(3, heads, 40, D) for heads in (H, 2, 2))
     cut = slabs(q, k, Terms(*[None] * 7), memory=memory, rows=14, width=40, stacked=True)
     assert [slab.rows.stop - slab.rows.start for slab in cut] == STACKS[memory]
-    for size, value in dict(LOW=16, BACKWARD=memory).items():
+    for size, value in dict(LOW=16, MANY=1, BACKWARD=memory).items():
         monkeypatch.setattr(sizes, size, value)
     compare(q, k, v, plans(Where(40))[name], window=(30, 6))
 
@@ -371,3 +372,17 @@ def test_any_memory_layout(name, train):
         results.append([out, *torch.autograd.grad(out, (q, k, v), gradient)])
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_short_sequences_take_the_way_that_was_faster_for_them():
+    from posenc.engines.sdpa import short
+    from posenc.engines.sdpa.terms import terms_of
+    from posenc.mask import Mask
+
+    def taken(batch, length, size=32, values=False):
+        scheme = posenc.create("shaw", heads=4, head_dim=size, k=16, values=values)
+        q = torch.randn(batch, 4, length, size)
+        return short.applies(q, *terms_of(q, scheme.plan(Where(length)), Mask()))
+
+    assert taken(32, 64) and taken(1, 512, values=True)
+    assert not taken(1, 64) and not taken(32, 512) and not taken(1, 513, values=True)

@@ -58,7 +58,8 @@ def relative(ours, theirs):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length, pairs", LENGTHS)
 def test_error_is_within_twice_that_of_plain_attention(dtype, length, pairs, monkeypatch):
-    monkeypatch.setattr(sizes, "PAIRS", pairs)
+    for name, value in dict(PAIRS=pairs, MANY=1, LIGHT=1 << 30).items():
+        monkeypatch.setattr(sizes, name, value)
     q, k, v = (torch.randn(B, H, length, D).to(dtype) for _ in range(3))
     weight = torch.randn(B, H, length, D).to(dtype).double()
     exactly = [x.double() for x in (q, k, v)]
@@ -96,7 +97,7 @@ def poisoned(request, monkeypatch):
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all()
     for name, value in dict(
-        BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, PAIRS=request.param
+        BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, MANY=1, PAIRS=request.param
     ).items():
         monkeypatch.setattr(sizes, name, value)
     yield

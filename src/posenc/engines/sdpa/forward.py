@@ -31,7 +31,7 @@ def forward(
     split: far keys get tiles of their own even where no content enters, and the third result is the log-sums of
     those far left (-inf: none), which the bias's gradient needs. Otherwise it is empty.
     """
-    if short.applies(terms, band):
+    if short.applies(q, terms, band):
         out, sums = short.forward(q, k, v, terms, band, scale)
         return out, sums, sums.new_empty(0)
     precision = torch.promote_types(q.dtype, torch.float32)

@@ -1,6 +1,6 @@
 """The forward pass of short sequences whose terms hold content: pairs in memory, a block of rows of many heads at once.
 
-PyTorch's fused attention would want a mask of the same size, which costs as much as the attention itself.
+PyTorch's fused attention would want a mask of the same size, and cannot give the weights that values by distance need.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from .slab import NEVER, slabs
 from .terms import Terms
 
 
-def applies(terms: Terms, band: Band) -> bool:
-    return terms.content and band.q_length >= sizes.FEW and band.k_length <= sizes.PAIRS
+def applies(q: Tensor, terms: Terms, band: Band) -> bool:
+    """Where terms hold content and keys are few: with values, which need the weights; else for many light batch rows,
+    each of which would cost fused calls of its own."""
+    if not terms.content or band.q_length < sizes.FEW or band.k_length > sizes.PAIRS:
+        return False
+    batch, heads, _, size = q.shape
+    light = heads * band.q_length * band.k_length * size <= sizes.LIGHT
+    return terms.table_v is not None or (batch >= sizes.MANY and light)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> tuple[Tensor, Tensor]:

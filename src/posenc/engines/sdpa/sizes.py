@@ -27,9 +27,13 @@ ROWS = 192
 BACKWARD = 1 << 20
 """Pairs of a block in memory, in each buffer: 4 MiB of float32."""
 PAIRS = 512
-"""So few keys that plans with content have the pairs of a block in memory, forwards too; ..."""
+"""So few keys that plans with content may have the pairs of a block in memory forwards too; ..."""
 LOW = 96
 """... and that blocks are of so many rows at most (a quarter of the keys): many heads fit, and causality cuts little."""
+MANY = 8
+"""Batch rows from which on they share that memory forwards ..."""
+LIGHT = 1 << 21
+"""... if none has more multiplications than this for its scores."""
 LARGE = 1 << 18
 """Numbers from which on a matrix product keeps the cores busy by itself; smaller ones go in stacks (5 × the speed)."""
 SCORES = 1 << 22
