@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import files
 from .growth import extra_bytes, growth, key
+from .workloads import WORKLOADS
 
 
 def save(result: dict, path: Path) -> None:
@@ -35,7 +36,7 @@ def merged(old: dict | None, new: dict) -> dict:
         if key(record) not in known
         and not (record["length"] is None and (record["workload"], record["peer"], record["pass"]) in notes)
     ]
-    order = {name: number for number, name in enumerate(dict.fromkeys(r["workload"] for r in kept + new["records"]))}
+    order = {name: number for number, name in enumerate(dict.fromkeys([*WORKLOADS, *(r["workload"] for r in kept)]))}
     records = sorted(kept + new["records"], key=lambda r: (order[r["workload"]], r["length"] or 0, r["pass"]))
     return {**new, "versions": {**old["versions"], **new["versions"]}, "records": records}
 
