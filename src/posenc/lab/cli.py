@@ -63,22 +63,23 @@ def compare(arguments: list[str]) -> int:
             raise LabError("--device cuda: PyTorch sees no GPU here; leave it out to use the CPU")
     out = Path(given.out or Path("out") / Path(given.preset).stem)
     members = team.from_torchrun(experiment.device)
+    found, status = None, 0
     try:
         found = run.compare(experiment, out, text=given.text, jobs=given.jobs, on=given.on, team=members)
     except KeyboardInterrupt:
         print(
             f"\nstopped; the same command goes on from here (posenc report {out} shows what there is)", file=sys.stderr
         )
-        return 130
+        status = 130
     except CellFailure as error:
         print(f"\n{error}\nwhat the other cells found is in {out / 'report.html'}", file=sys.stderr)
-        return 1
+        status = 1
     finally:
         team.leave(members)
-    if members.first:
+    if found is not None and members.first:
         print(report.as_text(found))
         print(f"\n{out / 'report.html'}")
-    return 0
+    return team.end(members, status)
 
 
 def show_report(arguments: list[str]) -> int:

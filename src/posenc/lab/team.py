@@ -6,6 +6,7 @@ Alone (the usual case) a Team of one does nothing and costs nothing.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from typing import Any
 
@@ -96,3 +97,13 @@ def from_torchrun(device: str) -> Team:
 def leave(team: Team) -> None:
     if team.size > 1 and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def end(team: Team, status: int) -> int:
+    """The command's exit status. In a team the process ends here and now: while an interpreter goes down, a thread of
+    PyTorch's can abort it (rare, on a busy machine), and torchrun then calls finished work failed."""
+    if team.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
