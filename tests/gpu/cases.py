@@ -37,7 +37,7 @@ def tame(plan):
 
 
 ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-MOST = {torch.float32: 0.5, torch.float16: 0.1, torch.bfloat16: 0.1}  # a GPU's exp2 and log2 err by 4 units of float32
+MOST = 0.1
 
 
 def check(q, k, v, plan, **options):
@@ -56,7 +56,7 @@ def check(q, k, v, plan, **options):
         if truth is None:
             continue
         assert ours.isfinite().all()
-        allowed = ROUNDING[q.dtype] * (MOST[q.dtype] * size + truth.double().norm().item())
+        allowed = ROUNDING[q.dtype] * (MOST * size + truth.double().norm().item())
         error = (ours.double() - truth.double()).norm().item() / (allowed + 1e-30)
         assert error <= 1.0, f"result {number}: {error:.3f} of the error that is allowed"
         worst = max(worst, error)

@@ -23,7 +23,7 @@ from ...plan import Plan
 from . import sizes
 from .forward import one_size
 from .slab import NEVER
-from .terms import offset_of
+from .terms import offset_of, sum_of
 
 
 def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
@@ -83,10 +83,10 @@ def _table(q: Tensor, plan: Plan, lowest: int, count: int) -> Tensor | None:
         bias = lookup.bias
         if bias is not None:
             bias = bias if bias.dtype == precision else bias.to(precision)
-            table = _sum(table, bias.index_select(1, _look(lookup.index, lowest, count, q.device)))
+            table = sum_of(table, bias.index_select(1, _look(lookup.index, lowest, count, q.device)))
     if plan.slopes is not None:
         away = _some(_away, precision, lowest, count, q.device)
-        table = _sum(table, plan.slopes.to(precision)[:, None] * away)
+        table = sum_of(table, plan.slopes.to(precision)[:, None] * away)
     return table
 
 
@@ -113,11 +113,11 @@ def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest
             states = q if lookup.states is None else lookup.states
             dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
             found = dots.flatten(0, 2).index_select(1, at)  # of a matrix: ten times as fast as of [B, H, 1, n]
-            added = _sum(added, found.unflatten(0, dots.shape[:3]))
+            added = sum_of(added, found.unflatten(0, dots.shape[:3]))
         if lookup.dot_key is not None:
-            added = _sum(added, _key_dots(q, k, lookup.dot_key, at) * scale)
+            added = sum_of(added, _key_dots(q, k, lookup.dot_key, at) * scale)
     if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
-        added = _sum(added, -plan.decay[1][:, :, None, -keys:].to(precision))
+        added = sum_of(added, -plan.decay[1][:, :, None, -keys:].to(precision))
     return added
 
 
@@ -129,10 +129,6 @@ def _key_dots(q: Tensor, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
     own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
     found = (every * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
     return found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2).unsqueeze(2)
-
-
-def _sum(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a + b
 
 
 def _look(index: Index | Grid, lowest: int, count: int, device: torch.device) -> Tensor:

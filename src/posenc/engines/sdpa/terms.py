@@ -131,22 +131,22 @@ def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
     for lookup in plan.lookups:
         assert isinstance(lookup.index, Index)  # `unstructured` said so
         if lookup.bias is not None:
-            bias = _sum(bias, _by_distance(lookup.bias, 1, lookup.index, lo, hi).to(precision))
+            bias = sum_of(bias, _by_distance(lookup.bias, 1, lookup.index, lo, hi).to(precision))
         if lookup.dot_query is not None:
             queries.append((_by_distance(lookup.dot_query, 1, lookup.index, lo, hi).to(precision), lookup.states))
         if lookup.dot_key is not None:
-            table_k = _sum(table_k, _by_distance(lookup.dot_key, 1, lookup.index, lo, hi).to(precision))
+            table_k = sum_of(table_k, _by_distance(lookup.dot_key, 1, lookup.index, lo, hi).to(precision))
         if lookup.add_value is not None:
-            table_v = _sum(table_v, _by_distance(lookup.add_value, 1, lookup.index, lo, hi).to(precision))
+            table_v = sum_of(table_v, _by_distance(lookup.add_value, 1, lookup.index, lo, hi).to(precision))
     if plan.slopes is not None:
         steps = torch.arange(lo, hi + 1, device=q.device).abs().to(precision)
-        bias = _sum(bias, -plan.slopes.to(precision)[:, None] * steps)
+        bias = sum_of(bias, -plan.slopes.to(precision)[:, None] * steps)
     table_q, states = _side_by_side(q, queries, precision)
     key_bias = None if plan.decay is None else -plan.decay[1].to(precision)  # c_q moves a whole row: softmax ignores it
     return Terms(bias, table_q, states, table_k, table_v, key_bias, mask.key_mask), band
 
 
-def _sum(a: Tensor | None, b: Tensor) -> Tensor:
+def sum_of(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
@@ -164,7 +164,7 @@ def _side_by_side(q: Tensor, queries: list[tuple[Tensor, Tensor | None]], precis
     others: list[tuple[Tensor, Tensor]] = []
     for own, states in queries:
         if states is None:
-            table = _sum(table, own)
+            table = sum_of(table, own)
         else:
             others.append((own, states.to(precision).expand(q.shape[0], -1, -1, -1)))
     if not others:
