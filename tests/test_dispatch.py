@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import Lookup, Plan, Rotation, UnsupportedPlan, Where, index
+from posenc.plan import FEW, holds_nan
 from tests.plans import plan_of, tensors
 
 
@@ -166,3 +167,17 @@ def test_nan_in_the_input_comes_out_and_stays_in_its_row():
     out = posenc.attend(q, k, v)
     assert torch.isnan(out[1, 2, 3]).all()
     assert torch.isnan(out).sum() == 8
+
+
+@pytest.mark.parametrize("length", [8, 3 * FEW])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_one_nan_is_found_among_few_numbers_and_many(length, dtype):
+    numbers = torch.linspace(-1e4, 1e4, length).to(dtype)
+    numbers[0], numbers[1] = float("inf"), float("-inf")  # their sum is NaN
+    for given in (numbers, numbers.view(2, -1).t(), numbers.clone().requires_grad_(), numbers[:0]):
+        assert not holds_nan(given)
+    numbers[length // 2] = float("nan")
+    assert holds_nan(numbers)
+    assert holds_nan(numbers.view(2, -1).t())
+    assert holds_nan(numbers.clone().requires_grad_())
+    assert not holds_nan(numbers[: length // 2])

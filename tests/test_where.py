@@ -19,6 +19,15 @@ def test_start_and_length():
     assert where.reach == (-4, 0)
 
 
+def test_offset_is_known_where_no_tensor_need_be_read():
+    start = torch.tensor([2, 5])
+    assert Where(q=(4, 1), k=5).offset == -4
+    assert Where(q=(start, 3), k=(start, 3)).offset == 0
+    assert Where(q=(start, 3), k=5).offset is None
+    assert Where(torch.arange(3)).offset is None
+    assert Where(torch.arange(3)).runs is None
+
+
 def test_keys_default_to_queries():
     assert Where(7).reach == (-6, 6)
 

@@ -12,7 +12,7 @@ from .engines import reference, sdpa, triton
 from .errors import UnsupportedPlan
 from .mask import Mask, make_mask
 from .plan import Plan
-from .precision import no_autocast
+from .precision import autocast_is_on, no_autocast
 from .where import Where
 
 ENGINES = {"triton": triton, "sdpa": sdpa, "reference": reference}
@@ -67,8 +67,11 @@ def attend(
         name, reasons = _choose(ready, seen, dropout)
         if name == "reference" and q.is_cuda:
             _warn_slow("; ".join(reasons))
+    run = ENGINES[name].run
+    if not autocast_is_on(q.device):
+        return run(*ready, seen, dropout)
     with no_autocast(q.device):
-        return ENGINES[name].run(*ready, seen, dropout)
+        return run(*ready, seen, dropout)
 
 
 def engine_for(
@@ -153,36 +156,40 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {x.dtype}")
-        if x.dtype != q.dtype:
-            raise ValueError(f"q is {q.dtype} and {name} is {x.dtype}; give one dtype")
-        if x.device != q.device:
-            raise ValueError(f"q is on {q.device} and {name} on {x.device}; move them to one device")
-    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
-        raise ValueError(f"q, k and v have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} batch rows; give as many")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has head size {q.shape[3]} and k {k.shape[3]}; they must be equal")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        if x is q:
+            dtype, device = x.dtype, x.device
+        elif x.dtype != dtype:
+            raise ValueError(f"q is {dtype} and {name} is {x.dtype}; give one dtype")
+        elif x.device != device:
+            raise ValueError(f"q is on {device} and {name} on {x.device}; move them to one device")
+    q_rows, q_heads, _, q_size = q.shape
+    k_rows, k_heads, k_length, k_size = k.shape
+    v_rows, v_heads, v_length, _ = v.shape
+    if q_rows != k_rows or q_rows != v_rows:
+        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give as many")
+    if q_size != k_size:
+        raise ValueError(f"q has head size {q_size} and k {k_size}; they must be equal")
+    if k_heads != v_heads or k_length != v_length:
         raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads; make one a multiple")
+    if k_heads == 0 or q_heads % k_heads:
+        raise ValueError(f"{q_heads} query heads cannot share {k_heads} key heads; make one a multiple")
 
 
 def _check_alignment(plan: Plan) -> None:
     """The commonest porting error: a causal query that continues a cache, planned as if it stood at position 0."""
-    runs = plan.where.runs
-    positional = plan.lookups or plan.rotate or plan.pair or plan.slopes is not None
-    if runs is None or not positional or torch.compiler.is_compiling():
+    where = plan.where
+    if where.offset is None or torch.compiler.is_compiling() or where.offset == where.q_length - where.k_length:
         return
-    q, k = runs
-    if isinstance(q.start, int) and isinstance(k.start, int) and q.length and k.length:
-        last_q, last_k = q.start + q.length - 1, k.start + k.length - 1
-        if last_q != last_k:
-            warnings.warn(
-                f"causal aligns the last query with the last key, but the plan puts them at positions {last_q} and "
-                f"{last_k}; a query that continues a cache starts there: "
-                f"Where(q=({k.start + k.length - q.length}, {q.length}), k=({k.start}, {k.length}))",
-                stacklevel=4,
-            )
+    assert where.runs is not None  # they have an offset
+    q, k = where.runs
+    positional = plan.lookups or plan.rotate or plan.pair or plan.slopes is not None
+    if positional and isinstance(q.start, int) and isinstance(k.start, int) and q.length and k.length:
+        warnings.warn(
+            "causal aligns the last query with the last key, but the plan puts them at positions "
+            f"{q.start + q.length - 1} and {k.start + k.length - 1}; a query that continues a cache starts there: "
+            f"Where(q=({k.start + k.length - q.length}, {q.length}), k=({k.start}, {k.length}))",
+            stacklevel=4,
+        )
 
 
 _warned: set[str] = set()

@@ -73,6 +73,9 @@ class Mask:
         return _block(self.extra, rows, columns)
 
 
+OPEN, CAUSAL = Mask(), Mask(True)
+
+
 def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
     """A block of a mask whose last two sizes may be 1."""
     rows = slice(None) if mask.shape[-2] == 1 else rows
@@ -82,6 +85,8 @@ def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
 
 def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask) -> Mask:
     """Check the mask arguments of `attend` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
+    if window is None and key_mask is None and documents is None and mask is None:
+        return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
     k_length = k.shape[2]
     if window is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import isnan
 
 import torch
@@ -86,7 +87,7 @@ class Plan:
         k_length = k.shape[2]
         v_size = size if v is None else v.shape[3]
         where = self.where
-        if (where.q_length, where.k_length) != (q_length, k_length):
+        if where.q_length != q_length or where.k_length != k_length:
             raise ValueError(
                 f"the plan was made for {where.q_length} queries and {where.k_length} keys, "
                 f"got {q_length} and {k_length}; make it with Where(q={q_length}, k={k_length}) or the true positions"
@@ -98,7 +99,9 @@ class Plan:
                     if rows.dim() == 2 or not isinstance(side, Tensor):
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
-        sound = _Sound(q.device)
+        # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
+        look = (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta)) and not torch.compiler.is_compiling()
+        sound = partial(_sound, q, look)
         for number, lookup in enumerate(self.lookups):
             index = lookup.index
             for part in index.parts if isinstance(index, Grid) else (index,):
@@ -108,17 +111,17 @@ class Plan:
                         "give them to Where (positions [B, L, axes], or more=[(q, k)])"
                     )
             if lookup.bias is not None:
-                sound(f"lookups[{number}].bias", lookup.bias, (heads, index.n))
+                sound("lookups[{}].bias", lookup.bias, (heads, index.n), number)
             if lookup.dot_query is not None:
                 width = size if lookup.states is None else lookup.states.shape[-1]
-                sound(f"lookups[{number}].dot_query", lookup.dot_query, (heads, index.n, width))
+                sound("lookups[{}].dot_query", lookup.dot_query, (heads, index.n, width), number)
             if lookup.states is not None:
                 width = lookup.states.shape[-1]
-                sound(f"lookups[{number}].states", lookup.states, (batch, heads, q_length, width))
+                sound("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
             if lookup.dot_key is not None:
-                sound(f"lookups[{number}].dot_key", lookup.dot_key, (heads, index.n, size))
+                sound("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
             if lookup.add_value is not None:
-                sound(f"lookups[{number}].add_value", lookup.add_value, (heads, index.n, v_size))
+                sound("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
         if self.shift is not None:
             _fits("shift", self.shift, [(1, heads), size])
         if self.slopes is not None:
@@ -136,26 +139,23 @@ class Plan:
             self.rotate.check(q, k, v)
 
 
-class _Sound:
-    """Raises where a tensor of a plan cannot be used with queries on this device."""
+def _sound(
+    q: Tensor, look: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
+) -> None:
+    """Raise where a tensor of a plan cannot be used with these queries. look: at its numbers.
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
-        self.look = not torch.compiler.is_compiling() and (
-            device.type == "cpu" or (device.type != "meta" and torch.is_anomaly_enabled())
-        )
-
-    def __call__(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
-        """shape: the first size may be 1 instead."""
-        if shape is not None and tensor.shape != shape:
-            _fits(name, tensor, [(1, shape[0]), *shape[1:]])
-        if tensor.device != self.device:
-            raise ValueError(f"{name} is on {tensor.device} and q on {self.device}; move the scheme: .to(q.device)")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
-        if self.look and holds_nan(tensor):
-            raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+    name has a place for the number, shape may have 1 for its first size.
+    """
+    if shape is not None and tensor.shape != shape:
+        _fits(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
+    if tensor.device != q.device:
+        name = name.format(number)
+        raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the scheme: .to(q.device)")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name.format(number)} must be floating point, got {tensor.dtype}")
+    if look and holds_nan(tensor):
+        name = name.format(number)
+        raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
 
 
 def _fits(name: str, tensor: Tensor, shape: list) -> None:
@@ -165,7 +165,13 @@ def _fits(name: str, tensor: Tensor, shape: list) -> None:
         raise ValueError(f"{name} must have shape [{wanted}], got {list(tensor.shape)}")
 
 
+FEW = 1 << 12
+"""Numbers that are compared one by one, in one call; more of them are added up first, many at once."""
+
+
 def holds_nan(tensor: Tensor) -> bool:
+    if tensor.numel() <= FEW:
+        return not tensor.equal(tensor)  # NaN is the number that does not equal itself
     if torch.is_grad_enabled():
         tensor = tensor.detach()
     return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())

@@ -7,9 +7,11 @@ import torch
 NOTHING = nullcontext()
 
 
+def autocast_is_on(device: torch.device) -> bool:
+    kind = device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager:
     """Turns autocast off inside, where it is on."""
-    kind = device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return NOTHING
-    return torch.autocast(kind, enabled=False)
+    return torch.autocast(device.type, enabled=False) if autocast_is_on(device) else NOTHING

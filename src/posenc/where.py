@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+WHOLE = (int, torch.SymInt)  # torch.compile traces lengths as SymInt
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,20 @@ class Axis:
         if _length(q) == 0 or _length(k) == 0:
             return 0, 0
         if isinstance(q, Run) and isinstance(k, Run):
-            offset = _offset(q.start, k.start)
+            offset = _offset(q, k)
             if offset is not None:
-                return offset[0] - q.length + 1, offset[1] + k.length - 1
+                return offset - q.length + 1, offset + k.length - 1
         (q_lo, q_hi), (k_lo, k_hi) = _bounds(q), _bounds(k)
         return k_lo - q_hi, k_hi - q_lo
 
 
-def _offset(q: int | Tensor, k: int | Tensor) -> tuple[int, int] | None:
-    """Bounds of k - q over the rows, without a synchronisation where possible."""
-    if q is k:
-        return 0, 0
-    if isinstance(q, Tensor) or isinstance(k, Tensor):
+def _offset(q: Run, k: Run) -> int | None:
+    """The distance of the first key to the first query, where all rows have the same and no tensor need be read."""
+    if q.start is k.start:
+        return 0
+    if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
         return None
-    return k - q, k - q
+    return k.start - q.start
 
 
 def _bounds(side: Side) -> tuple[int, int]:
@@ -89,33 +90,42 @@ class Where:
         k_axes = q_axes if k is None else _axes(k, "k")
         if len(q_axes) != len(k_axes):
             raise ValueError(f"q has {len(q_axes)} axes and k has {len(k_axes)}; give both the same number")
-        axes = [Axis(a, b) for a, b in zip(q_axes, k_axes, strict=True)]
         for pair in more:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ValueError("more takes (q, k) pairs of positions, one pair for each further axis")
             (q_side,), (k_side,) = _axes(pair[0], "q"), _axes(pair[1], "k")
-            axes.append(Axis(q_side, k_side))
-        for number, axis in enumerate(axes[1:], 1):
-            if (_length(axis.q), _length(axis.k)) != (_length(axes[0].q), _length(axes[0].k)):
-                raise ValueError(
-                    f"axis {number} has {_length(axis.q)} queries and {_length(axis.k)} keys, "
-                    f"axis 0 has {_length(axes[0].q)} and {_length(axes[0].k)}; every axis needs the same"
-                )
+            q_axes, k_axes = (*q_axes, q_side), (*k_axes, k_side)
         if reach is not None and reach[0] > reach[1]:
             raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
-        self.axes: tuple[Axis, ...] = tuple(axes)
+        # asked many times in each decoding step: plain attributes, never changed
+        self.axes: tuple[Axis, ...] = tuple(map(Axis, q_axes, k_axes))
+        self.q: Side = q_axes[0]
+        self.k: Side = k_axes[0]
+        self.runs: tuple[Run, Run] | None = None
+        """Both sides of axis 0 as runs, or None where one is an explicit tensor."""
+        self.offset: int | None = None
+        """p_k - p_q of slots 0 and 0 of runs, where that is known without reading a tensor."""
+        if isinstance(self.q, Run) and isinstance(self.k, Run):
+            self.runs = self.q, self.k
+            self.offset = _offset(self.q, self.k)
+            self.q_length, self.k_length = self.q.length, self.k.length
+        else:
+            self.q_length, self.k_length = _length(self.q), _length(self.k)
         self._reach = reach
         self._total = total
+        if len(self.axes) > 1:
+            self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        for number, axis in enumerate(self.axes):
+            lengths = _length(axis.q), _length(axis.k)
+            if lengths != (self.q_length, self.k_length):
+                raise ValueError(
+                    f"axis {number} has {lengths[0]} queries and {lengths[1]} keys, "
+                    f"axis 0 has {self.q_length} and {self.k_length}; every axis needs the same"
+                )
 
     # ---- one axis -------------------------------------------------------------------------------------------
-    @property
-    def q(self) -> Side:
-        return self.axes[0].q
-
-    @property
-    def k(self) -> Side:
-        return self.axes[0].k
-
     @property
     def reach(self) -> tuple[int, int]:
         return self._reach if self._reach is not None else self.axes[0].reach
@@ -131,14 +141,6 @@ class Where:
 
     # ---- sizes ----------------------------------------------------------------------------------------------
     @property
-    def q_length(self) -> int:
-        return _length(self.q)
-
-    @property
-    def k_length(self) -> int:
-        return _length(self.k)
-
-    @property
     def total(self) -> int | Tensor:
         """Last key position + 1: an int for plain runs, [B] (or a 0-d tensor for [L]) otherwise."""
         if self._total is not None:
@@ -148,11 +150,6 @@ class Where:
         if self.k.shape[-1] == 0:
             return torch.zeros(self.k.shape[:-1], dtype=torch.int64, device=self.k.device)
         return self.k.amax(-1).to(torch.int64) + 1
-
-    @property
-    def runs(self) -> tuple[Run, Run] | None:
-        """Both sides of axis 0 as runs, or None where one is an explicit tensor."""
-        return (self.q, self.k) if isinstance(self.q, Run) and isinstance(self.k, Run) else None
 
     # ---- tensors --------------------------------------------------------------------------------------------
     def q_positions(self, device=None, axis: int = 0) -> Tensor:
@@ -191,8 +188,14 @@ def _name(side: Side) -> str:
 
 def _axes(spec, name: str) -> tuple[Side, ...]:
     """A specification as a tuple of one-axis sides."""
+    if isinstance(spec, WHOLE) and not isinstance(spec, bool):
+        spec = Run(0, spec)  # type: ignore[arg-type]
+    elif isinstance(spec, (tuple, list)) and len(spec) == 2:
+        spec = Run(*spec)
     if isinstance(spec, Run):
-        return (_checked(spec, name),)
+        if type(spec.start) is not int or type(spec.length) is not int or spec.length < 0:
+            _check_run(spec, name)
+        return (spec,)
     if isinstance(spec, Tensor):
         if spec.dtype not in INTEGERS:
             raise ValueError(f"{name} positions must be integers, got {spec.dtype}; round them, then .long()")
@@ -203,25 +206,20 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
         raise ValueError(f"{name} positions must be [L], [B, L] or [B, L, axes], got shape {list(spec.shape)}")
     if isinstance(spec, bool):
         raise ValueError(f"{name}={spec} is neither a length nor positions")
-    if isinstance(spec, (int, torch.SymInt)):
-        return (_checked(Run(0, spec), name),)  # type: ignore[arg-type]  # torch.compile traces lengths as SymInt
-    if isinstance(spec, (tuple, list)) and len(spec) == 2:
-        return (_checked(Run(spec[0], spec[1]), name),)
     raise ValueError(
         f"{name}={spec!r} is not a place; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
     )
 
 
-def _checked(run: Run, name: str) -> Run:
+def _check_run(run: Run, name: str) -> None:
     if isinstance(run.start, Tensor):
         if run.start.dim() != 1 or run.start.dtype not in INTEGERS:
             raise ValueError(
                 f"a start per row must be an int tensor [B], got {run.start.dtype} of shape {list(run.start.shape)}"
             )
-    elif isinstance(run.start, bool) or not isinstance(run.start, (int, torch.SymInt)):
+    elif isinstance(run.start, bool) or not isinstance(run.start, WHOLE):
         raise ValueError(f"{name} starts at {run.start!r}; positions must be integers")
-    if isinstance(run.length, bool) or not isinstance(run.length, (int, torch.SymInt)):
+    if isinstance(run.length, bool) or not isinstance(run.length, WHOLE):
         raise ValueError(f"{name} has length {run.length!r}; a length must be an integer")
     if run.length < 0:
         raise ValueError(f"{name} has length {run.length}; a length must be 0 or more")
-    return run

@@ -89,6 +89,20 @@ def test_steps_past_powers_of_two_and_far_places(taken):
     assert len(taken) == 20
 
 
+@pytest.mark.parametrize("size", [1, 3, 16, 128])
+@pytest.mark.parametrize("index", [clip(3, 2), clip(0, 0), BUCKETS, clip(40, 40), deberta_buckets(4, 8)], ids=str)
+def test_blocks_are_copied_to_the_right_places(size, index, monkeypatch, taken):
+    """Far, near and far again, in parts of a block, in one, in several; the query before, among and after its keys."""
+    monkeypatch.setattr(sizes, "COPIED", size)
+    lookups = (Lookup(index, bias=draw(H, index.n)), Lookup(index, dot_query=draw(1, index.n, D)))
+    q, k, v = tensors(1, 37)
+    for place in (-300, -16, -1, 0, 5, 17, 36, 40, 1_000_003):
+        plan = Plan(Where((place, 1), 37), lookups=lookups)
+        ours, theirs = (attend(q, k, v, plan, engine=engine) for engine in ("sdpa", "reference"))
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+    assert len(taken) == 9
+
+
 def test_several_queries_give_the_same_bits_as_in_training():
     where = Where((31, 9), 40)
     real = torch.ones(2, 40, dtype=torch.bool)
@@ -174,7 +188,7 @@ def test_error_is_within_twice_that_of_plain_attention(name, dtype, taken):
 
 
 def test_positions_leave_the_cached_rows_usable_in_inference_mode_and_out():
-    few._rows.cache_clear()
+    few._blocks.cache_clear()
     plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),))
     given = tensors_of(plan)
     with torch.inference_mode():

@@ -24,7 +24,7 @@ from .terms import terms_of, unstructured
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
-    if q.device.type == "cpu" or _bare(q, k, plan, mask):
+    if q.is_cpu or _bare(q, k, plan, mask):
         return None
     return (
         f"on {q.device.type} it runs plans without terms in the scores or values, with causality as the only mask; "
@@ -33,7 +33,9 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
-    if _nan(q):
+    eager = not torch.compiler.is_compiling()
+    # PyTorch's CPU kernel takes a query of NaN for one that sees nothing and gives zeros: a fault would go unseen
+    if eager and q.is_cpu and holds_nan(q):
         return rows.run(q, k, v, plan, mask, dropout)
     scale = plan.scale_of(q.shape[3])
     if _bare(q, k, plan, mask):
@@ -43,27 +45,20 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
         return scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
-    if 0 in q.shape or 0 in k.shape or unstructured(q, plan, mask, dropout) is not None:
+    if q.numel() == 0 or k.numel() == 0 or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
     assert isinstance(scale, float)  # `unstructured` said so
-    if few.applies(q, k, v, plan, mask):
+    if eager and few.applies(q, k, v, plan, mask):
         return few.run(q, k, v, plan, mask, scale)
     terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)
-
-
-def _nan(q: Tensor) -> bool:
-    """PyTorch's CPU kernel takes a query of NaN for one that sees nothing and gives zeros: a fault would go unseen."""
-    if q.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return holds_nan(q)
 
 
 def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:
     """Whether nothing is left but what PyTorch's attention has arguments for (rotations are done by now)."""
     if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
         return False
-    if isinstance(plan.scale, Tensor) or not mask.plain or mask.window is not None or 0 in q.shape or 0 in k.shape:
+    if isinstance(plan.scale, Tensor) or not mask.plain or mask.window is not None or q.numel() == 0 or k.numel() == 0:
         return False
     # PyTorch aligns causality at the top left, posenc at the bottom right: the same only for a square, or one query
     return not mask.causal or q.shape[2] in (1, k.shape[2])

@@ -1,12 +1,12 @@
 """Some queries (decoding): one fused call with a ready mask, and as few other calls as can be, for a step is that short.
 
-    one query      bias [H, n] ──rows of the distances r0 ..──▶ [H, K] is the mask
-    some, reversed                                              [H, R + K - 1] seen with strides (1, 1) is the mask
+    one query      bias [H, n] ──rows──▶ blocks of distances, near and far ──copies──▶ [H, K] is the mask
+    some, reversed                                                     [H, R + K - 1], strides (1, 1), is the mask
 
+An index is constant outside its span, so all far blocks are copies of one. Which rows and copies a mask is made of are
+whole numbers, and the next step's are mostly the same: they are kept. Nothing learned is.
 What depends on the query or keys themselves is added to the mask of one query. Several with padding or content are
 computed as in training: they would give other bits here.
-The rows of the distances are whole numbers, and the next step's are almost the same: they are made once, for a longer
-run of distances, and seen in part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .terms import offset_of, sum_of
 def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
     """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights)."""
     rows = q.shape[2]
-    if rows >= sizes.FEW or torch.compiler.is_compiling():
+    if rows >= sizes.FEW:
         return False
     if rows > 1 and (mask.key_mask is not None or plan.decay is not None):
         return False
@@ -45,6 +45,7 @@ def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -> Tensor:
     heads, rows, keys, v_size = q.shape[1], q.shape[2], k.shape[2], v.shape[3]
+    precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     left, right = mask.limits
     first = 0 if left is None else max(0, keys - rows - left)  # keys before it are seen by no row
     if first:
@@ -52,18 +53,20 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -
     if rows > 1:
         q = q.flip(2)
     lowest = (offset_of(plan.where) or 0) + first - rows + 1  # the last query's distance to the first key
-    table = _table(q, plan, lowest, rows + keys - 1)
-    if rows > 1 and (left is not None or right is not None):
-        table = _limited(q, table, rows, keys, left, right)
-    added = None
-    if table is not None:
-        steps = (0, table.stride(0) if table.shape[0] > 1 else 0, 1, 1)
-        added = table.as_strided((1, heads, rows, keys), steps)
+    added = _table(plan, lowest, rows + keys - 1, precision)
     if rows == 1:
-        added = _with_content(added, q, k, plan, lowest, scale)
+        added = _with_content(added, q, k, plan, lowest, scale, precision)
+        if added is not None and added.shape[1] != heads:
+            added = added.expand(-1, heads, 1, -1)
+    else:
+        if left is not None or right is not None:
+            added = _limited(q, added, rows, keys, left, right, precision)
+        if added is not None:
+            steps = (0, added.stride(1) if added.shape[1] > 1 else 0, 1, 1)
+            added = added.as_strided((1, heads, rows, keys), steps)
     if mask.key_mask is not None:
         real = mask.key_mask[:, None, None, first:]
-        added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision_of(q))
+        added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision)
         added = added.expand(-1, heads, 1, -1)
     q, k, v = one_size(q, k, v)
     out = scaled_dot_product_attention(q, k, v, added, scale=scale, enable_gqa=heads != k.shape[1])
@@ -72,62 +75,100 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -
     return out if v_size == out.shape[3] else out[..., :v_size]
 
 
-def precision_of(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
-def _table(q: Tensor, plan: Plan, lowest: int, count: int) -> Tensor | None:
-    """[H or 1, count]: the bias by distance."""
-    table, precision = None, precision_of(q)
+def _table(plan: Plan, lowest: int, count: int, precision: torch.dtype) -> Tensor | None:
+    """[1, H or 1, 1, count]: the bias by distance."""
+    table = None
     for lookup in plan.lookups:
         bias = lookup.bias
         if bias is not None:
             bias = bias if bias.dtype == precision else bias.to(precision)
-            table = sum_of(table, bias.index_select(1, _look(lookup.index, lowest, count, q.device)))
+            table = sum_of(table, _spread(bias, 1, lookup.index, lowest, count))
     if plan.slopes is not None:
-        away = _some(_away, precision, lowest, count, q.device)
-        table = sum_of(table, plan.slopes.to(precision)[:, None] * away)
+        away = _some(_away, precision, lowest, count, plan.slopes.device)
+        table = sum_of(table, plan.slopes.to(precision)[None, :, None, None] * away)
     return table
 
 
-def _limited(q: Tensor, table: Tensor | None, rows: int, keys: int, left: int | None, right: int | None) -> Tensor:
+def _spread(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
+    """[X, n] -> [batch, X / batch, 1, count]: the numbers of the distances from the lowest on.
+
+    Copies of whole blocks are made at memory speed, and by all cores: each then has its heads' part in its own cache.
+    """
+    size, each = sizes.COPIED, table.shape[0] // batch
+    first, last = lowest // size, (lowest + count - 1) // size
+    rows, copies = _blocks(index, first, last, size, batch * each, table.device)
+    table = table.index_select(1, rows)
+    if copies is not None:
+        table = table.view(-1, size).index_select(0, copies)
+    row = (last - first + 1) * size
+    return table.as_strided((batch, each, 1, count), (each * row, row, row, 1), lowest - first * size)
+
+
+@lru_cache(maxsize=16)
+def _blocks(
+    index: Index, first: int, last: int, size: int, tables: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """The table rows of the blocks that differ among first .. last, and of which of them each table's blocks are copies.
+
+    Block b holds the distances from b * size on; beyond the span's own blocks one on each side stands for all.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        block = torch.arange(first, last + 1, device=device).clamp(index.lo // size - 1, index.hi // size + 1)
+        a, b = int(block[0]), int(block[-1]) + 1
+        rows = index.look(torch.arange(a * size, b * size, device=device))
+        if b - a > last - first:
+            return rows, None
+        table = torch.arange(tables, device=device)
+        return rows, (table[:, None] * (b - a) + block - a).flatten()
+
+
+def _limited(
+    q: Tensor,
+    table: Tensor | None,
+    rows: int,
+    keys: int,
+    left: int | None,
+    right: int | None,
+    precision: torch.dtype,
+) -> Tensor:
     """-inf outside the limits, which are around the distance of the last query to the last key."""
     if table is None:
-        table = torch.zeros(1, rows + keys - 1, dtype=precision_of(q), device=q.device)
+        table = torch.zeros(1, 1, 1, rows + keys - 1, dtype=precision, device=q.device)
     last = keys - 1
     if left is not None and last > left:
-        table[:, : last - left] = NEVER
+        table[..., : last - left] = NEVER
     if right is not None:
-        table[:, last + right + 1 :] = NEVER
+        table[..., last + right + 1 :] = NEVER
     return table
 
 
-def _with_content(added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float) -> Tensor | None:
+def _with_content(
+    added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float, precision: torch.dtype
+) -> Tensor | None:
     """added and what depends on the query or on keys: [B or 1, H, 1, K]."""
-    keys, precision = k.shape[2], precision_of(q)
+    keys = k.shape[2]
     for lookup in plan.lookups:
         if lookup.dot_query is None and lookup.dot_key is None:
             continue
-        at = _look(lookup.index, lowest, keys, q.device)
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
             dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
-            found = dots.flatten(0, 2).index_select(1, at)  # of a matrix: ten times as fast as of [B, H, 1, n]
-            added = sum_of(added, found.unflatten(0, dots.shape[:3]))
+            # of a matrix: ten times as fast as of [B, H, 1, n]
+            added = sum_of(added, _spread(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
-            added = sum_of(added, _key_dots(q, k, lookup.dot_key, at) * scale)
+            at = _look(lookup.index, lowest, keys, q.device)
+            added = sum_of(added, _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), at) * scale)
     if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
         added = sum_of(added, -plan.decay[1][:, :, None, -keys:].to(precision))
     return added
 
 
-def _key_dots(q: Tensor, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
+def _key_dots(heads: int, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
     """k_j·table[r], [B, H, 1, K]"""
-    table, every = table.to(precision_of(q)), k.to(precision_of(q))[:, :, None]  # [B, Hkv, 1, K, D]
-    heads, kv_heads = q.shape[1], k.shape[1]
+    kv_heads = k.shape[1]
     own = table.index_select(1, at)  # [H or 1, K, D]
     own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
-    found = (every * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
+    found = (k[:, :, None] * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
     return found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2).unsqueeze(2)
 
 

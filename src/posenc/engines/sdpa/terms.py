@@ -68,10 +68,11 @@ def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | Non
         return "the scale is a tensor"
     if mask.documents is not None or mask.extra is not None:
         return "documents and arbitrary masks are no function of the distance"
-    if offset_of(plan.where) is None and (plan.lookups or plan.slopes is not None):
+    if plan.where.offset is None and (plan.lookups or plan.slopes is not None) and offset_of(plan.where) is None:
         return "the positions are not contiguous"
-    if any(not isinstance(lookup.index, Index) or lookup.index.axis != 0 for lookup in plan.lookups):
-        return "a lookup reads another axis than the first"
+    for lookup in plan.lookups:
+        if not isinstance(lookup.index, Index) or lookup.index.axis != 0:
+            return "a lookup reads another axis than the first"
     return None
 
 
@@ -80,16 +81,10 @@ def offset_of(where: Where) -> int | None:
 
     Explicit positions often are (`position_ids`): a look at L numbers, where L² scores follow.
     """
-    q, k = where.q, where.k
-    if isinstance(q, Run) and isinstance(k, Run):
-        if q.start is k.start:
-            return 0
-        if not isinstance(q.start, Tensor) and not isinstance(k.start, Tensor):
-            return k.start - q.start
-    if torch.compiler.is_compiling():
-        return None
-    q_start = _start(q)
-    k_start = q_start if k is q else _start(k)
+    if where.offset is not None or torch.compiler.is_compiling():
+        return where.offset
+    q_start = _start(where.q)
+    k_start = q_start if where.k is where.q else _start(where.k)
     if q_start is None or k_start is None:
         return None
     lowest, highest = torch.aminmax(k_start - q_start)

@@ -20,6 +20,9 @@ from ...plan import Plan
 INSTALLED = find_spec("triton") is not None
 OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's own switch puts its kernels on the CPU, as the tests do. Like Triton's, it is looked at once: asking for
+a variable that is not there takes longer than all else that a call on a CPU has to ask here."""
 WIDEST = 256  # head size
 LONGEST = 2048  # distances that dot_key and add_value may tell apart: they take memory for each token
 
@@ -41,7 +44,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
         return "Triton is not installed"
     if VERSION < OLDEST:
         return f"its kernels need Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {VERSION[0]}.{VERSION[1]}"
-    if q.device.type != "cuda" and not _interpreted():
+    if not q.is_cuda and not INTERPRETED:
         return f"its kernels run on CUDA devices, the tensors are on {q.device.type}"
     if q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
@@ -75,8 +78,3 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
         )  # fmt: skip
         tensors = [getattr(low, name) for name in INPUTS[3:]]
         return attend(q, k, v, *tensors, list(numbers), low.scale, dropout)[0]
-
-
-def _interpreted() -> bool:
-    """Whether Triton's own switch has put its kernels on the CPU, as the tests do."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
