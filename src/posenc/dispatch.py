@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +18,8 @@ ENGINES = {"triton": triton, "sdpa": sdpa, "reference": reference}
 """Every engine by name, fastest first where `auto` chooses."""
 
 
-class Ready(NamedTuple):
-    """What an engine gets."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    plan: Plan
+Ready = tuple[Tensor, Tensor, Tensor, Plan]
+"""What an engine gets: q, k, v, plan."""
 
 
 def attend(
@@ -133,9 +127,9 @@ def scores(
         plan = Plan(Where(q.shape[2], k.shape[2]))
     plan.check(q, k, None)
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
-    ready = prepass(q, k, k, plan)
+    q, k, _, plan = prepass(q, k, k, plan)
     with no_autocast(q.device):
-        return reference.masked(reference.logits(ready.q, ready.k, ready.plan), seen)
+        return reference.masked(reference.logits(q, k, plan), seen)
 
 
 def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
@@ -146,7 +140,7 @@ def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
         if plan.rotate.values:
             v = plan.rotate.keys(v)
         q, k = plan.rotate.both(q, k)
-    return Ready(q, k, v, plan)
+    return q, k, v, plan
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -8,7 +8,7 @@ FAR = 256
 """Fewer far keys than this are not worth a call of their own."""
 FEW = 16
 """Fewer query rows than this (decoding) take all their keys in one call."""
-COPIED = 128
+COPIED = 64
 """Distances of a block of a few queries' mask: one block stands for the whole far field."""
 KEPT = 1 << 17
 """Most distances whose table rows are kept from one decoding step to the next."""
