@@ -50,7 +50,7 @@ def test_tensors_of_every_shape():
     assert Where(rows).total.tolist() == [10, 11]
     axes = torch.stack((rows, -rows), dim=-1)
     where = Where(axes)
-    assert len(where.axes) == 2
+    assert len(where.q_axes) == len(where.k_axes) == 2
     assert torch.equal(where.distance(axis=1), -where.distance(axis=0))
     assert where.axis(1).reach == (-8 - 1, 8 + 1)
 

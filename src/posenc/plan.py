@@ -92,8 +92,8 @@ class Plan:
                 f"the plan was made for {where.q_length} queries and {where.k_length} keys, "
                 f"got {q_length} and {k_length}; make it with Where(q={q_length}, k={k_length}) or the true positions"
             )
-        for axis in where.axes:
-            for name, side in (("query", axis.q), ("key", axis.k)):
+        for name, sides in (("query", where.q_axes), ("key", where.k_axes)):
+            for side in sides:
                 rows = side if isinstance(side, Tensor) else side.start
                 if isinstance(rows, Tensor):
                     if rows.dim() == 2 or not isinstance(side, Tensor):
@@ -105,9 +105,9 @@ class Plan:
         for number, lookup in enumerate(self.lookups):
             index = lookup.index
             for part in index.parts if isinstance(index, Grid) else (index,):
-                if part.axis >= len(where.axes):
+                if part.axis >= len(where.q_axes):
                     raise ValueError(
-                        f"lookups[{number}] reads axis {part.axis}, but the positions have {len(where.axes)} axes; "
+                        f"lookups[{number}] reads axis {part.axis}, but the positions have {len(where.q_axes)} axes; "
                         "give them to Where (positions [B, L, axes], or more=[(q, k)])"
                     )
             if lookup.bias is not None:

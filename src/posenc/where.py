@@ -29,25 +29,16 @@ class Run:
 Side = Run | Tensor  # a Tensor is [L] or [B, L], one axis
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Query and key positions along one axis: time, image row, segment."""
-
-    q: Side
-    k: Side
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """(lo, hi) of p_k - p_q. Free for runs; explicit tensors are read once (a synchronisation on a GPU)."""
-        q, k = self.q, self.k
-        if _length(q) == 0 or _length(k) == 0:
-            return 0, 0
-        if isinstance(q, Run) and isinstance(k, Run):
-            offset = _offset(q, k)
-            if offset is not None:
-                return offset - q.length + 1, offset + k.length - 1
-        (q_lo, q_hi), (k_lo, k_hi) = _bounds(q), _bounds(k)
-        return k_lo - q_hi, k_hi - q_lo
+def _reach(q: Side, k: Side) -> tuple[int, int]:
+    """(lo, hi) of p_k - p_q. Free for runs; explicit tensors are read once (a synchronisation on a GPU)."""
+    if _length(q) == 0 or _length(k) == 0:
+        return 0, 0
+    if isinstance(q, Run) and isinstance(k, Run):
+        offset = _offset(q, k)
+        if offset is not None:
+            return offset - q.length + 1, offset + k.length - 1
+    (q_lo, q_hi), (k_lo, k_hi) = _bounds(q), _bounds(k)
+    return k_lo - q_hi, k_hi - q_lo
 
 
 def _offset(q: Run, k: Run) -> int | None:
@@ -98,7 +89,8 @@ class Where:
         if reach is not None and reach[0] > reach[1]:
             raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
         # asked many times in each decoding step: plain attributes, never changed
-        self.axes: tuple[Axis, ...] = tuple(map(Axis, q_axes, k_axes))
+        self.q_axes, self.k_axes = q_axes, k_axes
+        """Positions along each axis: time, image row, segment."""
         self.q: Side = q_axes[0]
         self.k: Side = k_axes[0]
         self.runs: tuple[Run, Run] | None = None
@@ -113,12 +105,12 @@ class Where:
             self.q_length, self.k_length = _length(self.q), _length(self.k)
         self._reach = reach
         self._total = total
-        if len(self.axes) > 1:
+        if len(q_axes) > 1:
             self._check_lengths()
 
     def _check_lengths(self) -> None:
-        for number, axis in enumerate(self.axes):
-            lengths = _length(axis.q), _length(axis.k)
+        for number, sides in enumerate(zip(self.q_axes, self.k_axes, strict=True)):
+            lengths = _length(sides[0]), _length(sides[1])
             if lengths != (self.q_length, self.k_length):
                 raise ValueError(
                     f"axis {number} has {lengths[0]} queries and {lengths[1]} keys, "
@@ -128,16 +120,15 @@ class Where:
     # ---- one axis -------------------------------------------------------------------------------------------
     @property
     def reach(self) -> tuple[int, int]:
-        return self._reach if self._reach is not None else self.axes[0].reach
+        return self._reach if self._reach is not None else _reach(self.q, self.k)
 
     def axis(self, number: int) -> Where:
         """This axis alone, as a Where."""
-        if not 0 <= number < len(self.axes):
-            raise ValueError(f"axis {number} was asked for; these positions have axes 0 to {len(self.axes) - 1}")
-        if number == 0 and len(self.axes) == 1:
+        if not 0 <= number < len(self.q_axes):
+            raise ValueError(f"axis {number} was asked for; these positions have axes 0 to {len(self.q_axes) - 1}")
+        if number == 0 and len(self.q_axes) == 1:
             return self
-        axis = self.axes[number]
-        return Where(axis.q, axis.k, reach=self._reach if number == 0 else None)
+        return Where(self.q_axes[number], self.k_axes[number], reach=self._reach if number == 0 else None)
 
     # ---- sizes ----------------------------------------------------------------------------------------------
     @property
@@ -154,11 +145,11 @@ class Where:
     # ---- tensors --------------------------------------------------------------------------------------------
     def q_positions(self, device=None, axis: int = 0) -> Tensor:
         """[Lq] or [B, Lq], int64."""
-        return _positions(self.axes[axis].q, device)
+        return _positions(self.q_axes[axis], device)
 
     def k_positions(self, device=None, axis: int = 0) -> Tensor:
         """[Lk] or [B, Lk], int64."""
-        return _positions(self.axes[axis].k, device)
+        return _positions(self.k_axes[axis], device)
 
     def distance(self, device=None, axis: int = 0, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """r = p_k - p_q, [Lq, Lk] or [B, Lq, Lk]; `rows` and `columns` select a block."""
@@ -167,7 +158,7 @@ class Where:
         return k[..., None, :] - q[..., :, None]
 
     def __repr__(self) -> str:
-        axes = ", ".join(f"q={_name(axis.q)}, k={_name(axis.k)}" for axis in self.axes)
+        axes = ", ".join(f"q={_name(q)}, k={_name(k)}" for q, k in zip(self.q_axes, self.k_axes, strict=True))
         return f"Where({axes})"
 
 

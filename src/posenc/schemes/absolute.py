@@ -48,8 +48,8 @@ class Absolute(Scheme):
         raise NotImplementedError
 
     def embed(self, x: Tensor, where: Where) -> Tensor:
-        if len(where.axes) != 1:
-            raise ValueError(f"absolute positions have one axis, got {len(where.axes)}; give where.axis(n)")
+        if len(where.q_axes) != 1:
+            raise ValueError(f"absolute positions have one axis, got {len(where.q_axes)}; give where.axis(n)")
         positions = where.q_positions(x.device)
         _not_negative(where.q, positions)
         return x + self.encode(positions).to(x.dtype)

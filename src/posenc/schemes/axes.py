@@ -42,8 +42,7 @@ class ManyAxes(Scheme):
 
     def rotation(self, where: Where) -> Rotation:
         device = self.device_of(where)
-        queries = [axis.q for axis in where.axes]
-        keys = [axis.k for axis in where.axes]
+        queries, keys = where.q_axes, where.k_axes
         turns, factor = self._turns(where, device)
         both = self._phases(keys, turns, factor, device)
         if all(q is k for q, k in zip(queries, keys, strict=True)):
@@ -53,7 +52,7 @@ class ManyAxes(Scheme):
     def _turns(self, where: Where, device: torch.device) -> tuple[Digits, float | Tensor]:
         return digits_on(self._digits, device), self.attention_factor
 
-    def _phases(self, sides: list[Side], turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
+    def _phases(self, sides: tuple[Side, ...], turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
         if len(sides) < self.axes and not (len(sides) == 1 and (self.text or self.columns is not None)):
             raise ValueError(
                 f"{type(self).__name__} reads {self.axes} axes of positions, got {len(sides)}; give [B, L, {self.axes}] "
@@ -185,7 +184,7 @@ class AxialRoPE(ManyAxes):
         first, second, third = (digit.to(device) for digit in turns)
         q, k = (
             self._from(start.to(device), self._phases(sides, (first, second, third), 1.0, device))
-            for sides in ([axis.q for axis in where.axes], [axis.k for axis in where.axes])
+            for sides in (where.q_axes, where.k_axes)
         )
         return Rotation(q, k, self.layout)
 
@@ -276,7 +275,7 @@ class MRoPE(ManyAxes):
             return super()._turns(where, device)
         assert self.scaling is not None
         total = where.total
-        for axis in range(1, len(where.axes)):
+        for axis in range(1, len(where.q_axes)):
             other = where.axis(axis).total
             if isinstance(total, Tensor) or isinstance(other, Tensor):
                 total = torch.maximum(*(torch.as_tensor(x, device=device) for x in (total, other)))
@@ -342,7 +341,7 @@ class Sinusoidal2D(Scheme):
         self._digits = digits(inverse_frequencies(d_model // 2, float(base)))
 
     def embed(self, x: Tensor, where: Where) -> Tensor:
-        at = tuple(positions_of(axis.q, x.device) for axis in where.axes)
+        at = tuple(positions_of(side, x.device) for side in where.q_axes)
         if len(at) == 1 and self.columns is not None:
             at = row_and_column(at[0], self.columns)
         if len(at) != 2:

@@ -149,7 +149,7 @@ class XLNet(TransformerXL):
         if self.bi_data:
             where = self._both_ways(where, x)
         lookups = [self._positions(where, self.index(where))]
-        if len(where.axes) > 1:
+        if len(where.q_axes) > 1:
             table = self.g.transpose(0, 1)
             same_or_not = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
             lookups.append(Lookup(same_or_not, bias=self._against(self.w, table), dot_query=table))
@@ -167,7 +167,7 @@ class XLNet(TransformerXL):
         return Where(
             where.q_positions(x.device) * sign,
             where.k_positions(x.device) * sign,
-            more=[(axis.q, axis.k) for axis in where.axes[1:]],
+            more=list(zip(where.q_axes[1:], where.k_axes[1:], strict=True)),
             reach=(min(lo, -hi), max(hi, -lo)),
         )
 
