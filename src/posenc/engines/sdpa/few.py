@@ -44,7 +44,8 @@ def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -> Tensor:
-    heads, rows, keys, v_size = q.shape[1], q.shape[2], k.shape[2], v.shape[3]
+    _, heads, rows, size = q.shape
+    keys, v_size = k.shape[2], v.shape[3]
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     left, right = mask.limits
     first = 0 if left is None else max(0, keys - rows - left)  # keys before it are seen by no row
@@ -68,11 +69,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -
         real = mask.key_mask[:, None, None, first:]
         added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision)
         added = added.expand(-1, heads, 1, -1)
-    q, k, v = one_size(q, k, v)
+    if size != v_size or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        q, k, v = one_size(q, k, v)
     out = scaled_dot_product_attention(q, k, v, added, scale=scale, enable_gqa=heads != k.shape[1])
     if rows > 1:
         out = out.flip(2)
-    return out if v_size == out.shape[3] else out[..., :v_size]
+    return out if size <= v_size else out[..., :v_size]
 
 
 def _table(plan: Plan, lowest: int, count: int, precision: torch.dtype) -> Tensor | None:

@@ -60,10 +60,7 @@ def forward(
 def one_size(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The kernel wants one head size (the smaller ones get zeros, which change no product), its numbers side by side."""
     size = tensors[0].shape[3]
-    for x in tensors:
-        if x.shape[3] != size or x.stride(3) != 1:
-            break
-    else:
+    if all(x.shape[3] == size and x.stride(3) == 1 for x in tensors):
         return tensors
     size = max(x.shape[3] for x in tensors)
     padded = (x if x.shape[3] == size else torch.nn.functional.pad(x, (0, size - x.shape[3])) for x in tensors)
