@@ -43,4 +43,5 @@ def tiles_of(arch: int) -> None:
 
         return choose
 
-    tiles.choose, tiles.choose_spread, tiles.splits = map(on_cuda, (tiles.choose, tiles.choose_spread, tiles.splits))
+    for name in ("choose", "choose_spread", "choose_collect", "splits"):
+        setattr(tiles, name, on_cuda(getattr(tiles, name)))

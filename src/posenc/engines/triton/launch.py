@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -224,7 +223,7 @@ def run_backward(
         # After the blocks: a bias that is there before goes along with the row term.
         if x.shared:
             ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
-            given["bias"] = collect(d_bias, ones, heads, heads, x.bias.shape[1])[..., 0]
+            given["bias"] = collect(d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
         else:
             given["bias"] = d_bias.ptr.sum((0, 2))
     if given["slopes"] is not None:
@@ -236,9 +235,9 @@ def run_backward(
             share = q.new_empty(batch, heads, k_length, size)
             gather(d_cols, x.key_table, share, False)
             given["k"] = dk + share.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32)
-        given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])
+        given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])[0]
     if x.value is not None and asked["value"]:
-        given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])
+        given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])[0]
     return list(given.values())
 
 
@@ -259,14 +258,11 @@ def _take_rows(d_rows: Band, x: Inputs, num: Numbers, scale: float, given: dict,
         gather(d_rows, x.table[:, near], given["states"][:, :, first:last], False)
     if given["table"] is None and given["bias"] is None:
         return
-    size = states.shape[3]
-    if given["bias"] is not None:
-        states = F.pad(states, (0, 8), value=1.0)  # its product with ones is the sum over queries
-    share = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1)
-    if given["bias"] is not None:
-        given["bias"][:, near] += share[..., size] / scale
+    share, sums = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1, given["bias"] is not None)
+    if sums is not None:
+        given["bias"][:, near] += sums / scale
     if given["table"] is not None:
-        given["table"][:, near] += share[..., :size]
+        given["table"][:, near] += share
 
 
 def _blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:

@@ -141,24 +141,70 @@ def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
         into[:, s::8].baddbmm_(rows, table[:, 7 - s : 7 - s + width], beta=int(more))
 
 
-def collect(band: Band, states: Tensor, heads: int, table_heads: int, span: int) -> Tensor:
-    """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32."""
-    if states.shape[1] != heads:
-        states = states.repeat_interleave(heads // states.shape[1], 1)
-    batch = states.shape[0]
-    width = up(band.hi - band.origin + 8, 8)
-    states = states.flatten(0, 1)
-    total = states.new_zeros(table_heads, 7 + width, states.shape[2], dtype=torch.float32)
-    for s, rows in enumerate(_eighths(band, *states.shape[:2], width, states.dtype)):
-        a, b = rows.transpose(1, 2), states[:, s::8]
-        if a.is_cuda and a.dtype != torch.float32:
-            product = torch.bmm(a, b, out_dtype=torch.float32)
-        else:
-            product = torch.bmm(a, b).float()
-        product = product.unflatten(0, (batch, heads))
-        product = product.sum(0) if table_heads == heads else product.sum((0, 1))[None]
-        total[:, 7 - s : 7 - s + width] += product
-    return total[:, 7 + band.lo - band.origin :][:, :span]
+@triton.jit(do_not_specialize=["heads", "group", "batch", "tokens", "columns"])
+def collect_kernel(
+    band, states, total, sums,  # states: a View; total: [H, 8, 7 + columns, E] and sums: [H, 8, 7 + columns], float32
+    heads, group, batch, tokens, columns,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Bandᵀ . states of every eighth token of one head, over the whole batch, in registers. As in spread_kernel, the rows
+    of every eighth token are aligned, and their columns shifted by the token's place among eight."""
+    blocks = tl.cdiv(columns, BLOCK_C)
+    pid = tl.program_id(0)
+    c0 = pid % blocks * BLOCK_C
+    eighth = pid // blocks % 8
+    h = (pid // blocks // 8).to(tl.int64)
+    own, e = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_E)
+    c = c0 + tl.arange(0, BLOCK_C)
+    acc = tl.zeros([BLOCK_C, BLOCK_E], tl.float32)
+    summed = tl.zeros([BLOCK_C], tl.float32)
+    steps = tl.cdiv(tokens, 8 * BLOCK_I)
+    for t in tl.range(0, batch * steps, num_stages=STAGES):
+        b, own0 = (t // steps).to(tl.int64), t % steps * BLOCK_I
+        i = (own0 + own) * 8 + eighth
+        ok = i < tokens
+        base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + eighth * band.pitch
+        at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
+        x = tl.load(at, mask=ok[:, None] & (c < columns)[None, :], other=0.0)
+        where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
+        y = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
+        acc = tl.dot(tl.trans(x), y.to(x.dtype), acc, input_precision=PRECISION)
+        if sums is not None:
+            summed += tl.sum(x.to(tl.float32), 0)
+    row = (h * 8 + eighth) * (7 + columns) + 7 - eighth + c
+    tl.store(total + row[:, None] * E + e[None, :], acc, mask=(c < columns)[:, None] & (e < E)[None, :])
+    if sums is not None:
+        tl.store(sums + row, summed, mask=c < columns)
+
+
+def collect(
+    band: Band, states: Tensor, heads: int, table_heads: int, span: int, summed: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32; with `summed` its sums over
+    tokens too, [H or 1, span]."""
+    batch, own_heads, tokens, size = states.shape
+    columns = up(band.hi - band.origin + 8, 8)
+    total = states.new_zeros(heads, 8, 7 + columns, size, dtype=torch.float32)
+    sums = total.new_zeros(heads, 8, 7 + columns) if summed else None
+    if tokens and batch:
+        numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(states.dtype)
+        band = band._replace(ptr=numbers, ends=numbers, unit=numbers)
+        if states.stride(-1) != 1:
+            states = states.contiguous()
+        wide = max(16, triton.next_power_of_2(size))
+        tile = tiles.choose_collect(wide, band.ptr.dtype, states.device)
+        collect_kernel[(heads * 8 * triton.cdiv(columns, tile.keys),)](
+            band, View(states, *states.stride()[:3]), total, sums, heads, heads // own_heads, batch, tokens, columns,
+            size, wide, tile.queries, tile.keys, PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
+    over = 1 if table_heads == heads else (0, 1)
+    near = slice(7 + band.lo - band.origin, 7 + band.lo - band.origin + span)
+
+    def whole(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.sum(over).reshape(table_heads, *x.shape[2:])[:, near]
+
+    return whole(total), whole(sums)
 
 
 def _eighths(band: Band, heads: int, tokens: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -55,6 +55,7 @@ SMALL = {
 # Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
 SPREAD = Tile(64, 64, 4, 3)
+COLLECT = Tile(64, 128, 4, 3)
 INTERPRETED = Tile(16, 16, 4, 1)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
 
@@ -88,6 +89,15 @@ def choose_spread(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
     return SPREAD if size <= 128 else Tile(64, 32, 4, 1)
+
+
+def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """Tokens and distances of the product that makes a table's gradient; `size`: of the states."""
+    if device.type != "cuda":
+        return INTERPRETED
+    if dtype == torch.float32:
+        return Tile(16, 32, 4, 1) if size <= 64 else Tile(16, 16, 4, 1)
+    return COLLECT if size <= 128 else Tile(32, 64, 4, 2)
 
 
 def splits(programs: int, k_length: int, tile: Tile, device: torch.device) -> int:
