@@ -68,6 +68,16 @@ def every_slot(slot):
     check(q, k, v, tame(plan_of((slot,), q, k, v, reach=(60, 70))), causal=slot in ("bias", "dot_key"))
 
 
+def wide_bands(options):
+    """Most tiles lie within the span of the content terms."""
+    q, k, v = tensors(2, 4, 2, 1000, 1100, 64, torch.bfloat16)
+    if "key_mask" in options:
+        last = torch.tensor([[k.shape[2]], [k.shape[2] - 200]], device="cuda")[: k.shape[0]]
+        options = {"key_mask": torch.arange(k.shape[2], device="cuda") < last}
+    check(q, k, v, tame(plan_of(("dot_query", "dot_key", "add_value"), q, k, v, reach=(300, 400))), **options)
+    check(q, k, v, tame(plan_of(("bias", "states", "scale"), q, k, v, reach=(400, 300))), **options)
+
+
 def head_sizes_and_types(size, dtype):
     q, k, v = tensors(1, 2, 1, 333, 500, size, dtype)
     check(q, k, v, plan_of(("bias", "dot_query", "add_value"), q, k, v, reach=(40, 40)), window=200)
@@ -214,6 +224,10 @@ CASES = {
     "compile without graph breaks": compile_without_graph_breaks,
     "a CUDA graph replays": a_cuda_graph_replays,
     "offsets past two billion elements": offsets_past_two_billion_elements,
+    **{
+        f"wide bands, {', '.join(options) or 'plain'}": partial(wide_bands, options)
+        for options in ({}, {"causal": True}, {"window": 500}, {"key_mask": None})
+    },
     "packed sequences": packed_sequences,
     "every distance": partial(every_distance, False),
     "every distance, causal": partial(every_distance, True),

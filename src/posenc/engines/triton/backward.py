@@ -15,6 +15,8 @@ import triton.language as tl
 from .put import put, put_diagonal, put_ends, put_zeros, store_tile
 from .terms import (
     LOG2E,
+    added,
+    amidst,
     band_end,
     bias_end,
     distance,
@@ -30,6 +32,7 @@ from .terms import (
     keep,
     load_tile,
     look,
+    middle,
     outside,
     padded,
     row_end,
@@ -116,7 +119,7 @@ def backward_q(
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, total, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
-    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
+    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr, AMIDST: tl.constexpr,
 ):  # fmt: skip
     """dq of one block of queries, and what belongs to queries: rows, scale; the shares of bias and slopes."""
     total = (total * padded(q_length)).to(tl.int64)
@@ -211,11 +214,38 @@ def backward_q(
     if DIAGONALS:
         bias_ptr = grads.bias.ptr + ((bh * tl.cdiv(q_length, BLOCK_M)) + block) * grads.bias.h
 
+    s0, s1 = r0, r0
+    if AMIDST and CLEAR and (grads.bias is None):  # sums along diagonals take the middle's tiles one after another
+        s0, s1 = middle(slots, m0, BLOCK_M, BLOCK_N, offset, l1, r0, c0, c1, False)
+        for t in tl.range(s0 * (BLOCK_N // AMIDST), s1 * (BLOCK_N // AMIDST), num_stages=BAND_STAGES):
+            n0 = t * AMIDST
+            k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, AMIDST, False)
+            v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, AMIDST, False)
+            j = n0 + tl.arange(0, AMIDST)
+            r = j[None, :] - i[:, None] + offset
+            x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+            x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, False)
+            y = outside(x * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+            p = tl.exp2(y - bottom[:, None])
+            dp = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
+            if slots.mass is not None:
+                dp = added(dp, slots.mass, places, b, h, m0, i, j, q_length, False, False)
+            if DROPOUT:
+                dp = dp * keep(masks, bh, i[:, None], j[None, :], dropout)
+            ds = p * (dp - delta_row[:, None])
+            if grads.slopes is not None:
+                d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
+            if grads.scale is not None:
+                d_scale += tl.sum(ds * x, 1)
+            if grads.rows is not None:
+                put(grads.rows, places, b, h, m0, i, j, r, ds * (scale_tile / LOG2E), ok, False, False)
+            acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
+
     PER: tl.constexpr = BLOCK_N // BAND
-    general = ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER
+    general = ((l0 - a0) + (a1 - r1) + (r0 - l1) - (s1 - s0)) * PER
     few = tl.arange(0, BAND)
     for t in tl.range(0, general, num_stages=BAND_STAGES):
-        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1, s0, s1)
         n0 = tile * BLOCK_N + t % PER * BAND
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BAND, True)
@@ -300,8 +330,8 @@ def backward_k(
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, total, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
-    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr, MORE: tl.constexpr,
-    ZERO: tl.constexpr,
+    RAW: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr, AMIDST: tl.constexpr,
+    MORE: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, and what belongs to keys: cols, decay. Tiles are [keys, queries].
 
@@ -393,8 +423,51 @@ def backward_k(
                     sum_right += tl.where(on_left, 0.0, gained)
                 acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
 
-        for t in tl.range(0, ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER, num_stages=BAND_STAGES):
-            tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+        s0, s1 = r0, r0
+        if AMIDST and CLEAR:
+            s0, s1 = middle(slots, n0, BLOCK_N, BLOCK_M, -offset, l1, r0, c0, c1, True)
+            for t in tl.range(s0 * (BLOCK_M // AMIDST), s1 * (BLOCK_M // AMIDST), num_stages=BAND_STAGES):
+                m0 = t * AMIDST
+                q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, AMIDST, False)
+                g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, AMIDST, False)
+                i = m0 + tl.arange(0, AMIDST)
+                here = bh * padded(q_length) + i
+                bottom = tl.load(lse + here)
+                delta_row = tl.load(delta + here)
+                scale_row = row_scale(slots, bh, i, q_length, scale)
+                if slots.scale is not None:
+                    scale_tile = scale_row[None, :]
+                else:
+                    scale_tile = scale_row
+                r = j[:, None] - i[None, :] + offset
+                x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+                x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, True) * scale_tile
+                x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
+                p = tl.exp2(x - bottom[None, :])
+                dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
+                if slots.mass is not None:
+                    dp = added(dp, slots.mass, places, b, h, m0, i, j, q_length, True, False)
+                if DROPOUT:
+                    stays = keep(masks, bh, i[None, :], j[:, None], dropout)
+                    acc_v = tl.dot((p * stays).to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
+                    dp = dp * stays
+                else:
+                    acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
+                ds = p * (dp - delta_row[None, :])
+                if grads.decay_k is not None:
+                    d_decay -= tl.sum(ds, 1)
+                if slots.scale is not None:
+                    ds = ds * (scale_tile / LOG2E)
+                if grads.cols is not None:
+                    if slots.scale is None:
+                        share = ds * scale
+                    else:
+                        share = ds
+                    put(grads.cols, places, b, h, n0, j, i, -r, share, ok, False, True)
+                acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
+
+        for t in tl.range(0, ((l0 - a0) + (a1 - r1) + (r0 - l1) - (s1 - s0)) * PER, num_stages=BAND_STAGES):
+            tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1, s0, s1)
             m0 = tile * BLOCK_M + t % PER * BAND
             q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BAND, True)
             g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BAND, True)

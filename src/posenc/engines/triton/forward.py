@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .put import put, put_ends
 from .terms import (
+    amidst,
     bias_end,
     distance,
     edges,
@@ -19,6 +20,7 @@ from .terms import (
     inside,
     keep,
     load_tile,
+    middle,
     outside,
     padded,
     row_end,
@@ -52,6 +54,7 @@ def forward(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr,
     RAW: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, BAND_STAGES: tl.constexpr,
+    AMIDST: tl.constexpr,
 ):  # fmt: skip
     """Queries q_first .. q_last. Tiles are [queries, keys]."""
     blocks = tl.cdiv(q_last - q_first, BLOCK_M)
@@ -143,13 +146,38 @@ def forward(
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
             top = higher
 
+    # ---- tiles within the bands' spans: numbers for each pair, no masks -------------------------------------------
+    s0, s1 = r0, r0
+    if AMIDST and CLEAR and (not SPLIT):
+        s0, s1 = middle(slots, m0, BLOCK_M, BLOCK_N, offset, l1, r0, c0, c1, False)
+        for t in tl.range(s0 * (BLOCK_N // AMIDST), s1 * (BLOCK_N // AMIDST), num_stages=BAND_STAGES):
+            n0 = t * AMIDST
+            k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, AMIDST, False)
+            v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, AMIDST, False)
+            j = n0 + tl.arange(0, AMIDST)
+            x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+            x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
+            r = j[None, :] - i[:, None] + offset
+            x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+            higher = tl.maximum(top, tl.max(x, 1))
+            p = tl.exp2(x - higher[:, None])
+            alpha = tl.exp2(top - higher)
+            total = total * alpha + tl.sum(p, 1)
+            if DROPOUT:
+                p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
+            mass_left = mass_left * alpha
+            mass_right = mass_right * alpha
+            acc = acc * alpha[:, None]
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+            top = higher
+
     # ---- general tiles: look-ups and masks -----------------------------------------------------------------
     # A general tile has BAND keys, so that its look-ups find registers.
     PER: tl.constexpr = BLOCK_N // BAND
-    general = ((l0 - a0) + (a1 - r1) + (r0 - l1)) * PER
+    general = ((l0 - a0) + (a1 - r1) + (r0 - l1) - (s1 - s0)) * PER
     few = tl.arange(0, BAND)
     for t in tl.range(0, general, num_stages=BAND_STAGES):
-        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+        tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1, s0, s1)
         n0 = tile * BLOCK_N + t % PER * BAND
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BAND, True)
@@ -218,8 +246,8 @@ def forward(
             mass_left = mass_left * weight
             mass_right = mass_right * weight
             band = slots.mass
-            for t in tl.range(0, general, num_stages=BAND_STAGES):
-                tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1)
+            for t in tl.range(0, general + (s1 - s0) * PER, num_stages=BAND_STAGES):
+                tile = general_tile(t // PER, a0, l0, l1, r0, r1, a1, r0, r0)
                 n0 = tile * BLOCK_N + t % PER * BAND
                 k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BAND, True)
                 j = n0 + few

@@ -110,11 +110,12 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
             if x.table is not None:
                 slots = slots._replace(rows=_rows(x, num, scale, first, last))
             grid = batch * heads * triton.cdiv(last - first, tile.queries) * shares
+            amid = _amid(q, slots)
             forward[(grid,)](
                 _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
                 slots, _places(x), _masks(x), *_sizes(x, num, first, last),
                 shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
-                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages,
+                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=amid and (tile.amid or tile.keys),
                 num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
     if shares > 1:
@@ -201,7 +202,7 @@ def run_backward(
                 lo, hi = slots.rows.lo, slots.rows.hi
                 d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
                 grads = grads._replace(rows=d_rows)
-            sizes = _sizes(x, num, first, last)
+            sizes, amid = _sizes(x, num, first, last), _amid(q, slots)
             prepare[(total * triton.cdiv(last - first, 64),)](
                 _view(out), _view(d_out), lse, delta, ends, slots, heads, q_length, first, last, total, scale,
                 dims[1], dims[3], 64,
@@ -209,13 +210,13 @@ def run_backward(
             backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), lse, delta, ends,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
-                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
+                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=amid and (k_tile.amid or k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
                 num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
             backward_q[(total * triton.cdiv(last - first, q_tile.queries),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
-                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, num_warps=q_tile.warps, num_stages=q_tile.stages,
+                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=amid and (q_tile.amid or q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
             )  # fmt: skip
             if d_rows is not None:
                 _take_rows(d_rows, x, num, scale, given, first, last)
@@ -239,6 +240,12 @@ def run_backward(
     if x.value is not None and asked["value"]:
         given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])[0]
     return list(given.values())
+
+
+def _amid(q: Tensor, slots: Slots) -> bool:
+    """Whether some tiles may lie within the bands' spans, where numbers for each pair are added as products."""
+    spans = [band.hi - band.lo for band in (slots.rows, slots.cols, slots.mass) if band is not None]
+    return q.dtype != torch.float32 and bool(spans) and min(spans) >= tiles.WIDE
 
 
 def _along(x: Inputs, num: Numbers) -> bool:

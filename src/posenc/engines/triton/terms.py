@@ -182,6 +182,29 @@ def look(
 
 
 @triton.jit
+def added(x, band, places, b, h, own0, own, other, length, TURN: tl.constexpr, OWN_IS_KEY: tl.constexpr):
+    """x and the band's numbers for a tile that lies within its span, or turned: as a product with the unit matrix, so
+    that they go from memory to the tensor cores and are turned on the way, past the registers."""
+    y = tl.load(tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY), mask=(own < length)[:, None], other=0.0)
+    if TURN:
+        y = tl.trans(y)
+    step = tl.arange(0, x.shape[0])
+    same = tl.where(step[:, None] == step[None, :], 1.0, 0.0).to(y.dtype)
+    return tl.dot(same, y, x)
+
+
+@triton.jit
+def amidst(qk, slots, places, b, h, m0, n0, i, j, q_length, k_length, KEYS_FIRST: tl.constexpr):
+    """`inside` for a tile within the span of every band that no mask touches."""
+    x = qk
+    if slots.rows is not None:
+        x = added(x, slots.rows, places, b, h, m0, i, j, q_length, KEYS_FIRST, False)
+    if slots.cols is not None:
+        x = added(x, slots.cols, places, b, h, n0, j, i, k_length, not KEYS_FIRST, True)
+    return x
+
+
+@triton.jit
 def ended(x, band, bh, own, length, r, TURN: tl.constexpr):
     """What `look` found, with the ends outside the span."""
     ok = own < length
@@ -446,11 +469,37 @@ def segments(
 
 
 @triton.jit
-def general_tile(t, a0, l0, l1, r0, r1, a1):
-    """The t-th tile with general pairs: those before the left far stretch, those after the right one, then the middle."""
+def middle(slots, own, OWN: tl.constexpr, OTHER: tl.constexpr, offset, l1, r0, c0, c1, KEYS: tl.constexpr):
+    """First and one past the last tile of the other side that lies within the span of every band and under no mask."""
+    s0, s1 = tl.maximum(l1, c0), tl.minimum(r0, c1)
+    s0, s1 = within(slots.rows, s0, s1, own, OWN, OTHER, offset, KEYS)
+    s0, s1 = within(slots.cols, s0, s1, own, OWN, OTHER, offset, not KEYS)
+    s0, s1 = within(slots.mass, s0, s1, own, OWN, OTHER, offset, KEYS)
+    s0 = tl.minimum(s0, r0)
+    return s0, tl.maximum(s0, s1)
+
+
+@triton.jit
+def within(band, s0, s1, own, OWN: tl.constexpr, OTHER: tl.constexpr, offset, TURN: tl.constexpr):
+    if band is not None:
+        if TURN:
+            lo, hi = -band.hi, -band.lo
+        else:
+            lo, hi = band.lo, band.hi
+        s0 = tl.maximum(s0, tl.cdiv(tl.maximum(lo + own + OWN - offset, 0), OTHER))
+        s1 = tl.minimum(s1, tl.maximum(hi + own - offset, 0) // OTHER)
+    return s0, s1
+
+
+@triton.jit
+def general_tile(t, a0, l0, l1, r0, r1, a1, s0, s1):
+    """The t-th tile with general pairs: those before the left far stretch, those after the right one, then the middle,
+    without s0 .. s1."""
     before = l0 - a0
     after = a1 - r1
-    return tl.where(t < before, a0 + t, tl.where(t < before + after, r1 + t - before, l1 + t - before - after))
+    inner = l1 + t - before - after
+    inner += tl.where(inner >= s0, s1 - s0, 0)
+    return tl.where(t < before, a0 + t, tl.where(t < before + after, r1 + t - before, inner))
 
 
 @triton.jit

@@ -17,6 +17,7 @@ class Tile(NamedTuple):
     stages: int  # of the loop over far tiles
     band_stages: int = 1  # of the loop over general tiles: their look-ups would be staged too
     band: int = 0  # keys (backward_k: queries) of a general tile; 0: as many as of a far one
+    amid: int = 0  # the same for a tile within the bands
 
 
 # (kernel, largest head size it serves) -> tile.
@@ -56,6 +57,7 @@ SMALL = {
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
 SPREAD = Tile(64, 64, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
+WIDE = 256  # distances, from where on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
 
