@@ -31,14 +31,18 @@ from .terms import (
     inside,
     keep,
     load_tile,
+    lifted,
     look,
     middle,
     outside,
     padded,
+    picks,
     row_end,
     row_scale,
     segments,
     shown,
+    thirds,
+    unit_matrix,
 )
 
 # Numbers that change from call to call and whose divisibility helps nothing.
@@ -60,12 +64,15 @@ class Grads(NamedTuple):
 
 @triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "total", "scale"])
 def prepare(
-    out, d_out, lse, delta, ends,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
+    out, d_out, lse, delta, ends, sums,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
     slots,  # slots.mass: the gradient of attention per distance
     heads, q_length, q_first, q_last, total, scale,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = sum_j a_ij dP_ij = o_i . do_i, and the constants of the far field folded into lse and delta."""
+    """delta_i = sum_j a_ij dP_ij = o_i . do_i, and the constants of the far field folded into lse and delta.
+
+    sums: bfloat16 [3, B, H, Lq rounded up, 16], as far tiles on the left, those on the right, and others see them: see put_sums.
+    """
     total = (total * padded(q_length)).to(tl.int64)
     blocks = tl.cdiv(q_last - q_first, BLOCK)
     m0 = (q_first // BLOCK + tl.program_id(0) % blocks) * BLOCK
@@ -79,6 +86,7 @@ def prepare(
     x = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     here = bh * padded(q_length) + i
     tl.store(delta + here, x)
+    delta_row = x
     scale_row = row_scale(slots, bh, i, q_length, scale)
     bottom = tl.load(lse + here, mask=ok, other=float("inf"))
     left = row_end(slots, bh, i, ok, False) * scale_row + bias_end(slots, h, False)
@@ -91,6 +99,21 @@ def prepare(
         x = x - band_end(slots.mass, bh, i, ok, 0)
     tl.store(ends + total + here, x, mask=ok)
     tl.store(ends + 3 * total + here, y, mask=ok)
+    # The same for backward_k, which has queries in columns.
+    unit = 1.0 / scale_row if slots.scale is None else 1.0
+    put_sums(sums + here[:, None] * 16, (bottom - left) * unit, x, 6)
+    put_sums(sums + (total + here)[:, None] * 16, (bottom - right) * unit, y, 9)
+    put_sums(sums + (2 * total + here)[:, None] * 16, bottom * unit, delta_row, 12)
+
+
+@triton.jit
+def put_sums(ptr, bottom, delta, ONES: tl.constexpr):
+    """-lse and -delta in three parts each, and three ones for what a key adds (from 12 on: nothing)."""
+    c = tl.arange(0, 16)[None, :]
+    tile = tl.where((c >= ONES) & (c < ONES + 3) & (c < 12), 1.0, tl.zeros([bottom.shape[0], 16], tl.float32))
+    tile = thirds(tile, c, 0, -tl.where(bottom > 1e30, 1e30, bottom))
+    tile = thirds(tile, c, 3, -delta)
+    tl.store(ptr + c, tile.to(tl.bfloat16))
 
 
 @triton.jit
@@ -153,6 +176,7 @@ def backward_q(
     steps = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
+    keys_three = picks(slots, 6, BLOCK_M, 16)
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
     g_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK_M, True)
     scale_row = row_scale(slots, bh, i, q_length, scale)
@@ -179,7 +203,7 @@ def backward_q(
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
             j = (n0 + steps)[None, :]
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-            x = far_inside(x, slots, bh, j, on_left, k_length)
+            x = far_inside(x, slots, bh, n0 + steps, on_left, keys_three)
             y = far(x, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
             base = tl.where(on_left, lse_left, lse_right) - far_row(slots, h, bh, i, m0, on_left, q_length)
             if RAW:
@@ -217,6 +241,7 @@ def backward_q(
     s0, s1 = r0, r0
     if AMIDST and CLEAR and (grads.bias is None):  # sums along diagonals take the middle's tiles one after another
         s0, s1 = middle(slots, m0, BLOCK_M, BLOCK_N, offset, l1, r0, c0, c1, False)
+        same = unit_matrix(slots, BLOCK_M)
         for t in tl.range(s0 * (BLOCK_N // AMIDST), s1 * (BLOCK_N // AMIDST), num_stages=BAND_STAGES):
             n0 = t * AMIDST
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, AMIDST, False)
@@ -224,12 +249,12 @@ def backward_q(
             j = n0 + tl.arange(0, AMIDST)
             r = j[None, :] - i[:, None] + offset
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-            x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, False)
+            x = amidst(x, same, slots, places, b, h, m0, n0, i, j, q_length, k_length, False)
             y = outside(x * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
             p = tl.exp2(y - bottom[:, None])
             dp = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
             if slots.mass is not None:
-                dp = added(dp, slots.mass, places, b, h, m0, i, j, q_length, False, False)
+                dp = added(dp, same, slots.mass, places, b, h, m0, i, j, q_length, False, False)
             if DROPOUT:
                 dp = dp * keep(masks, bh, i[:, None], j[None, :], dropout)
             ds = p * (dp - delta_row[:, None])
@@ -325,7 +350,7 @@ def backward_q(
 
 @triton.jit(do_not_specialize=PLAIN)
 def backward_k(
-    q, k, v, d_out, dk, dv, lse, delta, ends,
+    q, k, v, d_out, dk, dv, sums,
     slots, places, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, total, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -371,6 +396,8 @@ def backward_k(
     v_tile = load_tile(v.ptr + b * v.b + h_kv * v.h, v.l, n0, k_length, d_v, DV, BLOCK_N, True)
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    c = tl.arange(0, 16)[None, :]
+    first_three, next_three = picks(slots, 0, BLOCK_N, 16), picks(slots, 3, BLOCK_N, 16)
 
     for member in range(group):
         h = h_kv * group + member
@@ -380,6 +407,13 @@ def backward_k(
         sum_left = tl.zeros([BLOCK_N], tl.float32)
         sum_right = tl.zeros([BLOCK_N], tl.float32)
         d_decay = tl.zeros([BLOCK_N], tl.float32)
+        far_score = first_three
+        if slots.cols is not None:
+            at = slots.cols.thirds + (bh * 2 * slots.cols.rows + j)[:, None] * 16 + c
+            if slots.scale is None:
+                far_score = tl.load(at, mask=ok[:, None], other=0.0)
+            else:
+                far_keys = tl.load(at, mask=ok[:, None] & (c >= 6), other=0.0)
 
         if CLEAR:
             for t in range((l1 - l0) + (r1 - r0)):
@@ -387,23 +421,27 @@ def backward_k(
                 on_left = t >= l1 - l0  # earlier queries have r >= hi: their far keys are on the right
                 q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
                 i = m0 + steps
-                here = bh * padded(q_length) + i
-                side = tl.where(on_left, 0, 2 * total)
-                base = tl.load(ends + side + here)
-                delta_row = tl.load(ends + side + total + here)
+                side = tl.where(on_left, 0, total)
+                e_tile = tl.load(sums + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
                 if slots.scale is not None:
                     scale_tile = scale_row[None, :]
                 else:
                     scale_tile = scale_row
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-                x = far_inside(x, slots, bh, j[:, None], on_left, k_length)
+                if slots.scale is None:
+                    x = lifted(x, far_score, e_tile)
+                elif slots.cols is not None:
+                    x = lifted(x, far_keys, e_tile)
                 x = far(x, scale_tile, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
-                base = base - far_row(slots, h, bh, i, m0, on_left, q_length)
+                if (slots.slopes is not None) or (slots.decay_q is not None):
+                    x += far_row(slots, h, bh, i, m0, on_left, q_length)[None, :]
+                if slots.scale is not None:
+                    x = lifted(x, first_three, e_tile)
                 if RAW:
-                    p = tl.exp2(x * scale_row - base[None, :])
+                    p = tl.exp2(x * scale_row)
                 else:
-                    p = tl.exp2(x - base[None, :])
+                    p = tl.exp2(x)
                 g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BLOCK_M, False)
                 dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
                 if DROPOUT:
@@ -412,7 +450,7 @@ def backward_k(
                     dp = dp * stays
                 else:
                     acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
-                ds = p * (dp - delta_row[None, :])
+                ds = p * lifted(dp, next_three, e_tile)
                 if grads.decay_k is not None:
                     d_decay -= tl.sum(ds, 1)
                 if slots.scale is not None:
@@ -426,14 +464,13 @@ def backward_k(
         s0, s1 = r0, r0
         if AMIDST and CLEAR:
             s0, s1 = middle(slots, n0, BLOCK_N, BLOCK_M, -offset, l1, r0, c0, c1, True)
+            same = unit_matrix(slots, BLOCK_N)
             for t in tl.range(s0 * (BLOCK_M // AMIDST), s1 * (BLOCK_M // AMIDST), num_stages=BAND_STAGES):
                 m0 = t * AMIDST
                 q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, AMIDST, False)
                 g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, AMIDST, False)
                 i = m0 + tl.arange(0, AMIDST)
-                here = bh * padded(q_length) + i
-                bottom = tl.load(lse + here)
-                delta_row = tl.load(delta + here)
+                e_tile = tl.load(sums + (2 * total + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
                 if slots.scale is not None:
                     scale_tile = scale_row[None, :]
@@ -441,19 +478,23 @@ def backward_k(
                     scale_tile = scale_row
                 r = j[:, None] - i[None, :] + offset
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-                x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, True) * scale_tile
+                if slots.scale is None:
+                    x = lifted(x, first_three, e_tile)
+                x = amidst(x, same, slots, places, b, h, m0, n0, i, j, q_length, k_length, True) * scale_tile
                 x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
-                p = tl.exp2(x - bottom[None, :])
+                if slots.scale is not None:
+                    x = lifted(x, first_three, e_tile)
+                p = tl.exp2(x)
                 dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
                 if slots.mass is not None:
-                    dp = added(dp, slots.mass, places, b, h, m0, i, j, q_length, True, False)
+                    dp = added(dp, same, slots.mass, places, b, h, m0, i, j, q_length, True, False)
                 if DROPOUT:
                     stays = keep(masks, bh, i[None, :], j[:, None], dropout)
                     acc_v = tl.dot((p * stays).to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
                     dp = dp * stays
                 else:
                     acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
-                ds = p * (dp - delta_row[None, :])
+                ds = p * lifted(dp, next_three, e_tile)
                 if grads.decay_k is not None:
                     d_decay -= tl.sum(ds, 1)
                 if slots.scale is not None:
@@ -472,9 +513,7 @@ def backward_k(
             q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BAND, True)
             g_tile = load_tile(g_ptr, d_out.l, m0, q_length, d_v, DV, BAND, True)
             i = m0 + few
-            here = bh * padded(q_length) + i
-            bottom = tl.load(lse + here)
-            delta_row = tl.load(delta + here)
+            e_tile = tl.load(sums + (2 * total + bh * padded(q_length) + i)[:, None] * 16 + c)
             scale_row = row_scale(slots, bh, i, q_length, scale)
             if slots.scale is not None:
                 scale_tile = scale_row[None, :]
@@ -483,6 +522,8 @@ def backward_k(
             r = distance(places, b, i[None, :], j[:, None], offset, q_length, k_length)
             r_lo, r_hi = n0 - m0 - (BAND - 1) + offset, n0 - m0 + (BLOCK_N - 1) + offset
             x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+            if slots.scale is None:
+                x = lifted(x, first_three, e_tile)
             some = hidden(tile, c0, c1, CLEAR)
             x = (
                 inside(
@@ -511,7 +552,9 @@ def backward_k(
             )
             x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
             x = shown(x, slots, masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right, some)
-            p = tl.exp2(x - bottom[None, :])
+            if slots.scale is not None:
+                x = lifted(x, first_three, e_tile)
+            p = tl.exp2(x)
             if DROPOUT:
                 kept = p * keep(masks, bh, i[None, :], j[:, None], dropout)
                 acc_v = tl.dot(kept.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
@@ -519,7 +562,7 @@ def backward_k(
                 acc_v = tl.dot(p.to(g_tile.dtype), g_tile, acc_v, input_precision=PRECISION)
             dp = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
             dp = weighed(dp, slots, places, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, True)
-            ds = p * (dp - delta_row[None, :])
+            ds = p * lifted(dp, next_three, e_tile)
             if grads.decay_k is not None:
                 d_decay -= tl.sum(ds, 1)
             if slots.scale is not None:

@@ -23,10 +23,12 @@ from .terms import (
     middle,
     outside,
     padded,
+    picks,
     row_end,
     row_scale,
     segments,
     shown,
+    unit_matrix,
 )
 
 
@@ -98,6 +100,7 @@ def forward(
     steps = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
+    keys_three = picks(slots, 6, BLOCK_M, 16)
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
     scale_row = row_scale(slots, bh, i, q_length, scale)
     if slots.scale is not None:
@@ -121,7 +124,7 @@ def forward(
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
             j = (n0 + steps)[None, :]
-            x = far_inside(x, slots, bh, j, on_left, k_length)
+            x = far_inside(x, slots, bh, n0 + steps, on_left, keys_three)
             x = far(x, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
             row = tl.where(on_left, end_left, end_right) + far_row(slots, h, bh, i, m0, on_left, q_length)
             if RAW:
@@ -150,13 +153,14 @@ def forward(
     s0, s1 = r0, r0
     if AMIDST and CLEAR and (not SPLIT):
         s0, s1 = middle(slots, m0, BLOCK_M, BLOCK_N, offset, l1, r0, c0, c1, False)
+        same = unit_matrix(slots, BLOCK_M)
         for t in tl.range(s0 * (BLOCK_N // AMIDST), s1 * (BLOCK_N // AMIDST), num_stages=BAND_STAGES):
             n0 = t * AMIDST
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, AMIDST, False)
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, AMIDST, False)
             j = n0 + tl.arange(0, AMIDST)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-            x = amidst(x, slots, places, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
+            x = amidst(x, same, slots, places, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
             r = j[None, :] - i[:, None] + offset
             x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
             higher = tl.maximum(top, tl.max(x, 1))

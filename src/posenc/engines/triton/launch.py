@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...constants import constant
 from . import tiles
 from .backward import Grads, backward_k, backward_q, prepare
 from .forward import forward
@@ -185,6 +186,7 @@ def run_backward(
         blocks = []
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
+    sums = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
     total = batch * heads
     dims = _dims(size, v_size)
     flags = {"RAW": _raw(x), "DROPOUT": dropout > 0, "PRECISION": "ieee"}
@@ -204,11 +206,11 @@ def run_backward(
                 grads = grads._replace(rows=d_rows)
             sizes, amid = _sizes(x, num, first, last), _amid(q, slots)
             prepare[(total * triton.cdiv(last - first, 64),)](
-                _view(out), _view(d_out), lse, delta, ends, slots, heads, q_length, first, last, total, scale,
+                _view(out), _view(d_out), lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
                 dims[1], dims[3], 64,
             )  # fmt: skip
             backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
-                _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), lse, delta, ends,
+                _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
                 k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=amid and (k_tile.amid or k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
                 num_warps=k_tile.warps, num_stages=k_tile.stages,
@@ -300,11 +302,13 @@ def _slots(x: Inputs, num: Numbers) -> Slots:
     """All slots but the row term."""
     cols = None
     if x.key_table is not None:
-        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset)
+        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True)
     bias = None
     if x.bias is not None and not _along(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
-    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k)
+    unit = constant((0.0,) * 128 + (1.0,) + (0.0,) * 128, x.q.device, x.q.dtype)
+    three = constant((0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32, x.q.device, torch.bfloat16)
+    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, unit, three)
 
 
 def _places(x: Inputs) -> Places:
@@ -329,7 +333,7 @@ def _sizes(x: Inputs, num: Numbers, first: int, last: int) -> tuple:
 
 def _raw(x: Inputs) -> bool:
     """Far scores need nothing per key, so that they are scaled last."""
-    return x.key_table is None and x.slopes is None and x.scales is None and x.decay_k is None
+    return x.slopes is None and x.scales is None and x.decay_k is None
 
 
 def mass_size(q: Tensor, num: Numbers) -> int:

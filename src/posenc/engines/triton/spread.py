@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tiles
-from .terms import Band, View
+from .terms import Band, View, thirds
 
 ALIGN = 16  # elements: aligned loads of 16 bytes in every dtype, and what Triton looks for in arguments
 MARGIN = 512  # elements before and after a buffer that a tile at its edge may touch: two blocks and more
@@ -31,7 +31,7 @@ def spread_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
     heads, group, last, unit,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    THIRDS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program takes every eighth token and shifts its distances by the token's place among eight: as rows are one
     element longer than a multiple of 16, every row then begins at a multiple of 8, and stores are 16 bytes wide.
@@ -54,6 +54,9 @@ def spread_kernel(
     x = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
     base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (band.pitch + 1) + eighth * band.pitch
     ends = band.ends + bh * 2 * band.rows + (i - band.first)
+    parts = tl.arange(0, 16)[None, :]
+    around = tl.where(parts < 3, 1.0, tl.zeros([BLOCK_I, 16], tl.float32))
+    in_thirds = band.thirds + (bh * 2 * band.rows + (i - band.first))[:, None] * 16 + parts
     columns = tl.arange(0, BLOCK_R)
     skip = band.lo - band.origin + eighth  # the column of the first distance
     for c0 in tl.range(0, skip + span, BLOCK_R, num_stages=STAGES):
@@ -68,14 +71,25 @@ def spread_kernel(
         at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
         tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
         if c0 <= skip and skip < c0 + BLOCK_R:
-            tl.store(ends, tl.sum(tl.where((steps == 0)[None, :], acc, 0.0), 1), mask=ok)
+            low = tl.sum(tl.where((steps == 0)[None, :], acc, 0.0), 1)
+            tl.store(ends, low, mask=ok)
+            if THIRDS:
+                tile = thirds(around, parts, 9, low)
+                tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None] & ((parts < 6) | (parts >= 9)))
+                tile = thirds(around, parts, 6, low)
+                tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None] & ((parts < 9) | (parts >= 12)))
         if c0 < skip + span and skip + span <= c0 + BLOCK_R:
-            tl.store(ends + band.rows, tl.sum(tl.where((steps == span - 1)[None, :], acc, 0.0), 1), mask=ok)
+            high = tl.sum(tl.where((steps == span - 1)[None, :], acc, 0.0), 1)
+            tl.store(ends + band.rows, high, mask=ok)
+            if THIRDS:
+                tile = thirds(thirds(around, parts, 6, high), parts, 9, high)
+                tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None] & (parts >= 6) & (parts < 9))
+                tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None] & (parts >= 9) & (parts < 12))
 
 
 def spread(
     states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
-    bias: Tensor | None = None, unit: float = 1.0,
+    bias: Tensor | None = None, unit: float = 1.0, in_thirds: bool = False,
 ) -> Band:  # fmt: skip
     """states [B, H or Hkv, L, E] of the tokens first .. last times table [H or 1, hi - lo + 1, E]; r = other - own + offset.
 
@@ -86,7 +100,8 @@ def spread(
     tokens = last - first
     rows = up(tokens, 64)
     ends = states.new_empty(batch, heads, 2, rows, dtype=torch.float32)
-    band = room(states, heads, lo, hi, offset, first, last)._replace(ends=ends, rows=rows)
+    parts = states.new_empty(batch, heads, 2, rows, 16, dtype=torch.bfloat16) if in_thirds else ends
+    band = room(states, heads, lo, hi, offset, first, last)._replace(ends=ends, rows=rows, thirds=parts)
     if states.stride(-1) != 1:
         states = states.contiguous()
     table = table.to(states.dtype).contiguous()
@@ -95,7 +110,7 @@ def spread(
     spread_kernel[(batch * heads * triton.cdiv(tokens, 8 * tile.queries) * 8,)](
         View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, unit,
-        size, wide, tile.queries, tile.keys,
+        size, wide, tile.queries, tile.keys, in_thirds,
         PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return band
@@ -126,7 +141,7 @@ def room(
     ptr = buffer[MARGIN:-MARGIN]
     # No ends yet; and a pointer that is not used, as Triton has no None in a tuple within a tuple.
     unit = ptr if unit is None else unit
-    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, unit)
+    return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, ptr, unit)
 
 
 def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
@@ -189,7 +204,7 @@ def collect(
     sums = total.new_zeros(heads, 8, 7 + columns) if summed else None
     if tokens and batch:
         numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(states.dtype)
-        band = band._replace(ptr=numbers, ends=numbers, unit=numbers)
+        band = band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
         if states.stride(-1) != 1:
             states = states.contiguous()
         wide = max(16, triton.next_power_of_2(size))

@@ -59,6 +59,7 @@ class Band(NamedTuple):
     hi: Any
     ends: Any  # float32 [B, H, 2, rows]: the numbers at lo and at hi
     rows: Any
+    thirds: Any  # bfloat16 [B, H, 2, rows, 16]: three ones, 3 columns on both ends in three parts (hi, lo; then lo, hi)
     unit: Any  # float32 [1] where the numbers are int64, so many to one: sums of integers have no order
 
 
@@ -73,6 +74,8 @@ class Slots(NamedTuple):
     scale: Any  # [B, H, Lq]
     decay_q: Any  # [B, H, Lq]
     decay_k: Any  # [B, H, Lk]
+    unit: Any  # [257] in q's dtype: a one at 128, zeros around it
+    three: Any  # bfloat16 [67]: ones at 32, 33 and 34, zeros around them
 
 
 class Places(NamedTuple):
@@ -182,25 +185,30 @@ def look(
 
 
 @triton.jit
-def added(x, band, places, b, h, own0, own, other, length, TURN: tl.constexpr, OWN_IS_KEY: tl.constexpr):
+def added(x, same, band, places, b, h, own0, own, other, length, TURN: tl.constexpr, OWN_IS_KEY: tl.constexpr):
     """x and the band's numbers for a tile that lies within its span, or turned: as a product with the unit matrix, so
     that they go from memory to the tensor cores and are turned on the way, past the registers."""
     y = tl.load(tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY), mask=(own < length)[:, None], other=0.0)
     if TURN:
         y = tl.trans(y)
-    step = tl.arange(0, x.shape[0])
-    same = tl.where(step[:, None] == step[None, :], 1.0, 0.0).to(y.dtype)
     return tl.dot(same, y, x)
 
 
 @triton.jit
-def amidst(qk, slots, places, b, h, m0, n0, i, j, q_length, k_length, KEYS_FIRST: tl.constexpr):
+def unit_matrix(slots, SIZE: tl.constexpr):
+    """Loaded rather than computed, so that it lies in shared memory: tensor cores wait for registers."""
+    step = tl.arange(0, SIZE)
+    return tl.load(slots.unit + 128 + step[:, None] - step[None, :])
+
+
+@triton.jit
+def amidst(qk, same, slots, places, b, h, m0, n0, i, j, q_length, k_length, KEYS_FIRST: tl.constexpr):
     """`inside` for a tile within the span of every band that no mask touches."""
     x = qk
     if slots.rows is not None:
-        x = added(x, slots.rows, places, b, h, m0, i, j, q_length, KEYS_FIRST, False)
+        x = added(x, same, slots.rows, places, b, h, m0, i, j, q_length, KEYS_FIRST, False)
     if slots.cols is not None:
-        x = added(x, slots.cols, places, b, h, n0, j, i, k_length, not KEYS_FIRST, True)
+        x = added(x, same, slots.cols, places, b, h, n0, j, i, k_length, not KEYS_FIRST, True)
     return x
 
 
@@ -353,19 +361,44 @@ def far_row(slots, h, bh, i, q0, on_left, q_length):
 
 
 @triton.jit
-def far_inside(x, slots, bh, j, on_left, k_length):
-    """q.k of a far tile with what its keys add inside the scale, where that is more than a number (see far_outside)."""
-    if (slots.cols is not None) and (slots.scale is not None):
-        x += band_end(slots.cols, bh, j, j < k_length, tl.where(on_left, 1, 0))
+def thirds(tile, columns, at, x):
+    """The tile [rows, columns] with x [rows] at three columns from `at` on, as a sum of bfloat16 numbers: all its bits.
+
+    A number for each column of a tile of scores would be loaded by every thread for each column it holds. As a product,
+    of a matrix that picks them with these, it comes from the tensor cores.
+    """
+    for part in tl.static_range(3):
+        piece = x.to(tl.bfloat16).to(tl.float32)
+        tile = tl.where(columns == at + part, piece[:, None], tile)
+        x = x - piece
+    return tile
+
+
+@triton.jit
+def picks(slots, at, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, WIDTH]: ones at the three columns of a number."""
+    return tl.load(slots.three + (32 - at + tl.arange(0, WIDTH))[None, :] + tl.zeros([ROWS, 1], tl.int32))
+
+
+@triton.jit
+def lifted(x, picked, sums):
+    """x [rows, columns] and what `picked` takes from the thirds of each column, [columns, WIDTH]."""
+    return tl.dot(picked, tl.trans(sums), x)
+
+
+@triton.jit
+def far_inside(x, slots, bh, j, on_left, picked):
+    """q.k of a far tile [queries, keys] with what its keys add inside the scale. `picked`: its three columns."""
+    if slots.cols is not None:
+        row = (bh * 2 + tl.where(on_left, 0, 1)) * slots.cols.rows + j
+        x = lifted(x, picked, tl.load(slots.cols.thirds + row[:, None] * 16 + tl.arange(0, 16)[None, :]))
     return x
 
 
 @triton.jit
-def far_outside(scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+def far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
     """What a far key adds after the scale, the query counted from q0. Base 2."""
     x = tl.zeros(j.shape, tl.float32)
-    if (slots.cols is not None) and (slots.scale is None):
-        x += scale * band_end(slots.cols, bh, j, j < k_length, tl.where(on_left, 1, 0))
     if slots.slopes is not None:
         slope = LOG2E * tl.load(slots.slopes + h)
         slope = tl.where(on_left, slope, -slope)
@@ -379,12 +412,8 @@ def far_outside(scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length)
 @triton.jit
 def far(x, scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
     """A far tile's scores without their row constants. Left unscaled where nothing is added per key (`RAW`)."""
-    if (
-        (slots.slopes is not None)
-        or (slots.decay_q is not None)
-        or ((slots.cols is not None) and (slots.scale is None))
-    ):
-        x = x * scale + far_outside(scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length)
+    if (slots.slopes is not None) or (slots.decay_q is not None):
+        x = x * scale + far_outside(slots, h, bh, j, q0, on_left, offset, q_length, k_length)
     elif slots.scale is not None:
         x = x * scale
     return x
