@@ -8,8 +8,8 @@
 
 import argparse
 import dataclasses
+import multiprocessing
 import random
-import subprocess
 import sys
 import time
 from functools import partial
@@ -237,26 +237,29 @@ CASES = {
 }
 
 
+def run(name) -> bool:
+    began = time.time()
+    torch.manual_seed(0)
+    try:
+        CASES[name]()
+        print(f"passed  {name} ({time.time() - began:.1f} s)", flush=True)
+        return True
+    except Exception as error:
+        print(f"FAILED  {name}: {type(error).__name__} {str(error)[:300]}", flush=True)
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-j", "--jobs", type=int, default=1)
-    parser.add_argument("--share", type=int, help="run only every jobs-th case, from this one on")
-    args = parser.parse_args()
-    if args.share is None and args.jobs > 1:
-        command = [sys.executable, "-m", "tests.gpu.cases", "-j", str(args.jobs), "--share"]
-        running = [subprocess.Popen([*command, str(share)]) for share in range(args.jobs)]
-        sys.exit(max(one.wait() for one in running))
-    failed = 0
-    for name in list(CASES)[args.share or 0 :: args.jobs if args.share is not None else 1]:
-        began = time.time()
-        torch.manual_seed(0)
-        try:
-            CASES[name]()
-            print(f"passed  {name} ({time.time() - began:.1f} s)", flush=True)
-        except Exception as error:
-            failed += 1
-            print(f"FAILED  {name}: {type(error).__name__} {str(error)[:300]}", flush=True)
-    sys.exit(min(failed, 1))
+    jobs = parser.parse_args().jobs
+    names = sorted(CASES, key=lambda name: not name.startswith("fuzz"))  # the longest first
+    if jobs == 1:
+        passed = list(map(run, names))
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            passed = list(pool.imap_unordered(run, names))
+    sys.exit(int(not all(passed)))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def weighed(
     """The gradient of the weights, from do.v: with the value term's share, after dropout."""
     if slots.mass is not None:
         mass = look(slots.mass, places, b, h, bh, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
-        if edges(slots.mass, r_lo, r_hi, places):
+        if edges(slots.mass.lo, slots.mass.hi, r_lo, r_hi, places):
             mass = ended(mass, slots.mass, bh, i, q_length, r, KEYS_FIRST)
         dp += mass
     if DROPOUT:
@@ -263,7 +263,7 @@ def backward_q(
             if grads.scale is not None:
                 d_scale += tl.sum(ds * x, 1)
             if grads.rows is not None:
-                put(grads.rows, places, b, h, m0, i, j, r, ds * (scale_tile / LOG2E), ok, False, False)
+                put(grads.rows, places, b, h, m0, i, j, r, lo, hi, ds * (scale_tile / LOG2E), ok, False, False)
             acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
 
     PER: tl.constexpr = BLOCK_N // BAND
@@ -292,16 +292,20 @@ def backward_q(
             d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
         if grads.scale is not None:
             d_scale += tl.sum(ds * x, 1)
+        # Tiles beyond the far ones belong to the ends, even where a band reaches there.
+        outer = t < ((l0 - a0) + (a1 - r1)) * PER
         if grads.rows is not None:
-            edge = edges(grads.rows, r_lo, r_hi, places)
+            row_lo, row_hi = tl.where(outer, lo, grads.rows.lo), tl.where(outer, hi, grads.rows.hi)
+            edge = edges(row_lo, row_hi, r_lo, r_hi, places)
             if edge:
-                row_left += tl.sum(tl.where(r <= grads.rows.lo, ds, 0.0), 1)
-                row_right += tl.sum(tl.where((r >= grads.rows.hi) & (r > grads.rows.lo), ds, 0.0), 1)
+                row_left += tl.sum(tl.where(r <= row_lo, ds, 0.0), 1)
+                row_right += tl.sum(tl.where((r >= row_hi) & (r > row_lo), ds, 0.0), 1)
             share = ds * (scale_tile / LOG2E)
-            put(grads.rows, places, b, h, m0, i, j, r, share, ok, edge, False)
+            put(grads.rows, places, b, h, m0, i, j, r, row_lo, row_hi, share, ok, edge, False)
         if grads.bias is not None:
-            bias_left += tl.sum(tl.where(r <= grads.bias.lo, ds, 0.0), 1)
-            bias_right += tl.sum(tl.where((r >= grads.bias.hi) & (r > grads.bias.lo), ds, 0.0), 1)
+            bias_lo, bias_hi = tl.where(outer, lo, grads.bias.lo), tl.where(outer, hi, grads.bias.hi)
+            bias_left += tl.sum(tl.where(r <= bias_lo, ds, 0.0), 1)
+            bias_right += tl.sum(tl.where((r >= bias_hi) & (r > bias_lo), ds, 0.0), 1)
         if DIAGONALS:
             within = tl.where((r > grads.bias.lo) & (r < grads.bias.hi), ds, 0.0)
             rows = tl.arange(0, BLOCK_M)[:, None]
@@ -322,7 +326,7 @@ def backward_q(
             )
             wait_0, wait_1 = second, third
         elif grads.bias is not None:
-            put(grads.bias, places, b, h, m0, i, j, r, ds, ok, True, False)
+            put(grads.bias, places, b, h, m0, i, j, r, bias_lo, bias_hi, ds, ok, True, False)
         acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
 
     store_tile(dq, b, h, i, d, D, acc * (scale_tile / LOG2E), ok, False)
@@ -504,7 +508,7 @@ def backward_k(
                         share = ds * scale
                     else:
                         share = ds
-                    put(grads.cols, places, b, h, n0, j, i, -r, share, ok, False, True)
+                    put(grads.cols, places, b, h, n0, j, i, -r, lo, hi, share, ok, False, True)
                 acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
 
         for t in tl.range(0, ((l0 - a0) + (a1 - r1) + (r0 - l1) - (s1 - s0)) * PER, num_stages=BAND_STAGES):
@@ -574,11 +578,13 @@ def backward_k(
                 back = -r
                 if places.q is None:
                     back = i[None, :] - j[:, None] - offset  # the same, in a form known to be consecutive
-                edge = edges(grads.cols, -r_hi, -r_lo, places)
+                outer = t < ((l0 - a0) + (a1 - r1)) * PER  # as in backward_q
+                col_lo, col_hi = tl.where(outer, -hi, grads.cols.lo), tl.where(outer, -lo, grads.cols.hi)
+                edge = edges(col_lo, col_hi, -r_hi, -r_lo, places)
                 if edge:
-                    sum_left += tl.sum(tl.where(back >= grads.cols.hi, ds, 0.0), 1)
-                    sum_right += tl.sum(tl.where((back <= grads.cols.lo) & (back < grads.cols.hi), ds, 0.0), 1)
-                put(grads.cols, places, b, h, n0, j, i, back, share, ok, edge, True)
+                    sum_left += tl.sum(tl.where(back >= col_hi, ds, 0.0), 1)
+                    sum_right += tl.sum(tl.where((back <= col_lo) & (back < col_hi), ds, 0.0), 1)
+                put(grads.cols, places, b, h, n0, j, i, back, col_lo, col_hi, share, ok, edge, True)
             acc_k = tl.dot(ds.to(q_tile.dtype), q_tile, acc_k, input_precision=PRECISION)
 
         if grads.cols is not None:

@@ -289,9 +289,9 @@ def forward(
                 p = tl.exp2(x - bottom[:, None])
                 if DROPOUT:
                     p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
-                edge = edges(band, r_lo, r_hi, places)
+                edge = edges(band.lo, band.hi, r_lo, r_hi, places)
                 if edge:
                     mass_left += tl.sum(tl.where(r <= band.lo, p, 0.0), 1)
                     mass_right += tl.sum(tl.where((r >= band.hi) & (r > band.lo), p, 0.0), 1)
-                put(band, places, b, h, m0, i, j, r, p, ok, edge, False)
+                put(band, places, b, h, m0, i, j, r, band.lo, band.hi, p, ok, edge, False)
             put_ends(band, b, h, m0, i, mass_left, mass_right, ok, False)

@@ -67,9 +67,22 @@ class Inputs(NamedTuple):
     extra: Tensor | None
     seed: Tensor | None
 
-    @property
-    def content(self) -> bool:
-        return self.table is not None or self.key_table is not None or self.value is not None
+    def kind(self, num: Numbers) -> str:
+        """Which tiles suit: plain, content (rows or values), keys (columns too); wide: whole tiles lie within the bands."""
+        spans = []
+        if self.table is not None:
+            spans.append(num.rows_hi - num.rows_lo)
+        if self.key_table is not None:
+            spans.append(num.cols_hi - num.cols_lo)
+        if self.value is not None:
+            spans.append(num.mass_hi - num.mass_lo)
+        if not spans:
+            return "plain"
+        wide = min(spans) >= tiles.WIDE and self.q.dtype != torch.float32 and not self.shared
+        return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
+
+    def wide(self, num: Numbers) -> bool:
+        return self.kind(num).startswith("wide")
 
     @property
     def shared(self) -> bool:
@@ -95,7 +108,8 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
-    tile = tiles.choose("forward", max(size, v_size), q.dtype, q.device, q_length, x.content)
+    kind, amid = x.kind(num), x.wide(num)
+    tile = tiles.choose("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     programs = batch * heads * triton.cdiv(q_length, tile.queries)
     few = q_length <= tile.queries and x.value is None
     shares = tiles.splits(programs, k_length, tile, q.device) if few else 1
@@ -111,7 +125,6 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
             if x.table is not None:
                 slots = slots._replace(rows=_rows(x, num, scale, first, last))
             grid = batch * heads * triton.cdiv(last - first, tile.queries) * shares
-            amid = _amid(q, slots)
             forward[(grid,)](
                 _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
                 slots, _places(x), _masks(x), *_sizes(x, num, first, last),
@@ -148,9 +161,9 @@ def run_backward(
     given: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape, dtype=sums), v.new_empty(v.shape, dtype=sums)
     given.update(q=dq, k=dk, v=dv)
-    q_tile = tiles.choose("backward_q", max(size, v_size), q.dtype, q.device, q_length, x.content)
-    keys = x.key_table is not None
-    k_tile = tiles.choose("backward_k", max(size, v_size), q.dtype, q.device, q_length, x.content, keys)
+    kind, amid = x.kind(num), x.wide(num)
+    q_tile = tiles.choose("backward_q", max(size, v_size), q.dtype, q.device, q_length, kind)
+    k_tile = tiles.choose("backward_k", max(size, v_size), q.dtype, q.device, q_length, kind)
     d_bias = d_cols = None
     # The columns of the row term's gradient sum up to the gradient of a bias that goes along with it.
     along = asked["bias"] and _along(x, num)
@@ -195,7 +208,7 @@ def run_backward(
     with _on(q):
         slots = _slots(x, num)
         if x.value is not None:
-            slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset))
+            slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid))
         for first, last in blocks:
             d_rows = None
             if x.table is not None:
@@ -204,7 +217,7 @@ def run_backward(
                 lo, hi = slots.rows.lo, slots.rows.hi
                 d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
                 grads = grads._replace(rows=d_rows)
-            sizes, amid = _sizes(x, num, first, last), _amid(q, slots)
+            sizes = _sizes(x, num, first, last)
             prepare[(total * triton.cdiv(last - first, 64),)](
                 _view(out), _view(d_out), lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
                 dims[1], dims[3], 64,
@@ -244,12 +257,6 @@ def run_backward(
     return list(given.values())
 
 
-def _amid(q: Tensor, slots: Slots) -> bool:
-    """Whether some tiles may lie within the bands' spans, where numbers for each pair are added as products."""
-    spans = [band.hi - band.lo for band in (slots.rows, slots.cols, slots.mass) if band is not None]
-    return q.dtype != torch.float32 and bool(spans) and min(spans) >= tiles.WIDE
-
-
 def _along(x: Inputs, num: Numbers) -> bool:
     """Whether the bias goes along with the row term, being over the same distances: one look-up instead of two."""
     same = (num.rows_lo, num.rows_hi) == (num.bias_lo, num.bias_hi)
@@ -283,26 +290,28 @@ def _blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
 
 def _rows(x: Inputs, num: Numbers, scale: float, first: int, last: int):
     """The row term of some queries, over the distances that these may see."""
-    lo, hi = num.rows_lo, num.rows_hi
+    lo, hi, others = num.rows_lo, num.rows_hi, None
     if num.queries and x.p_q is None and x.starts is None:
         k_length = x.k.shape[2]
         diff = k_length - x.q.shape[2]
         low, high = -(last - 1), k_length - 1 - first
         low = low if num.left < 0 else max(low, diff - num.left)
         high = high if num.right < 0 else min(high, diff + num.right)
+        if lo <= low + num.offset and high + num.offset <= hi:
+            others = k_length  # no far pairs, whose distance is no number's own
         lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
         hi = max(hi, lo)
     states = x.q if x.states is None else x.states
     near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     bias = x.bias[:, near] if _along(x, num) else None
-    return spread(states, x.table[:, near], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale)
+    return spread(states, x.table[:, near], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale, rounded=x.wide(num), others=others)
 
 
 def _slots(x: Inputs, num: Numbers) -> Slots:
     """All slots but the row term."""
-    cols = None
+    cols, wide = None, x.wide(num)
     if x.key_table is not None:
-        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True)
+        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True, rounded=wide)
     bias = None
     if x.bias is not None and not _along(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)

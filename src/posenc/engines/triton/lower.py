@@ -18,10 +18,12 @@ from torch import Tensor
 from ...mask import Mask
 from ...plan import Lookup, Plan
 from ...where import Where
+from . import tiles
 from .expand import expand
 
 FAR = 1 << 28  # a distance past every position: with it, every tile is far
 LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
+MORE = 128  # distances, see _wider
 QUERIES = 1024  # with more distances, that many queries at a time
 
 
@@ -65,16 +67,7 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
     batch, heads, q_length, size = q.shape
     k_length = k.shape[2]
     low = Lowered()
-    _tables(low, q, k, plan)
-    spans = []
-    if low.bias is not None:
-        spans.append(low.bias_span)
-    if low.table is not None:
-        spans.append(low.rows_span)
-    if low.key_table is not None:
-        spans.append((-low.cols_span[1], -low.cols_span[0]))
-    if low.value is not None:
-        spans.append(low.mass_span)
+    spans = _tables(low, q, k, plan, mask)
     if plan.slopes is not None:
         low.slopes = plan.slopes.float().contiguous()
         spans.append((0, 0))
@@ -98,15 +91,24 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
     return low
 
 
-def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan) -> None:
+def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> list[tuple[int, int]]:
+    """Returns the spans of the distances that the tables tell apart; content terms may be kept for more."""
     heads = q.shape[1]
+    seen = _seen(q, k, plan.where, mask)
+    queries, low.rows_span = _with("dot_query", plan)
+    keys, (lo, hi) = _with("dot_key", plan)
+    values, low.mass_span = _with("add_value", plan)
     picked, low.bias_span = _with("bias", plan)
+    found = ((picked, low.bias_span), (queries, low.rows_span), (keys, (lo, hi)), (values, low.mass_span))
+    spans = [span for given, span in found if given]
+    if low.bias_span == low.rows_span:  # the same distances: kept together, see launch._along
+        low.bias_span = _wider(low.bias_span, seen) if queries else low.bias_span
+    low.rows_span, (lo, hi), low.mass_span = (_wider(span, seen) for span in (low.rows_span, (lo, hi), low.mass_span))
     for lookup in picked:
         assert lookup.bias is not None
         table = expand(lookup.bias.float(), lookup.index, *low.bias_span, 1).expand(heads, -1)
         low.bias = table if low.bias is None else low.bias + table
-    picked, low.rows_span = _with("dot_query", plan)
-    parts = [(lookup.states, expand(lookup.dot_query, lookup.index, *low.rows_span, 1)) for lookup in picked]
+    parts = [(lookup.states, expand(lookup.dot_query, lookup.index, *low.rows_span, 1)) for lookup in queries]
     own = [table for states, table in parts if states is None]
     if own and len(own) < len(parts):  # q and other states: one wider product
         parts = [(q, sum(own[1:], own[0]))] + [part for part in parts if part[0] is not None]
@@ -120,15 +122,35 @@ def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan) -> None:
         low.table = torch.cat([table.expand(most, -1, -1) for _, table in parts], -1)
     elif low.states is not None:
         low.states = low.states.expand(q.shape[0], -1, -1, -1).to(q.dtype)
-    picked, (lo, hi) = _with("dot_key", plan)
     low.cols_span = -hi, -lo
-    for lookup in picked:
+    for lookup in keys:
         table = expand(lookup.dot_key, lookup.index, lo, hi, 1).flip(1)
         low.key_table = table if low.key_table is None else low.key_table + table
-    picked, low.mass_span = _with("add_value", plan)
-    for lookup in picked:
+    for lookup in values:
         table = expand(lookup.add_value, lookup.index, *low.mass_span, 1)
         low.value = table if low.value is None else low.value + table
+    return spans
+
+
+def _seen(q: Tensor, k: Tensor, where: Where, mask: Mask) -> tuple[int, int] | None:
+    """The smallest and the largest distance that some query sees, for runs of positions; None where that is not known."""
+    runs = where.runs
+    if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
+        return None
+    q_length, k_length = q.shape[2], k.shape[2]
+    offset, (left, right) = runs[1].start - runs[0].start, mask.limits
+    first, last = 1 - q_length, k_length - 1
+    first = first if left is None else max(first, k_length - q_length - left)
+    last = last if right is None else min(last, k_length - q_length + right)
+    return first + offset, last + offset
+
+
+def _wider(span: tuple[int, int], seen: tuple[int, int] | None) -> tuple[int, int]:
+    """Two tiles more on each side, as far as that is seen: then a tile at the end of the span lies within the band."""
+    lo, hi = span
+    if seen is None or hi - lo < tiles.WIDE:
+        return span
+    return min(lo, max(lo - MORE, seen[0])), max(hi, min(hi + MORE, seen[1]))
 
 
 def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:

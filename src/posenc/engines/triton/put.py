@@ -9,7 +9,7 @@ from .terms import tile_of, token
 
 
 @triton.jit
-def put(band, places, b, h, own0, own, other, r, value, ok, edge, OWN_IS_KEY: tl.constexpr):
+def put(band, places, b, h, own0, own, other, r, lo, hi, value, ok, edge, OWN_IS_KEY: tl.constexpr):
     """value of the pairs [own, other] at their distances r, lo < r < hi; `edge`: whether some r are outside.
 
     `ok`: which tokens there are. A pair outside the mask has a zero to write, and a place of its own. Token positions
@@ -19,12 +19,12 @@ def put(band, places, b, h, own0, own, other, r, value, ok, edge, OWN_IS_KEY: tl
     if places.q is None:
         at = tile_of(band, places, b, h, own0, own, other, OWN_IS_KEY)
         if edge:
-            tl.store(at, value, mask=ok[:, None] & (r > band.lo) & (r < band.hi))
+            tl.store(at, value, mask=ok[:, None] & (r > lo) & (r < hi))
         else:
             tl.store(at, value, mask=ok[:, None])
     else:
         at = token(band, b, h, own0) + ((own - own0) * (band.pitch + 1) - band.origin)[:, None] + r
-        tl.atomic_add(at, value, mask=ok[:, None] & (r > band.lo) & (r < band.hi), sem="relaxed")
+        tl.atomic_add(at, value, mask=ok[:, None] & (r > lo) & (r < hi), sem="relaxed")
 
 
 @triton.jit

@@ -26,12 +26,12 @@ ALIGN = 16  # elements: aligned loads of 16 bytes in every dtype, and what Trito
 MARGIN = 512  # elements before and after a buffer that a tile at its edge may touch: two blocks and more
 
 
-@triton.jit(do_not_specialize=["heads", "group", "last"])
+@triton.jit(do_not_specialize=["heads", "group", "last", "others"])
 def spread_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
-    heads, group, last, unit,
+    heads, group, last, others, unit,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
-    THIRDS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    THIRDS: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program takes every eighth token and shifts its distances by the token's place among eight: as rows are one
     element longer than a multiple of 16, every row then begins at a multiple of 8, and stores are 16 bytes wide.
@@ -59,7 +59,13 @@ def spread_kernel(
     in_thirds = band.thirds + (bh * 2 * band.rows + (i - band.first))[:, None] * 16 + parts
     columns = tl.arange(0, BLOCK_R)
     skip = band.lo - band.origin + eighth  # the column of the first distance
-    for c0 in tl.range(0, skip + span, BLOCK_R, num_stages=STAGES):
+    first, end = 0, skip + span
+    if others is not None:
+        # Tokens i .. see distances to tokens 0 .. others, and no more of their numbers are asked for.
+        nearest = band.first + own0 + eighth
+        first = (tl.maximum(eighth - (nearest + 8 * (BLOCK_I - 1)) + band.shift + band.first, 0) // BLOCK_R) * BLOCK_R
+        end = tl.minimum(end, eighth + others - nearest + band.shift + band.first)
+    for c0 in tl.range(first, end, BLOCK_R, num_stages=STAGES):
         steps = c0 - skip + columns
         real = (steps >= 0) & (steps < span)
         there = table + h * table_h + steps[:, None] * table_l + e[None, :]
@@ -67,9 +73,12 @@ def spread_kernel(
         acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         if bias is not None:
             acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
+        number = acc.to(band.ptr.dtype.element_ty)
+        if ROUNDED:
+            acc = number.to(tl.float32)
         begins = c0 - skip + columns // 8 * 8  # of the eight numbers that are stored together
         at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
-        tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
+        tl.store(at, number, mask=ok[:, None] & (begins < span)[None, :])
         if c0 <= skip and skip < c0 + BLOCK_R:
             low = tl.sum(tl.where((steps == 0)[None, :], acc, 0.0), 1)
             tl.store(ends, low, mask=ok)
@@ -89,11 +98,15 @@ def spread_kernel(
 
 def spread(
     states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
-    bias: Tensor | None = None, unit: float = 1.0, in_thirds: bool = False,
+    bias: Tensor | None = None, unit: float = 1.0, in_thirds: bool = False, rounded: bool = False,
+    others: int | None = None,
 ) -> Band:  # fmt: skip
     """states [B, H or Hkv, L, E] of the tokens first .. last times table [H or 1, hi - lo + 1, E]; r = other - own + offset.
 
-    bias [H, hi - lo + 1], float32: `unit` times it is added before the sum is rounded to the states' dtype.
+    bias [H, hi - lo + 1], float32: `unit` times it is added before the sum is rounded to the states' dtype. others: how many
+    tokens there are on the other side, if positions are runs: numbers that none of them asks for are not made. in_thirds:
+    the ends in that form, too. rounded: the ends as they are in the band, for distances that are here in one, there in the
+    other.
     """
     batch, own_heads, length, size = states.shape
     last = length if last is None else last
@@ -109,8 +122,8 @@ def spread(
     tile = tiles.choose_spread(wide, states.dtype, states.device)
     spread_kernel[(batch * heads * triton.cdiv(tokens, 8 * tile.queries) * 8,)](
         View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
-        bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, unit,
-        size, wide, tile.queries, tile.keys, in_thirds,
+        bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, others, unit,
+        size, wide, tile.queries, tile.keys, in_thirds, rounded,
         PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return band
@@ -172,6 +185,7 @@ def collect_kernel(
     h = (pid // blocks // 8).to(tl.int64)
     own, e = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_E)
     c = c0 + tl.arange(0, BLOCK_C)
+    eights = c0 + tl.arange(0, BLOCK_C) // 8 * 8 < columns  # known to be the same for eight columns
     acc = tl.zeros([BLOCK_C, BLOCK_E], tl.float32)
     summed = tl.zeros([BLOCK_C], tl.float32)
     steps = tl.cdiv(tokens, 8 * BLOCK_I)
@@ -181,16 +195,23 @@ def collect_kernel(
         ok = i < tokens
         base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + eighth * band.pitch
         at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
-        x = tl.load(at, mask=ok[:, None] & (c < columns)[None, :], other=0.0)
+        x = tl.load(at, mask=ok[:, None] & eights[None, :], other=0.0)
         where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
         y = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
         acc = tl.dot(tl.trans(x), y.to(x.dtype), acc, input_precision=PRECISION)
         if sums is not None:
             summed += tl.sum(x.to(tl.float32), 0)
-    row = (h * 8 + eighth) * (7 + columns) + 7 - eighth + c
+    begin = (h * 8 + eighth) * (7 + columns)
+    row = begin + 7 - eighth + c
     tl.store(total + row[:, None] * E + e[None, :], acc, mask=(c < columns)[:, None] & (e < E)[None, :])
     if sums is not None:
         tl.store(sums + row, summed, mask=c < columns)
+    if c0 == 0:  # the rows before and after those of this eighth
+        step = tl.arange(0, 8)
+        rest = begin + tl.where(step < 7 - eighth, step, columns + step)
+        tl.store(total + rest[:, None] * E + e[None, :], tl.zeros([8, BLOCK_E], tl.float32), mask=(step < 7)[:, None] & (e < E)[None, :])
+        if sums is not None:
+            tl.store(sums + rest, tl.zeros([8], tl.float32), mask=step < 7)
 
 
 def collect(
@@ -200,9 +221,11 @@ def collect(
     tokens too, [H or 1, span]."""
     batch, own_heads, tokens, size = states.shape
     columns = up(band.hi - band.origin + 8, 8)
-    total = states.new_zeros(heads, 8, 7 + columns, size, dtype=torch.float32)
-    sums = total.new_zeros(heads, 8, 7 + columns) if summed else None
-    if tokens and batch:
+    total = states.new_empty(heads, 8, 7 + columns, size, dtype=torch.float32)
+    sums = total.new_empty(heads, 8, 7 + columns) if summed else None
+    if not (tokens and batch):
+        total.zero_(), None if sums is None else sums.zero_()
+    else:
         numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(states.dtype)
         band = band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
         if states.stride(-1) != 1:

@@ -131,10 +131,10 @@ def band_end(band, bh, own, ok, HIGH):
 
 
 @triton.jit
-def edges(band, r_lo, r_hi, places):
-    """Whether a tile of distances r_lo .. r_hi needs the ends."""
+def edges(lo, hi, r_lo, r_hi, places):
+    """Whether a tile of distances r_lo .. r_hi needs the ends of a band."""
     if places.q is None:
-        return (r_lo <= band.lo) | (r_hi >= band.hi)
+        return (r_lo <= lo) | (r_hi >= hi)
     else:
         return True
 
@@ -262,10 +262,10 @@ def inside(
         hard = some
         if slots.rows is not None:
             rows = look(slots.rows, places, b, h, bh, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
-            hard = hard | edges(slots.rows, r_lo, r_hi, places)
+            hard = hard | edges(slots.rows.lo, slots.rows.hi, r_lo, r_hi, places)
         if slots.cols is not None:
             cols = look(slots.cols, places, b, h, bh, n0, j, i, k_length, -r, -r_hi, -r_lo, not KEYS_FIRST, True)
-            hard = hard | edges(slots.cols, -r_hi, -r_lo, places)
+            hard = hard | edges(slots.cols.lo, slots.cols.hi, -r_hi, -r_lo, places)
         if hard:
             if slots.rows is not None:
                 rows = ended(rows, slots.rows, bh, i, q_length, r, KEYS_FIRST)

@@ -32,16 +32,31 @@ HOPPER = {
     ("backward_k", 128): Tile(32, 64, 4, 3),
     ("backward_k", 256): Tile(32, 64, 4, 1),
 }
-# The same for plans with content terms, whose look-ups need registers; keys' own terms need more of them.
-HOPPER_CONTENT = {
-    ("forward", 64): Tile(64, 64, 4, 3, 3),
-    ("forward", 128): Tile(64, 64, 4, 3, 2),
-    ("backward_q", 64): Tile(64, 64, 4, 3, 2),
-    ("backward_q", 128): Tile(64, 32, 4, 3, 2),
-    ("backward_k", 64): Tile(64, 64, 4, 3, 2),
-    ("backward_k", 128): Tile(32, 64, 4, 3, 2),
+# The same for plans with content terms (`Inputs.kind`), whose look-ups need registers; keys' own terms need more of them.
+HOPPER_KINDS = {
+    "content": {
+        ("forward", 64): Tile(64, 64, 4, 3, 3),
+        ("forward", 128): Tile(64, 64, 4, 3, 2),
+        ("backward_q", 64): Tile(64, 64, 4, 3, 2),
+        ("backward_q", 128): Tile(64, 32, 4, 3, 2),
+        ("backward_k", 64): Tile(64, 64, 4, 3, 2),
+        ("backward_k", 128): Tile(32, 64, 4, 3, 2),
+    },
+    "keys": {("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)},
+    "wide content": {
+        ("forward", 64): Tile(64, 64, 4, 3, 3, 32),
+        ("forward", 128): Tile(64, 64, 4, 3, 2, 32),
+        ("backward_q", 64): Tile(64, 64, 4, 3, 3, 32),
+        ("backward_q", 128): Tile(64, 32, 4, 3, 3),
+        ("backward_k", 64): Tile(64, 64, 4, 3, 3, 32),
+        ("backward_k", 128): Tile(32, 64, 4, 3, 3),
+    },
+    "wide keys": {
+        ("forward", 64): Tile(64, 64, 4, 3, 3),
+        ("backward_q", 64): Tile(64, 64, 4, 3, 2, 32),
+        ("backward_k", 64): Tile(64, 64, 4, 3, 2, 32),
+    },
 }
-HOPPER_KEYS = {("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)}
 SMALL = {
     ("forward", 64): Tile(64, 64, 4, 2),
     ("forward", 128): Tile(64, 32, 4, 2),
@@ -55,7 +70,7 @@ SMALL = {
 }
 # Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
-SPREAD = Tile(64, 64, 4, 3)
+SPREAD = Tile(64, 128, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
 WIDE = 256  # distances, from where on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1)
@@ -63,11 +78,9 @@ INTERPRETED = Tile(16, 16, 4, 1)
 
 
 def choose(
-    kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, content: bool = False,
-    keys: bool = False,
+    kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, kind: str = "plain"
 ) -> Tile:  # fmt: skip
-    """The tile of one kernel for the larger of the head sizes; `content`: the plan has row, column or value terms,
-    `keys`: column terms."""
+    """The tile of one kernel for the larger of the head sizes; `kind`: what the plan has, see `Inputs.kind`."""
     if device.type != "cuda":
         return INTERPRETED
     width = 64 if size <= 64 else 128 if size <= 128 else 256
@@ -75,10 +88,9 @@ def choose(
         return SINGLE[width]
     hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     tile = (HOPPER if hopper else SMALL)[kernel, width]
-    if hopper and content:
-        tile = HOPPER_CONTENT.get((kernel, width), tile)
-    if hopper and keys:
-        tile = HOPPER_KEYS.get((kernel, width), tile)
+    if hopper and kind != "plain":
+        tile = HOPPER_KINDS["content"].get((kernel, width), tile)
+        tile = HOPPER_KINDS[kind].get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
     return tile
@@ -90,7 +102,7 @@ def choose_spread(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
         return INTERPRETED
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
-    return SPREAD if size <= 128 else Tile(64, 32, 4, 1)
+    return SPREAD if size <= 64 else Tile(64, 64, 4, 3) if size <= 128 else Tile(64, 32, 4, 1)
 
 
 def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
