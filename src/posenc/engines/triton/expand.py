@@ -45,8 +45,27 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        sources, most = _sources(ctx.rows, ctx.n)
         dim = ctx.dim % grad.dim()
-        padded = torch.cat((grad, torch.zeros_like(grad.narrow(dim, 0, 1))), dim)
-        picked = padded.index_select(dim, constant(sources, grad.device))
+        before, rows, after = _folded(ctx.rows)
+        sources, most = _sources(rows, ctx.n)
+        parts = [grad.narrow(dim, before, len(rows)), torch.zeros_like(grad.narrow(dim, 0, 1))]
+        if before:
+            parts[0] = parts[0].clone()
+            parts[0].narrow(dim, 0, 1).add_(grad.narrow(dim, 0, before).sum(dim, keepdim=True))
+        if after:
+            parts[0] = parts[0] if before else parts[0].clone()
+            parts[0].narrow(dim, len(rows) - 1, 1).add_(grad.narrow(dim, before + len(rows), after).sum(dim, keepdim=True))
+        picked = torch.cat(parts, dim).index_select(dim, constant(sources, grad.device))
         return picked.unflatten(dim, (ctx.n, most)).sum(dim + 1), None, None
+
+
+@lru_cache(maxsize=256)
+def _folded(rows: tuple[int, ...]) -> tuple[int, tuple[int, ...], int]:
+    """The rows without what repeats the first and the last: how many before, the rest, how many after. They are summed
+    first, so that a row with many readers does not fill up all others."""
+    before, after = 0, 0
+    while before + 1 < len(rows) and rows[before + 1] == rows[0]:
+        before += 1
+    while after + 1 < len(rows) - before and rows[-after - 2] == rows[-1]:
+        after += 1
+    return before, rows[before : len(rows) - after], after

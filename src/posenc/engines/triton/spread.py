@@ -53,10 +53,19 @@ def spread_kernel(
     where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
     x = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
     base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (band.pitch + 1) + eighth * band.pitch
+    at_low = end_of(x, table, table_h, table_l, bias, bias_h, band, h, e, 0, 0, unit, E, ROUNDED, PRECISION)
+    at_high = end_of(x, table, table_h, table_l, bias, bias_h, band, h, e, span - 16, 15, unit, E, ROUNDED, PRECISION)
     ends = band.ends + bh * 2 * band.rows + (i - band.first)
-    parts = tl.arange(0, 16)[None, :]
-    around = tl.where(parts < 3, 1.0, tl.zeros([BLOCK_I, 16], tl.float32))
-    in_thirds = band.thirds + (bh * 2 * band.rows + (i - band.first))[:, None] * 16 + parts
+    tl.store(ends, at_low, mask=ok)
+    tl.store(ends + band.rows, at_high, mask=ok)
+    if THIRDS:
+        parts = tl.arange(0, 16)[None, :]
+        around = tl.where(parts < 3, 1.0, tl.zeros([BLOCK_I, 16], tl.float32))
+        in_thirds = band.thirds + (bh * 2 * band.rows + (i - band.first))[:, None] * 16 + parts
+        tile = thirds(thirds(around, parts, 6, at_high), parts, 9, at_low)
+        tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None])
+        tile = thirds(thirds(around, parts, 6, at_low), parts, 9, at_high)
+        tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None])
     columns = tl.arange(0, BLOCK_R)
     skip = band.lo - band.origin + eighth  # the column of the first distance
     first, end = 0, skip + span
@@ -73,27 +82,28 @@ def spread_kernel(
         acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         if bias is not None:
             acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
-        number = acc.to(band.ptr.dtype.element_ty)
-        if ROUNDED:
-            acc = number.to(tl.float32)
         begins = c0 - skip + columns // 8 * 8  # of the eight numbers that are stored together
         at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
-        tl.store(at, number, mask=ok[:, None] & (begins < span)[None, :])
-        if c0 <= skip and skip < c0 + BLOCK_R:
-            low = tl.sum(tl.where((steps == 0)[None, :], acc, 0.0), 1)
-            tl.store(ends, low, mask=ok)
-            if THIRDS:
-                tile = thirds(around, parts, 9, low)
-                tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None] & ((parts < 6) | (parts >= 9)))
-                tile = thirds(around, parts, 6, low)
-                tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None] & ((parts < 9) | (parts >= 12)))
-        if c0 < skip + span and skip + span <= c0 + BLOCK_R:
-            high = tl.sum(tl.where((steps == span - 1)[None, :], acc, 0.0), 1)
-            tl.store(ends + band.rows, high, mask=ok)
-            if THIRDS:
-                tile = thirds(thirds(around, parts, 6, high), parts, 9, high)
-                tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None] & (parts >= 6) & (parts < 9))
-                tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None] & (parts >= 9) & (parts < 12))
+        tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
+
+
+@triton.jit
+def end_of(
+    x, table, table_h, table_l, bias, bias_h, band, h, e, begin, column, unit,
+    E: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The numbers at one end of the span: a column of the product with 16 rows of the table, from `begin` on."""
+    columns = tl.arange(0, 16)
+    steps = begin + columns
+    real = (steps >= 0) & (steps <= band.hi - band.lo)
+    there = table + h * table_h + steps[:, None] * table_l + e[None, :]
+    y = tl.load(there, mask=real[:, None] & (e < E)[None, :], other=0.0)
+    acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+    if bias is not None:
+        acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
+    if ROUNDED:
+        acc = acc.to(band.ptr.dtype.element_ty).to(tl.float32)
+    return tl.sum(tl.where((columns == column)[None, :], acc, 0.0), 1)
 
 
 def spread(
