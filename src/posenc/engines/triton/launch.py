@@ -19,7 +19,7 @@ from ...constants import constant
 from . import tiles
 from .backward import Grads, backward_k, backward_q, prepare
 from .forward import forward
-from .spread import MARGIN, collect, gather, room, shape, spread, up
+from .spread import MARGIN, between, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
 
 
@@ -141,7 +141,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         out = (weight[..., :q_length, None] * parts).sum(2).to(q.dtype)
     lse[..., q_length:] = float("inf")  # the backward kernels load without masks: such a query has no weight
     if x.value is not None:
-        gather(slots.mass, x.value, out, True)
+        gather(slots.mass, between(x.value, batch, heads, q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
@@ -187,6 +187,7 @@ def run_backward(
     for_rows = along or (
         x.table is not None and (asked["table"] or asked["states"] or (x.states is None and asked["q"]))
     )
+    table = between(x.table, batch, heads, q.dtype) if for_rows else None
     for_cols = x.key_table is not None and (asked["key_table"] or asked["k"])
     if for_cols:
         several = len(blocks) > 1
@@ -234,7 +235,7 @@ def run_backward(
                 q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=amid and (q_tile.amid or q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
             )  # fmt: skip
             if d_rows is not None:
-                _take_rows(d_rows, x, num, scale, given, first, last)
+                _take_rows(d_rows, x, num, scale, table, given, first, last)
     if d_bias is not None:
         # After the blocks: a bias that is there before goes along with the row term.
         if x.shared:
@@ -246,10 +247,10 @@ def run_backward(
         given["slopes"] = given["slopes"].sum((0, 2))
     if d_cols is not None:
         if k.shape[1] == heads:
-            gather(d_cols, x.key_table, dk, True)
+            gather(d_cols, between(x.key_table, batch, heads, dk.dtype), num.cols_lo, dk, True)
         else:
             share = q.new_empty(batch, heads, k_length, size)
-            gather(d_cols, x.key_table, share, False)
+            gather(d_cols, between(x.key_table, batch, heads, q.dtype), num.cols_lo, share, False)
             given["k"] = dk + share.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32)
         given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])[0]
     if x.value is not None and asked["value"]:
@@ -263,15 +264,17 @@ def _along(x: Inputs, num: Numbers) -> bool:
     return x.bias is not None and x.table is not None and x.table.shape[0] == x.q.shape[1] and x.scales is None and same
 
 
-def _take_rows(d_rows: Band, x: Inputs, num: Numbers, scale: float, given: dict, first: int, last: int) -> None:
+def _take_rows(
+    d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor | None, given: dict, first: int, last: int
+) -> None:
     """What the gradient of a row term gives to its states, to its table, and to a bias along with it."""
     lo, hi = d_rows.lo, d_rows.hi
     near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     states = (x.q if x.states is None else x.states)[:, :, first:last]
     if x.states is None:
-        gather(d_rows, x.table[:, near], given["q"][:, :, first:last], True)
+        gather(d_rows, table, num.rows_lo, given["q"][:, :, first:last], True)
     elif given["states"] is not None:
-        gather(d_rows, x.table[:, near], given["states"][:, :, first:last], False)
+        gather(d_rows, table, num.rows_lo, given["states"][:, :, first:last], False)
     if given["table"] is None and given["bias"] is None:
         return
     share, sums = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1, given["bias"] is not None)

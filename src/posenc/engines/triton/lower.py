@@ -23,7 +23,7 @@ from .expand import expand
 
 FAR = 1 << 28  # a distance past every position: with it, every tile is far
 LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
-MORE = 128  # distances, see _wider
+MORE = 128  # distances, see _kept
 QUERIES = 1024  # with more distances, that many queries at a time
 
 
@@ -102,8 +102,8 @@ def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> list[
     found = ((picked, low.bias_span), (queries, low.rows_span), (keys, (lo, hi)), (values, low.mass_span))
     spans = [span for given, span in found if given]
     if low.bias_span == low.rows_span:  # the same distances: kept together, see launch._along
-        low.bias_span = _wider(low.bias_span, seen) if queries else low.bias_span
-    low.rows_span, (lo, hi), low.mass_span = (_wider(span, seen) for span in (low.rows_span, (lo, hi), low.mass_span))
+        low.bias_span = _kept(low.bias_span, seen) if queries else low.bias_span
+    low.rows_span, (lo, hi), low.mass_span = (_kept(span, seen) for span in (low.rows_span, (lo, hi), low.mass_span))
     for lookup in picked:
         assert lookup.bias is not None
         table = expand(lookup.bias.float(), lookup.index, *low.bias_span, 1).expand(heads, -1)
@@ -145,12 +145,14 @@ def _seen(q: Tensor, k: Tensor, where: Where, mask: Mask) -> tuple[int, int] | N
     return first + offset, last + offset
 
 
-def _wider(span: tuple[int, int], seen: tuple[int, int] | None) -> tuple[int, int]:
-    """Two tiles more on each side, as far as that is seen: then a tile at the end of the span lies within the band."""
-    lo, hi = span
-    if seen is None or hi - lo < tiles.WIDE:
+def _kept(span: tuple[int, int], seen: tuple[int, int] | None) -> tuple[int, int]:
+    """The distances for which a content term is kept: not those that nobody sees; and of a wide span two tiles more on each
+    side, as far as that is seen, so that a tile at its end lies within the band."""
+    if seen is None:
         return span
-    return min(lo, max(lo - MORE, seen[0])), max(hi, min(hi + MORE, seen[1]))
+    more = MORE if span[1] - span[0] >= tiles.WIDE else 0
+    lo = min(max(span[0] - more, seen[0]), span[1])
+    return lo, max(min(span[1] + more, seen[1]), lo)
 
 
 def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:

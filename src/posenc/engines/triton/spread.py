@@ -23,6 +23,7 @@ from . import tiles
 from .terms import Band, View, thirds
 
 ALIGN = 16  # elements: aligned loads of 16 bytes in every dtype, and what Triton looks for in arguments
+SIDE = 32  # rows before and after a table that the rounded ends of a band's rows may touch
 MARGIN = 512  # elements before and after a buffer that a tile at its edge may touch: two blocks and more
 
 
@@ -129,7 +130,7 @@ def spread(
         states = states.contiguous()
     table = table.to(states.dtype).contiguous()
     wide = max(16, triton.next_power_of_2(size))
-    tile = tiles.choose_spread(wide, states.dtype, states.device)
+    tile = tiles.choose_spread(wide, hi - lo + 1, states.dtype, states.device)
     spread_kernel[(batch * heads * triton.cdiv(tokens, 8 * tile.queries) * 8,)](
         View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, others, unit,
@@ -167,16 +168,20 @@ def room(
     return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, ptr, unit)
 
 
-def gather(band: Band, table: Tensor, into: Tensor, more: bool) -> None:
-    """The band times table [H or 1, span, E] -> `into` [B, H, tokens, E], added to what is there if `more`."""
-    batch, heads = into.shape[:2]
+def between(table: Tensor, batch: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """A table [H or 1, span, E] as `gather` takes it: for each batch row and head, with room on both sides."""
+    table = F.pad(table.to(dtype), (0, 0, SIDE, SIDE))
+    return table.expand(batch, heads, -1, -1).reshape(batch * heads, *table.shape[1:])
+
+
+def gather(band: Band, table: Tensor, lo: int, into: Tensor, more: bool) -> None:
+    """The band times a table (see `between`) whose first distance is lo -> `into` [B, H, tokens, E], added to what is
+    there if `more`. The band has zeros outside its span."""
     width = up(band.hi - band.origin + 8, 8)
-    before = 7 + band.lo - band.origin
-    table = F.pad(table.to(into.dtype), (0, 0, before, 7 + width - before - table.shape[1]))
-    table = table.expand(batch, heads, -1, -1).reshape(batch * heads, 7 + width, -1)
+    begin = SIDE + band.origin - lo
     into = into.flatten(0, 1)
     for s, rows in enumerate(_eighths(band, into.shape[0], into.shape[1], width, into.dtype)):
-        into[:, s::8].baddbmm_(rows, table[:, 7 - s : 7 - s + width], beta=int(more))
+        into[:, s::8].baddbmm_(rows, table[:, begin - s : begin - s + width], beta=int(more))
 
 
 @triton.jit(do_not_specialize=["heads", "group", "batch", "tokens", "columns"])

@@ -70,7 +70,8 @@ SMALL = {
 }
 # Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
-SPREAD = Tile(64, 128, 4, 3)
+SPREAD = Tile(64, 64, 4, 3)
+SPREAD_WIDE = Tile(32, 128, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
 WIDE = 256  # distances, from where on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1)
@@ -96,13 +97,15 @@ def choose(
     return tile
 
 
-def choose_spread(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+def choose_spread(size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """Tokens (times eight) and distances of the product that makes a band; `size`: of the states."""
     if device.type != "cuda":
         return INTERPRETED
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
-    return SPREAD if size <= 64 else Tile(64, 64, 4, 3) if size <= 128 else Tile(64, 32, 4, 1)
+    if size > 128:
+        return Tile(64, 32, 4, 1)
+    return SPREAD_WIDE if size <= 64 and span > WIDE else SPREAD
 
 
 def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
