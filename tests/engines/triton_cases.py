@@ -210,8 +210,8 @@ def group_again():
     plan = Plan(Where(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
     made, spread = [], launch.spread
 
-    def noted(*arguments):
-        band = spread(*arguments)
+    def noted(*arguments, **options):
+        band = spread(*arguments, **options)
         made.append(weakref.ref(band.ptr))
         return band
 
@@ -220,6 +220,30 @@ def group_again():
     assert [term() is None for term in made] == [True, True]
     torch.autograd.grad(out, [q, k, v, *tables], torch.ones_like(out))
     assert [term() is None for term in made] == [True] * 4
+
+
+def group_wide():
+    """Half precision, where whole tiles lie within the bands: every content slot, masks, chunks."""
+    from posenc.engines.triton import lower, tiles
+    from tests.gpu.cases import check, tame
+
+    tiles.WIDE, lower.MORE = 40, 32
+    for dtype, slots, lengths, options in (
+        (torch.bfloat16, ("dot_query", "dot_key"), (70, 110), {}),
+        (torch.bfloat16, ("dot_query", "dot_key", "add_value"), (90, 90), {"causal": True}),
+        (torch.float16, ("dot_key", "states", "scale", "decay"), (90, 90), {"window": (50, 33)}),
+        (torch.float16, ("bias", "dot_query", "slopes"), (100, 70), {}),
+        (torch.bfloat16, ("add_value", "scale"), (64, 96), {"key_mask": torch.arange(96)[None] < 81}),
+    ):
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 1, *lengths, 16))
+        check(q, k, v, tame(plan_of(slots, q, k, v, reach=(28, 33))), **options)
+    lower.QUERIES, lower.LONGEST = 32, 60  # chunks of queries, every distance its own
+    for causal in (False, True):
+        q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
+        where = Where((30, 70), 100)
+        spot = index.exact(where)
+        content, bias = (torch.randn(2, spot.n, *size).div(4).requires_grad_() for size in ((16,), ()))
+        check(q, k, v, Plan(where, lookups=(Lookup(spot, dot_query=content, bias=bias),)), causal=causal)
 
 
 def group_compile():
@@ -242,6 +266,7 @@ def group_compile():
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    triton_memory.bfloat16()
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

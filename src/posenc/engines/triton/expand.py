@@ -54,7 +54,9 @@ class _Expand(torch.autograd.Function):
             parts[0].narrow(dim, 0, 1).add_(grad.narrow(dim, 0, before).sum(dim, keepdim=True))
         if after:
             parts[0] = parts[0] if before else parts[0].clone()
-            parts[0].narrow(dim, len(rows) - 1, 1).add_(grad.narrow(dim, before + len(rows), after).sum(dim, keepdim=True))
+            parts[0].narrow(dim, len(rows) - 1, 1).add_(
+                grad.narrow(dim, before + len(rows), after).sum(dim, keepdim=True)
+            )
         picked = torch.cat(parts, dim).index_select(dim, constant(sources, grad.device))
         return picked.unflatten(dim, (ctx.n, most)).sum(dim + 1), None, None
 

@@ -209,7 +209,9 @@ def run_backward(
     with _on(q):
         slots = _slots(x, num)
         if x.value is not None:
-            slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid))
+            slots = slots._replace(
+                mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid)
+            )
         for first, last in blocks:
             d_rows = None
             if x.table is not None:
@@ -307,14 +309,29 @@ def _rows(x: Inputs, num: Numbers, scale: float, first: int, last: int):
     states = x.q if x.states is None else x.states
     near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     bias = x.bias[:, near] if _along(x, num) else None
-    return spread(states, x.table[:, near], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale, rounded=x.wide(num), others=others)
+    return spread(
+        states,
+        x.table[:, near],
+        x.q.shape[1],
+        lo,
+        hi,
+        num.offset,
+        first,
+        last,
+        bias,
+        1.0 / scale,
+        rounded=x.wide(num),
+        others=others,
+    )
 
 
 def _slots(x: Inputs, num: Numbers) -> Slots:
     """All slots but the row term."""
     cols, wide = None, x.wide(num)
     if x.key_table is not None:
-        cols = spread(x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True, rounded=wide)
+        cols = spread(
+            x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True, rounded=wide
+        )
     bias = None
     if x.bias is not None and not _along(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)

@@ -224,7 +224,11 @@ def collect_kernel(
     if c0 == 0:  # the rows before and after those of this eighth
         step = tl.arange(0, 8)
         rest = begin + tl.where(step < 7 - eighth, step, columns + step)
-        tl.store(total + rest[:, None] * E + e[None, :], tl.zeros([8, BLOCK_E], tl.float32), mask=(step < 7)[:, None] & (e < E)[None, :])
+        tl.store(
+            total + rest[:, None] * E + e[None, :],
+            tl.zeros([8, BLOCK_E], tl.float32),
+            mask=(step < 7)[:, None] & (e < E)[None, :],
+        )
         if sums is not None:
             tl.store(sums + rest, tl.zeros([8], tl.float32), mask=step < 7)
 
@@ -239,7 +243,9 @@ def collect(
     total = states.new_empty(heads, 8, 7 + columns, size, dtype=torch.float32)
     sums = total.new_empty(heads, 8, 7 + columns) if summed else None
     if not (tokens and batch):
-        total.zero_(), None if sums is None else sums.zero_()
+        total.zero_()
+        if sums is not None:
+            sums.zero_()
     else:
         numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(states.dtype)
         band = band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
