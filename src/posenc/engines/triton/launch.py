@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ...constants import constant
 from . import tiles
-from .backward import Grads, backward_k, backward_q, prepare
+from .backward import Grads, backward_k, backward_q
 from .forward import forward
+from .prepare import prepare
 from .spread import MARGIN, between, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
 
