@@ -130,7 +130,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
                 _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
                 slots, _places(x), _masks(x), *_sizes(x, num, first, last),
                 shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
-                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=amid and (tile.amid or tile.keys),
+                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=_amid(amid, tile, tile.keys),
                 num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
     if shares > 1:
@@ -229,13 +229,13 @@ def run_backward(
             backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
-                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=amid and (k_tile.amid or k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
+                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=_amid(amid, k_tile, k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
                 num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
             backward_q[(total * triton.cdiv(last - first, q_tile.queries),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
-                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=amid and (q_tile.amid or q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
+                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=_amid(amid, q_tile, q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
             )  # fmt: skip
             if d_rows is not None:
                 _take_rows(d_rows, x, num, scale, table, given, first, last)
@@ -259,6 +259,12 @@ def run_backward(
     if x.value is not None and asked["value"]:
         given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])[0]
     return list(given.values())
+
+
+def _amid(wide: bool, tile: tiles.Tile, width: int) -> int:
+    """How wide tiles within the bands are; 0: they are general ones. Without a pipeline they are no faster, and an earlier
+    version of that loop, compiled so, read outside its memory."""
+    return (tile.amid or width) if wide and tile.band_stages > 1 else 0
 
 
 def _along(x: Inputs, num: Numbers) -> bool:

@@ -74,7 +74,7 @@ SPREAD = Tile(64, 64, 4, 3)
 SPREAD_WIDE = Tile(32, 128, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
 WIDE = 256  # distances, from where on whole tiles lie within a band
-INTERPRETED = Tile(16, 16, 4, 1)
+INTERPRETED = Tile(16, 16, 4, 1, 2)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
 
 
