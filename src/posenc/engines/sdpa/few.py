@@ -158,20 +158,36 @@ def _with_content(
             # of a matrix: ten times as fast as of [B, H, 1, n]
             added = sum_of(added, _spread(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
-            at = _look(lookup.index, lowest, keys, q.device)
-            added = sum_of(added, _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), at) * scale)
+            found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
+            added = sum_of(added, found * scale)
     if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
         added = sum_of(added, -plan.decay[1][:, :, None, -keys:].to(precision))
     return added
 
 
-def _key_dots(heads: int, k: Tensor, table: Tensor, at: Tensor) -> Tensor:
-    """k_j·table[r], [B, H, 1, K]"""
-    kv_heads = k.shape[1]
-    own = table.index_select(1, at)  # [H or 1, K, D]
+def _key_dots(heads: int, k: Tensor, table: Tensor, index: Index | Grid, lowest: int) -> Tensor:
+    """k_j·table[r], [B, H, 1, K]: far keys share a row, so only the near ones need rows of their own."""
+    keys, kv_heads = k.shape[2], k.shape[1]
+    at = _look(index, lowest, keys, k.device)
+    begin, end = 0, keys
+    if isinstance(index, Index):
+        begin = min(max(index.lo - lowest, 0), keys)
+        end = min(max(index.hi - lowest + 1, begin), keys)
+    own = table.index_select(1, at[begin:end])  # [H or 1, near, D]
     own = own.unflatten(0, (kv_heads, -1)) if own.shape[0] > 1 else own[None]
-    found = (k[:, :, None] * own).sum(-1)  # [B, Hkv, 1 or H / Hkv, K]
+    parts = [(k[:, :, None, begin:end] * own).sum(-1)]  # [B, Hkv, 1 or H / Hkv, near]
+    if begin > 0:
+        parts.insert(0, _far_dots(k[:, :, :begin], table.index_select(1, at[:1])))
+    if end < keys:
+        parts.append(_far_dots(k[:, :, end:], table.index_select(1, at[-1:])))
+    found = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return found.expand(-1, -1, heads // kv_heads, -1).flatten(1, 2).unsqueeze(2)
+
+
+def _far_dots(k: Tensor, row: Tensor) -> Tensor:
+    """k [B, Hkv, K, D] times one table row [H or 1, 1, D] -> [B, Hkv, 1 or H / Hkv, K]"""
+    rows = row.unflatten(0, (k.shape[1], -1)).squeeze(2) if row.shape[0] > 1 else row
+    return (k @ rows.transpose(-1, -2)).transpose(-1, -2)
 
 
 def _look(index: Index | Grid, lowest: int, count: int, device: torch.device) -> Tensor:
