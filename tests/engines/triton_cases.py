@@ -237,6 +237,19 @@ def group_wide():
     ):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 1, *lengths, 16))
         check(q, k, v, tame(plan_of(slots, q, k, v, reach=(28, 33))), **options)
+    q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
+    for heads in (2, 1):  # the bias within the band, and apart from it
+        table, bias = (
+            torch.randn(heads, 62, 16).div(4).requires_grad_(),
+            torch.randn(2, 62).index_fill(1, torch.arange(20, 45), float("-inf")).requires_grad_(),
+        )
+        plan = Plan(Where(70, 100), lookups=(Lookup(Index(-28, 33), dot_query=table, bias=bias),))
+        ours, dense = (attend(q, k, v, plan, engine=engine) for engine in ("triton", "reference"))
+        torch.testing.assert_close(ours, dense, rtol=0, atol=3e-2)
+        for grad, truth in zip(
+            *(torch.autograd.grad(out.float().sum(), (q, k, v, table)) for out in (ours, dense)), strict=True
+        ):
+            assert (grad.float() - truth.float()).norm() <= 3e-2 * truth.float().norm()
     lower.QUERIES, lower.LONGEST = 32, 60  # chunks of queries, every distance its own
     for causal in (False, True):
         q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))

@@ -39,6 +39,7 @@ from .terms import (
     row_scale,
     segments,
     shown,
+    tiled,
     unit_matrix,
 )
 
@@ -123,10 +124,7 @@ def backward_q(
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
     g_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK_M, True)
     scale_row = row_scale(slots, bh, i, q_length, scale)
-    if slots.scale is not None:
-        scale_tile = scale_row[:, None]
-    else:
-        scale_tile = scale_row
+    scale_tile = tiled(scale_row, slots, False)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sum_left = tl.zeros([BLOCK_M], tl.float32)  # of dS over far keys
     sum_right = tl.zeros([BLOCK_M], tl.float32)
@@ -250,7 +248,7 @@ def backward_q(
             bias_left += tl.sum(tl.where(r <= bias_lo, ds, 0.0), 1)
             bias_right += tl.sum(tl.where((r >= bias_hi) & (r > bias_lo), ds, 0.0), 1)
         if DIAGONALS:
-            within = tl.where((r > grads.bias.lo) & (r < grads.bias.hi), ds, 0.0)
+            within = tl.where((r > bias_lo) & (r < bias_hi), ds, 0.0)
             rows = tl.arange(0, BLOCK_M)[:, None]
             from_column = (few[None, :] + rows) % BAND
             rolled = tl.gather(within, from_column, 1)  # [row, c] comes from the column with column - row = c + w BAND
@@ -371,10 +369,7 @@ def backward_k(
                 side = tl.where(on_left, 0, total)
                 e_tile = tl.load(sums + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
-                if slots.scale is not None:
-                    scale_tile = scale_row[None, :]
-                else:
-                    scale_tile = scale_row
+                scale_tile = tiled(scale_row, slots, True)
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
                 if slots.scale is None:
                     x = lifted(x, far_score, e_tile)
@@ -419,10 +414,7 @@ def backward_k(
                 i = m0 + tl.arange(0, AMIDST)
                 e_tile = tl.load(sums + (2 * total + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
-                if slots.scale is not None:
-                    scale_tile = scale_row[None, :]
-                else:
-                    scale_tile = scale_row
+                scale_tile = tiled(scale_row, slots, True)
                 r = j[:, None] - i[None, :] + offset
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
                 if slots.scale is None:
@@ -462,41 +454,18 @@ def backward_k(
             i = m0 + few
             e_tile = tl.load(sums + (2 * total + bh * padded(q_length) + i)[:, None] * 16 + c)
             scale_row = row_scale(slots, bh, i, q_length, scale)
-            if slots.scale is not None:
-                scale_tile = scale_row[None, :]
-            else:
-                scale_tile = scale_row
+            scale_tile = tiled(scale_row, slots, True)
             r = distance(places, b, i[None, :], j[:, None], offset, q_length, k_length)
             r_lo, r_hi = n0 - m0 - (BAND - 1) + offset, n0 - m0 + (BLOCK_N - 1) + offset
             x = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
             if slots.scale is None:
                 x = lifted(x, first_three, e_tile)
             some = hidden(tile, c0, c1, CLEAR)
-            x = (
-                inside(
-                    x,
-                    slots,
-                    places,
-                    masks,
-                    b,
-                    h,
-                    bh,
-                    m0,
-                    n0,
-                    i,
-                    j,
-                    r,
-                    r_lo,
-                    r_hi,
-                    q_length,
-                    k_length,
-                    left,
-                    right,
-                    some,
-                    True,
-                )
-                * scale_tile
-            )
+            x = inside(
+                x, slots, places, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+                q_length, k_length, left, right, some, True,
+            )  # fmt: skip
+            x = x * scale_tile
             x = outside(x, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
             x = shown(x, slots, masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right, some)
             if slots.scale is not None:

@@ -28,8 +28,19 @@ from .terms import (
     row_scale,
     segments,
     shown,
+    tiled,
     unit_matrix,
 )
+
+
+@triton.jit
+def softened(x, top, total):
+    """Weights of a tile's scores and what earlier sums are multiplied by: -> p, alpha, and top and total with this tile."""
+    higher = tl.maximum(top, tl.max(x, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp2(x - base[:, None])
+    alpha = tl.exp2(top - base)
+    return p, alpha, higher, total * alpha + tl.sum(p, 1)
 
 
 @triton.jit(
@@ -103,10 +114,7 @@ def forward(
     keys_three = picks(slots, 6, BLOCK_M, 16)
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
     scale_row = row_scale(slots, bh, i, q_length, scale)
-    if slots.scale is not None:
-        scale_tile = scale_row[:, None]
-    else:
-        scale_tile = scale_row
+    scale_tile = tiled(scale_row, slots, False)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -163,17 +171,13 @@ def forward(
             x = amidst(x, same, slots, places, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
             r = j[None, :] - i[:, None] + offset
             x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
-            higher = tl.maximum(top, tl.max(x, 1))
-            p = tl.exp2(x - higher[:, None])
-            alpha = tl.exp2(top - higher)
-            total = total * alpha + tl.sum(p, 1)
+            p, alpha, top, total = softened(x, top, total)
             if DROPOUT:
                 p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
             mass_left = mass_left * alpha
             mass_right = mass_right * alpha
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
-            top = higher
 
     # ---- general tiles: look-ups and masks -----------------------------------------------------------------
     # A general tile has BAND keys, so that its look-ups find registers.
@@ -190,45 +194,20 @@ def forward(
         r_lo, r_hi = n0 - m0 - (BLOCK_M - 1) + offset, n0 - m0 + (BAND - 1) + offset
         x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         some = hidden(tile, c0, c1, CLEAR)
-        x = (
-            inside(
-                x,
-                slots,
-                places,
-                masks,
-                b,
-                h,
-                bh,
-                m0,
-                n0,
-                i,
-                j,
-                r,
-                r_lo,
-                r_hi,
-                q_length,
-                k_length,
-                left,
-                right,
-                some,
-                False,
-            )
-            * scale_tile
-        )
+        x = inside(
+            x, slots, places, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+            q_length, k_length, left, right, some, False,
+        )  # fmt: skip
+        x = x * scale_tile
         x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
         x = shown(x, slots, masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right, some)
-        higher = tl.maximum(top, tl.max(x, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(x - base[:, None])
-        alpha = tl.exp2(top - base)
-        total = total * alpha + tl.sum(p, 1)
+        p, alpha, top, total = softened(x, top, total)
         if DROPOUT:
             p = p * keep(masks, bh, i[:, None], j[None, :], dropout)
         mass_left = mass_left * alpha
         mass_right = mass_right * alpha
         acc = acc * alpha[:, None]
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
-        top = higher
 
     empty = total == 0.0
     weight = 1.0 / tl.where(empty, 1.0, total)
@@ -259,31 +238,11 @@ def forward(
                 r_lo, r_hi = n0 - m0 - (BLOCK_M - 1) + offset, n0 - m0 + (BAND - 1) + offset
                 x = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
                 some = hidden(tile, c0, c1, CLEAR)
-                x = (
-                    inside(
-                        x,
-                        slots,
-                        places,
-                        masks,
-                        b,
-                        h,
-                        bh,
-                        m0,
-                        n0,
-                        i,
-                        j,
-                        r,
-                        r_lo,
-                        r_hi,
-                        q_length,
-                        k_length,
-                        left,
-                        right,
-                        some,
-                        False,
-                    )
-                    * scale_tile
-                )
+                x = inside(
+                    x, slots, places, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+                    q_length, k_length, left, right, some, False,
+                )  # fmt: skip
+                x = x * scale_tile
                 x = outside(x, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
                 x = shown(x, slots, masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right, some)
                 p = tl.exp2(x - bottom[:, None])

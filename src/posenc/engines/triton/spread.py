@@ -82,10 +82,21 @@ def spread_kernel(
         y = tl.load(there, mask=real[:, None] & (e < E)[None, :], other=0.0)
         acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         if bias is not None:
-            acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
+            acc = biased(acc, bias + h * bias_h + steps, real, unit, band)
         begins = c0 - skip + columns // 8 * 8  # of the eight numbers that are stored together
         at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
         tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
+
+
+@triton.jit
+def biased(acc, at, real, unit, band):
+    """acc and `unit` times the bias. In half precision -inf becomes a number, for tiles are multiplied (`added`): 0 · inf is
+    NaN."""
+    acc += unit * tl.load(at, mask=real, other=0.0)[None, :]
+    if band.ptr.dtype.element_ty != tl.float32:
+        lowest: tl.constexpr = -6e4 if band.ptr.dtype.element_ty == tl.float16 else -1e30
+        acc = tl.where(acc < lowest, lowest, acc)
+    return acc
 
 
 @triton.jit
@@ -101,7 +112,7 @@ def end_of(
     y = tl.load(there, mask=real[:, None] & (e < E)[None, :], other=0.0)
     acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
     if bias is not None:
-        acc += unit * tl.load(bias + h * bias_h + steps, mask=real, other=0.0)[None, :]
+        acc = biased(acc, bias + h * bias_h + steps, real, unit, band)
     if ROUNDED:
         acc = acc.to(band.ptr.dtype.element_ty).to(tl.float32)
     return tl.sum(tl.where((columns == column)[None, :], acc, 0.0), 1)

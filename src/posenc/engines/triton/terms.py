@@ -326,6 +326,17 @@ def row_scale(slots, bh, i, q_length, scale):
 
 
 @triton.jit
+def tiled(scale_row, slots, KEYS_FIRST: tl.constexpr):
+    """What row_scale gave, to multiply a tile with."""
+    if slots.scale is None:
+        return scale_row
+    elif KEYS_FIRST:
+        return scale_row[None, :]
+    else:
+        return scale_row[:, None]
+
+
+@triton.jit
 def row_end(slots, bh, i, ok, RIGHT: tl.constexpr):
     """What every far key on one side adds to query i inside the scale: the last row of the index. Like i."""
     if slots.rows is not None:
