@@ -77,6 +77,15 @@ def transformer_xl(heads, length, size, causal):
     return Plan(Where(length), lookups=(Lookup(spot, dot_query=content, bias=table(heads, spot.n)),))
 
 
+def xlnet(heads, length, size, causal):
+    """The same with two segments."""
+    plain = transformer_xl(heads, length, size, causal)
+    parts = (torch.arange(length, device="cuda") > length // 3).long()
+    same_or_not = index.Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
+    segments = Lookup(same_or_not, bias=table(heads, 2), dot_query=table(heads, 2, size, dtype=torch.bfloat16))
+    return Plan(Where(length, length, more=[(parts, parts)]), lookups=(*plain.lookups, segments))
+
+
 def rope(heads, length, size, causal):
     angle = torch.outer(torch.arange(length, device="cuda"), 1e4 ** -torch.linspace(0, 1, size // 2, device="cuda"))[
         None
@@ -87,7 +96,8 @@ def rope(heads, length, size, causal):
 PLANS = {
     "t5": (t5, SHAPES), "clipped": (clipped, SHAPES), "alibi": (alibi, SHAPES), "shaw": (shaw, SHAPES),
     "shaw + values": (shaw_values, SHAPES), "relative logits": (relative_logits, WIDE),
-    "deberta": (deberta, SHAPES[:3:2]), "rope": (rope, SHAPES), "transformer_xl": (transformer_xl, SHAPES[:1]),
+    "deberta": (deberta, SHAPES[:3:2]), "rope": (rope, SHAPES), "transformer_xl": (transformer_xl, SHAPES[:3:2]),
+    "xlnet": (xlnet, SHAPES[:1]),
 }  # fmt: skip
 
 

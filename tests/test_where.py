@@ -91,7 +91,7 @@ def test_empty_positions():
         (dict(q=(torch.zeros(2, 2, dtype=torch.int64), 3)), r"int tensor \[B\]"),
         (dict(q=torch.zeros(1, 2, 2, dtype=torch.int64), k=2), "2 axes and k has 1"),
         (dict(q=3, more=[(torch.zeros(1, 2, dtype=torch.int64), 3)]), "axis 1 has 2 queries"),
-        (dict(q=3, more=[3]), "pairs"),
+        (dict(q=3, more=[3]), "one further axis each"),
         (dict(q=3, reach=(4, 1)), "lowest, highest"),
     ],
 )
@@ -103,3 +103,17 @@ def test_bad_places_get_a_sentence(arguments, words):
 def test_an_axis_that_is_not_there():
     with pytest.raises(ValueError, match="axes 0 to 0"):
         Where(3).axis(1)
+
+
+def test_bounds_are_read_once_or_given():
+    ids = torch.tensor([[0, 2, 1], [5, 0, 0]])
+    where = Where(3, 3, more=[(ids, ids), (ids[:, :3], ids, (0, 9)), ((4, 3), (2, 3))])
+    assert not where.bounded([1]) and where.bounds(1) == ((0, 5), (0, 5)) and where.bounded([1, 2])
+    ids[0, 0] = 7
+    assert where.bounds(1) == ((0, 5), (0, 5))
+    assert where.bounds(2) == ((0, 9), (0, 9)) and where.bounds(3) == ((4, 6), (2, 4))
+    assert where.bounds(0) == ((0, 2), (0, 2))
+    with pytest.raises(ValueError, match=r"between 3 and 1 cannot be: give \(lowest, highest\)"):
+        Where(3, 3, more=[(ids, ids, (3, 1))])
+    with pytest.raises(ValueError, match=r"\(q, k, \(lowest, highest\)\)"):
+        Where(3, 3, more=[(ids,)])

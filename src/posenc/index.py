@@ -6,6 +6,7 @@ clip(2, 1) row          0  0  1  2  3  3  3        lo = -2, hi = 1
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,9 +64,13 @@ class Index:
         rows = self.rows_on(table.device)
         return table if rows is None else table.index_select(dim, rows)
 
+    def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
+        """Rows where distance(axis) gives the distances on each axis."""
+        return self.look(distance(self.axis))
+
     def of(self, where: Where, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Table row of every pair (or of a block of pairs): [Lq, Lk] or [B, Lq, Lk]."""
-        return self.look(where.distance(device, self.axis, rows, columns))
+        return self.rows_of(lambda axis: where.distance(device, axis, rows, columns))
 
 
 @dataclass(frozen=True)
@@ -81,13 +86,16 @@ class Grid:
             product *= part.n
         return product
 
-    def of(self, where: Where, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+    def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
         result = None
         for part in self.parts:
-            row = part.of(where, device, rows, columns)
+            row = part.rows_of(distance)
             result = row if result is None else result * part.n + row
         assert result is not None
         return result
+
+    def of(self, where: Where, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        return self.rows_of(lambda axis: where.distance(device, axis, rows, columns))
 
 
 def exact(where: Where, *, axis: int = 0, most: int | None = None, future: bool = True) -> Index:

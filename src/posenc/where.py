@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,7 @@ class Where:
         Where(q=(start, 64), k=(start, 64))  start an int tensor [B]: one start per row (left padding)
         Where(q=p, k=p)                      int tensors [L], [B, L] or [B, L, axes] (packing, images, video)
         Where(q=L, k=L, more=[(s, s)])       further axes one by one, here segments [B, L]
+        Where(q=L, more=[(s, s, (0, 3))])    the same, all of them known to be 0 to 3
 
     An int is a length and starts at 0, so a query that continues a cache must say its start.
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
@@ -81,10 +83,16 @@ class Where:
         k_axes = q_axes if k is None else _axes(k, "k")
         if len(q_axes) != len(k_axes):
             raise ValueError(f"q has {len(q_axes)} axes and k has {len(k_axes)}; give both the same number")
+        self._bounds: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
         for pair in more:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise ValueError("more takes (q, k) pairs of positions, one pair for each further axis")
+            if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
+                raise ValueError("more takes (q, k) or (q, k, (lowest, highest)), positions of one further axis each")
             (q_side,), (k_side,) = _axes(pair[0], "q"), _axes(pair[1], "k")
+            if len(pair) == 3:
+                lowest, highest = pair[2]
+                if lowest > highest:
+                    raise ValueError(f"positions between {lowest} and {highest} cannot be: give (lowest, highest)")
+                self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
             q_axes, k_axes = (*q_axes, q_side), (*k_axes, k_side)
         if reach is not None and reach[0] > reach[1]:
             raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
@@ -121,6 +129,18 @@ class Where:
     @property
     def reach(self) -> tuple[int, int]:
         return self._reach if self._reach is not None else _reach(self.q, self.k)
+
+    def bounds(self, number: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(lowest, highest) position of the queries and of the keys on an axis; tensors are read once."""
+        if number not in self._bounds:
+            q, k = self.q_axes[number], self.k_axes[number]
+            ours = _bounds(q) if _length(q) else (0, 0)
+            self._bounds[number] = ours, ours if k is q else _bounds(k) if _length(k) else (0, 0)
+        return self._bounds[number]
+
+    def bounded(self, axes: Sequence[int]) -> bool:
+        """Whether `bounds` of all these need read nothing any more."""
+        return all(number in self._bounds for number in axes)
 
     def axis(self, number: int) -> Where:
         """This axis alone, as a Where."""

@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc.dispatch import attend
+from posenc.engines import axes
 from posenc.engines.sdpa import rows, sizes
 from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
 from posenc.plan import Lookup, Plan
@@ -318,6 +319,27 @@ def test_grid_and_second_axis(monkeypatch):
         Lookup(clip(1, 1, axis=1), dot_query=leaf(H, 3, D), bias=leaf(H, 3)),
     )
     compare(*tensors(42, 42), Plan(where, lookups=lookups))
+
+
+@pytest.mark.parametrize("heads", [1, H])
+def test_few_places_on_a_further_axis_are_channels(monkeypatch, heads):
+    small(monkeypatch)
+    calls, widen = [], axes.widen
+    monkeypatch.setattr(axes, "widen", lambda *arguments: calls.append(1) or widen(*arguments))
+    segments = torch.randint(0, 3, (B, 230))
+    where = Where((30, 200), 230, more=[(segments[:, 30:], segments)])
+    lookups = (
+        Lookup(clip(5, 5), dot_query=leaf(H, 11, D), dot_key=leaf(1, 11, D), add_value=leaf(1, 11, D)),
+        Lookup(
+            clip(1, 1, axis=1), bias=leaf(H, 3), dot_query=leaf(heads, 3, D), dot_key=leaf(heads, 3, D),
+            add_value=leaf(heads, 3, D),
+        ),
+    )  # fmt: skip
+    compare(*tensors(200, 230), Plan(where, lookups=lookups), causal=True)
+    assert len(calls) >= 1
+    calls.clear()
+    compare(*tensors(200, 230), Plan(where, lookups=lookups[:1]))
+    assert not calls
 
 
 def test_dropout(monkeypatch):

@@ -15,9 +15,10 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from posenc import Index, Lookup, Plan, Where, attend, index  # noqa: E402
+from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, index  # noqa: E402
 from tests import condition  # noqa: E402
 from tests.engines import triton_memory  # noqa: E402
 from tests.plans import plan_of, tensors  # noqa: E402
@@ -137,6 +138,37 @@ def group_lengths():
     check(q, k, v, two)
 
 
+def group_axes():
+    """Lookups on further axes and on grids, alone and with each slot of the first axis; more distances than a band is for."""
+    q, k, v = tensors(2, 2, 1, 29, 45, 16, 24)
+    for slots in (("bias",), ("exact", "slopes"), ("dot_key", "add_value"), ("dot_query", "decay"), ("states",)):
+        check(q, k, v, plan_of(("segments", *slots), q, k, v), causal=len(slots) == 1)
+    places = torch.randint(-2, 3, (2, 45))
+    where = Where((16, 29), 45, more=[(places[:, 16:], places, (-2, 2)), ((0, 29), (0, 45))])
+    spot = index.clip(3, 2, axis=1)
+    for heads in (1, 2):
+        tables = dict(dot_query=(16,), dot_key=(16,), add_value=(24,))
+        every = Lookup(spot, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()})
+        check(q, k, v, Plan(where, lookups=(every,)), key_mask=torch.rand(2, 45) > 0.2)
+        check(q, k, v, Plan(where, scale=torch.randn(2, 2, 29), lookups=(dataclasses.replace(every, bias=None),)))
+    table = torch.stack((torch.arange(45) // 7, torch.arange(45) % 7), -1)[None]
+    grid = index.Grid((index.clip(5, 5), index.clip(3, 3, axis=1)))
+    lookups = (
+        Lookup(grid, bias=torch.randn(2, grid.n), dot_query=torch.randn(1, grid.n, 16)),
+        Lookup(index.clip(2, 2, axis=1), bias=torch.randn(2, 5), add_value=torch.randn(2, 5, 24)),
+        Lookup(index.clip(4, 4), bias=torch.randn(2, 9)),
+    )
+    check(q, k, v, Plan(Where(table[:, 16:], table), lookups=lookups))
+    far = Lookup(index.clip(1500, 1500), dot_key=torch.randn(1, 3001, 16), add_value=torch.randn(1, 3001, 24))
+    check(q, k, v, Plan(Where((16, 29), 45), lookups=(far,)))
+    many = Where((16, 29), 45, more=[(places[:, 16:], places * 100)])
+    with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
+        attend(q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(spot, torch.randn(2, 6)),)), engine="triton")
+    scaled = Plan(where, scale=torch.rand(2, 2, 29), lookups=(Lookup(spot, torch.randn(2, 6)),))
+    with pytest.raises(UnsupportedPlan, match="a scale for each query"):
+        attend(q.float(), k.float(), v.float(), scaled, engine="triton")
+
+
 def group_tiles():
     """Blocks of other shapes than the interpreter's default."""
     from posenc.engines.triton import tiles
@@ -152,7 +184,7 @@ def group_chunks():
     """Content terms over every distance, a block of queries at a time."""
     from posenc.engines.triton import lower
 
-    lower.LONGEST, lower.QUERIES = 8, 16
+    lower.LONGEST, lower.QUERIES, lower.ROWS = 8, 16, 0
     q, k, v = tensors(1, 2, 1, 37, 45, 16)
     check(q, k, v, plan_of(("exact", "slopes", "states"), q, k, v))
     check(q, k, v, plan_of(("exact", "bias", "decay", "scale"), q, k, v), causal=True)
@@ -250,7 +282,7 @@ def group_wide():
             *(torch.autograd.grad(out.float().sum(), (q, k, v, table)) for out in (ours, dense)), strict=True
         ):
             assert (grad.float() - truth.float()).norm() <= 3e-2 * truth.float().norm()
-    lower.QUERIES, lower.LONGEST = 32, 60  # chunks of queries, every distance its own
+    lower.QUERIES, lower.LONGEST, lower.ROWS = 32, 60, 0  # chunks of queries, every distance its own
     for causal in (False, True):
         q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
         where = Where((30, 70), 100)
@@ -268,6 +300,12 @@ def group_compile():
     eager = run(q, k, v)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
     assert torch.equal(eager, compiled)
+    parts = torch.randint(0, 3, (1, 40))
+    where = Where((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # what cannot be read is told
+    table = torch.randn(2, 2).requires_grad_()
+    segments = Plan(where, lookups=(Lookup(Index(-1, 1, (1, 0, 1), 2, axis=1), bias=table),))
+    some = lambda a, b, c: attend(a, b, c, segments, engine="triton")  # noqa: E731
+    assert torch.equal(some(q, k, v), torch.compile(some, fullgraph=True, backend="aot_eager")(q, k, v))
     dense = attend(q, k, v, plan, causal=True, engine="reference")
     torch.testing.assert_close(eager, dense, rtol=0, atol=1e-2)
     g = torch.randn_like(eager)

@@ -2,7 +2,8 @@
 
     outside          a load or store outside the tensors that the kernel was given
     two programs     a number that one program writes and another writes or reads, in one launch
-    twice            a number that one program writes twice, or reads after it wrote it: on a GPU other threads may do so
+    twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
+                     other threads may do so
     one store        two numbers of one store in one place
     sums             floating-point numbers added atomically: their sum depends on the order
 
@@ -24,7 +25,7 @@ class Watch:
     """One launch: the storages it was given, and for each byte who wrote it and who read it last."""
 
     def __init__(self, name, storages):
-        self.name, self.program = name, 0
+        self.name, self.program, self.barriers = name, 0, 0
         order = sorted(storages.items())
         self.starts = np.array([start for start, _ in order], dtype=np.int64)
         sizes = np.array([size for _, size in order], dtype=np.int64)
@@ -32,6 +33,12 @@ class Watch:
         self.shift = np.concatenate(([0], np.cumsum(sizes)[:-1])) - self.starts  # address -> place in the arrays below
         self.writer = np.full(int(sizes.sum()), NOBODY, np.int32)
         self.reader = np.full(int(sizes.sum()), NOBODY, np.int32)
+        self.when = np.zeros(int(sizes.sum()), np.int32)  # it wrote: how many barriers there were before
+
+    def unsafe(self, at):
+        """What was written, but by another program, or by this one since the last barrier."""
+        who = self.writer[at]
+        return (who != NOBODY) & ((who != self.program) | (self.when[at] == self.barriers))
 
     def places(self, pointers, mask, width, what):
         """Where the numbers that are touched lie in `writer` and `reader`."""
@@ -43,8 +50,7 @@ class Watch:
 
     def load(self, pointers, mask, width):
         at = self.places(pointers, mask, width, "load")
-        who = self.writer[at]
-        self.never(who != NOBODY, "loads what was stored in this launch")
+        self.never(self.unsafe(at), "loads what was stored in this launch")
         self.reader[at] = self.program
 
     def store(self, pointers, mask, width, shared=False):
@@ -55,9 +61,9 @@ class Watch:
         if shared:
             self.never((who != NOBODY) & (who != self.program), "adds to what another program has stored")
         else:
-            self.never(who != NOBODY, "stores twice")
+            self.never(self.unsafe(at), "stores twice")
             self.never(np.array(np.unique(at).size != at.size), "stores two numbers in one place")
-        self.writer[at] = self.program
+        self.writer[at], self.when[at] = self.program, self.barriers
 
     def never(self, wrong, what):
         assert not wrong.any(), f"{self.name}, program {self.program}: {what}, {wrong.sum()} of {wrong.size}"
@@ -71,7 +77,7 @@ def watched():
         (owner, name): getattr(owner, name)
         for owner, name in (
             (executor, "_init_args_hst"), (builder, "set_grid_idx"), (builder, "create_masked_load"),
-            (builder, "create_masked_store"), (builder, "create_atomic_rmw"),
+            (builder, "create_masked_store"), (builder, "create_atomic_rmw"), (builder, "create_barrier"),
         )
     }  # fmt: skip
     was = {name: function for (_, name), function in kept.items()}
@@ -114,7 +120,11 @@ def watched():
         now.store(pointers, mask, width(pointers), shared=True)
         return was["create_atomic_rmw"](self, operation, pointers, value, mask, *rest)
 
-    for (owner, name), function in zip(kept, (arguments, program, load, store, add), strict=True):
+    def barrier(self, *rest):
+        now.barriers += 1
+        return was["create_barrier"](self, *rest)
+
+    for (owner, name), function in zip(kept, (arguments, program, load, store, add, barrier), strict=True):
         setattr(owner, name, function)
     try:
         yield launched

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from posenc import Lookup, Plan, Where, attend, index
-from posenc.engines.triton import refuses
+from posenc.engines.triton import lower, refuses
 from posenc.mask import make_mask
 from tests import condition, layouts
 from tests.plans import plan_of
@@ -168,8 +168,31 @@ def packed_sequences():
 
 def every_distance(causal):
     """A content term over every distance, in blocks of queries, with a bias along."""
+    lower.ROWS = 0  # so that there are several
     q, k, v = tensors(1, 2, 2, 1500, 1500, 64, torch.bfloat16)
     check(q, k, v, plan_of(("exact",), q, k, v), causal=causal)
+
+
+def further_axes():
+    """Segments, with a term over every distance; all slots on a second axis; a grid. Equal bits; compiled."""
+    q, k, v = tensors(2, 4, 2, 1000, 1100, 64, torch.bfloat16)
+    check(q, k, v, plan_of(("segments", "exact"), q, k, v), causal=True)
+    places = torch.randint(0, 5, (2, 1100), device="cuda")
+    where = Where((100, 1000), 1100, more=[(places[:, 100:], places, (0, 4))])
+    spot = index.clip(3, 2, axis=1)
+    make = lambda *shape: (torch.randn(*shape, device="cuda") / 4).requires_grad_()  # noqa: E731
+    every = Lookup(spot, make(4, 6), make(1, 6, 64), dot_key=make(4, 6, 64), add_value=make(1, 6, 64))
+    plan = Plan(
+        where, lookups=(every, Lookup(index.clip(40, 40), dot_query=make(4, 81, 64), add_value=make(1, 81, 64)))
+    )
+    check(q, k, v, plan)
+    same_bits(q, k, v, plan)
+    run = lambda a, b, c: attend(a, b, c, plan, engine="triton")  # noqa: E731
+    assert torch.equal(run(q, k, v), torch.compile(run, fullgraph=True)(q, k, v))
+    q, k, v = tensors(8, 4, 4, 144, 144, 32, torch.bfloat16)
+    table = torch.stack((torch.arange(144) // 12, torch.arange(144) % 12), -1)[None].cuda()
+    grid = index.Grid((index.clip(11, 11), index.clip(11, 11, axis=1)))
+    check(q, k, v, Plan(Where(table), lookups=(Lookup(grid, dot_query=make(4, grid.n, 32)),)))
 
 
 def starts():
@@ -231,6 +254,7 @@ CASES = {
     "packed sequences": packed_sequences,
     "every distance": partial(every_distance, False),
     "every distance, causal": partial(every_distance, True),
+    "further axes": further_axes,
     "starts": starts,
     **{f"strides {name}": partial(strides, name) for name in layouts.SCHEMES},
     **{f"fuzz {part + 1} of {PARTS}": partial(fuzz, part) for part in range(PARTS)},

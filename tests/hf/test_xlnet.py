@@ -5,7 +5,7 @@ import torch
 from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
-from posenc.hf import layer
+from posenc.engines import axes
 from tests.hf.compare import outputs_agree, run, same
 
 SIZES = dict(vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=37, dropout=0.1)
@@ -109,7 +109,6 @@ def test_half_of_the_batch_backwards(attn_type):
 
 @pytest.mark.parametrize("highest", [1, 3, 4])
 def test_segments_of_any_number(highest):
-    """Up to 3 they are channels, beyond a look-up."""
     ids, mask, _ = batch()
     segments = torch.randint(0, highest + 1, ids.shape)
     segments[0, 0] = highest
@@ -117,12 +116,26 @@ def test_segments_of_any_number(highest):
     same(make(), inputs, mask, layers=2)
 
 
-def test_segments_need_no_second_axis(monkeypatch):
-    ids, mask, segments = batch()
-    model, plans, attend = hf.accelerate(make()), [], layer.attend
-    monkeypatch.setattr(
-        layer, "attend", lambda q, k, v, plan, **more: plans.append(plan) or attend(q, k, v, plan, **more)
-    )
-    model(input_ids=ids, attention_mask=mask, token_type_ids=segments)
-    assert len(plans) == 2
-    assert all(lookup.index.axis == 0 for plan in plans for lookup in plan.lookups)
+def test_segments_are_channels(monkeypatch):
+    """Few of them take the way of attention without segments, with wider heads."""
+    ids = torch.randint(2, 99, (2, 80))
+    segments = torch.randint(0, 3, ids.shape)
+    model, calls, widen = hf.accelerate(make()), [], axes.widen
+    monkeypatch.setattr(axes, "widen", lambda *arguments: calls.append(1) or widen(*arguments))
+    same(make(), dict(input_ids=ids, token_type_ids=segments), torch.ones_like(ids), layers=2)
+    assert calls
+    calls.clear()
+    model(input_ids=ids, token_type_ids=segments)
+    assert len(calls) == 2
+
+
+def test_a_compiled_model_looks_at_its_segments():
+    model = hf.accelerate(make()).eval()
+    ids = torch.randint(2, 99, (2, 80))
+    segments = torch.randint(0, 3, ids.shape)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        expected = model(input_ids=ids, token_type_ids=segments).last_hidden_state
+        torch.testing.assert_close(compiled(input_ids=ids, token_type_ids=segments).last_hidden_state, expected)
+        with pytest.raises(ValueError, match="token_type_ids from 0 to 3, got 0 to 9; renumber"):
+            compiled(input_ids=ids, token_type_ids=segments.index_fill(1, torch.tensor([0]), 9))

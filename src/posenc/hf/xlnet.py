@@ -6,19 +6,14 @@ The original spreads the padding over [L, L, B] and the segments over [L, L, B, 
 model's call and hands them to the layers as they are, [B, L]. A permutation mask is dense by nature and stays.
 In training the positions' dropout is drawn once for the batch (the original draws it for every row). With bi_data half of
 the batch has distances of the other sign, a table of its own.
-
-What segments add is, up to a constant of the query, a product of few more channels, and so plain attention:
-
-    (q + w)·(g[same] - g[other]) · Σ_c [segment_i = c] [segment_j = c]
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
 from .. import Index, Lookup, Plan, Where
@@ -26,7 +21,7 @@ from . import masks
 from .layer import Layer, against
 
 SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
-CHANNELS = 4  # the tokenizer's segments: two texts, the class token, padding
+FEW = (0, 3)  # the tokenizer's segments: two texts, the class token, padding
 
 
 class Call(NamedTuple):
@@ -34,11 +29,11 @@ class Call(NamedTuple):
 
     key_mask: Tensor | None = None  # bool [B, klen]
     segments: Tensor | None = None  # [B, qlen]
-    few: bool = False  # whether all segments are 0 .. CHANNELS - 1
+    bounds: tuple[int, int] = FEW  # the lowest and the highest segment, memory's 0 among them
 
     def half(self, number: int) -> Call:
         key_mask, segments = (None if x is None else x.chunk(2)[number] for x in (self.key_mask, self.segments))
-        return Call(key_mask, segments, self.few)
+        return Call(key_mask, segments, self.bounds)
 
 
 class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
@@ -47,16 +42,17 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     posenc_call = Call()
     posenc_two_ways = False
 
-    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, segments: Tensor | None) -> Plan:
+    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call) -> Plan:
         """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read."""
         table = table[1:].transpose(0, 1)
         rows = Index(1 - k_length, table.shape[1] - k_length)
         positions = Lookup(rows, bias=against(self.r_r_bias, self.r_w_bias, table, self.scale), dot_query=table)
         where = Where((k_length - q_length, q_length), k_length)
         lookups = [positions]
-        if segments is not None:
-            memory = segments.new_zeros(segments.shape[0], k_length - q_length)
-            where = Where(where.q, where.k, more=[(segments, torch.cat((memory, segments), dim=1))])
+        if call.segments is not None:
+            memory = call.segments.new_zeros(call.segments.shape[0], k_length - q_length)
+            every = torch.cat((memory, call.segments), dim=1)
+            where = Where(where.q, where.k, more=[(call.segments, every, call.bounds)])
             pair = self.seg_embed.transpose(0, 1)
             lookups.append(
                 Lookup(SAME_OR_NOT, bias=against(self.r_s_bias, self.r_w_bias, pair, self.scale), dot_query=pair)
@@ -65,7 +61,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         table = self.r.new_zeros(2 * length, self.n_head, self.d_head)
-        return self.n_head, self.d_head, self.posenc_plan(length, length, table, None), {}
+        return self.n_head, self.d_head, self.posenc_plan(length, length, table, Call()), {}
 
     def forward(
         self, h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems=None, target_mapping=None, output_attentions=False
@@ -93,10 +89,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
 
     def posenc_core(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call) -> Tensor:
         """[B, H, L, D] each -> [L, B, H, D]."""
-        if call.segments is not None and call.few:
-            q, k, plan = self.posenc_widened(q, k, table, call.segments)
-        else:
-            plan = self.posenc_plan(q.shape[2], k.shape[2], table, call.segments)
+        plan = self.posenc_plan(q.shape[2], k.shape[2], table, call)
         seen: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
         out = self.posenc_run(q, k, v, plan, seen, self.dropout.p).unflatten(-1, (self.n_head, self.d_head))
         if mask is not None:
@@ -105,24 +98,30 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             out = torch.where(blind, v.mean(2)[:, None], out)
         return out.transpose(0, 1)
 
-    def posenc_widened(self, q: Tensor, k: Tensor, table: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Plan]:
-        """q and k with a channel for each segment, and a plan whose positions read the channels before."""
-        shifted = q + self.r_w_bias[:, None]
-        same = (q + self.r_s_bias[:, None]) @ (self.seg_embed[0] - self.seg_embed[1])[:, :, None]
-        own = nn.functional.one_hot(segments.long(), CHANNELS).to(q.dtype)[:, None]
-        memory = own.new_zeros(own.shape[0], 1, k.shape[2] - q.shape[2], CHANNELS)
-        memory[..., 0] = 1.0
-        theirs = torch.cat((memory, own), dim=2).expand(-1, k.shape[1], -1, -1)
-        plain = self.posenc_plan(q.shape[2], k.shape[2], table, None)
-        positions = replace(plain.lookups[0], states=shifted)
-        plan = replace(plain, shift=None, lookups=(positions,))
-        return torch.cat((shifted, same * own), dim=-1), torch.cat((k, theirs), dim=-1), plan
+
+@torch.library.custom_op("posenc::few_segments", mutates_args=())
+def few_segments(segments: Tensor) -> Tensor:
+    """The segments, known to be few: a compiled model cannot look at them, so its graph calls this."""
+    capturing = segments.is_cuda and torch.cuda.is_current_stream_capturing()  # looked at when it was warmed up
+    if segments.numel() and not capturing:
+        lowest, highest = torch.stack(torch.aminmax(segments)).tolist()
+        if lowest < FEW[0] or highest > FEW[1]:
+            raise ValueError(
+                f"a compiled XLNet takes token_type_ids from {FEW[0]} to {FEW[1]}, got {lowest} to {highest}; "
+                "renumber them (only whether two are the same counts), or call the model without torch.compile"
+            )
+    return segments.clone()
+
+
+@few_segments.register_fake
+def _(segments):
+    return torch.empty_like(segments)
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     """Keep padding and segments from being spread over [L, L]; the layers get them as they are."""
     key_mask = segments = None
-    few = False
+    bounds = FEW
     if not masks.wants_attentions(model, kwargs):
         kwargs = dict(masks.by_name(model, args, kwargs))
         args = ()
@@ -134,10 +133,13 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
                 real = mask != 0
                 key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
         segments = kwargs.pop("token_type_ids", None)
-        if segments is not None and not torch.compiler.is_compiling():
-            few = bool(((segments >= 0) & (segments < CHANNELS)).all())
+        if segments is not None and torch.compiler.is_compiling():
+            segments = few_segments(segments)
+        elif segments is not None and segments.numel():
+            lowest, highest = torch.stack(torch.aminmax(segments)).tolist()
+            bounds = min(lowest, 0), max(highest, 0)
     for block in model.layer:
-        block.rel_attn.posenc_call = Call(key_mask, segments, few)
+        block.rel_attn.posenc_call = Call(key_mask, segments, bounds)
         block.rel_attn.posenc_two_ways = model.bi_data
     return args, kwargs
 

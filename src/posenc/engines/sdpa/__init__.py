@@ -3,6 +3,7 @@
     no terms, no mask but causality  ->  PyTorch's attention as it is, on any device
     contiguous, some queries         ->  few.py   (a mask of their own, one call)
     contiguous positions             ->  terms.py (one table of each sort)  ->  op.py: forward.py, backward.py
+    few places on further axes       ->  ../axes.py (more channels), then as above
     anything else                    ->  rows.py  (the reference formula in blocks of queries)
 
 band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks.
@@ -13,14 +14,19 @@ PyTorch's own kernel, and diagonals.py adds the bias's gradient. sizes.py holds 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...mask import Mask
 from ...plan import Plan, holds_nan
+from .. import axes
 from . import few, op, rows
 from .terms import terms_of, unstructured
+
+WIDEST = 256  # heads with channels for further axes
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
@@ -45,6 +51,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
         return scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
+    if any(map(axes.further, plan.lookups)) and _few_places(q, k, v, plan, mask, dropout):
+        q, k, v, plan, finish = axes.widen(q, k, v, plan)
+        return finish(run(q, k, v, plan, mask, dropout))
     if q.numel() == 0 or k.numel() == 0 or unstructured(q, plan, mask, dropout) is not None:
         return rows.run(q, k, v, plan, mask, dropout)
     assert isinstance(scale, float)  # `unstructured` said so
@@ -52,6 +61,14 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
         return few.run(q, k, v, plan, mask, scale)
     terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)
+
+
+def _few_places(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> bool:
+    """Whether further axes are worth channels: tokens share few places on them, and the rest of the plan has a structure."""
+    first = replace(plan, lookups=tuple(lookup for lookup in plan.lookups if not axes.further(lookup)))
+    if unstructured(q, first, mask, dropout) is not None or axes.refuses(q, v, plan, WIDEST) is not None:
+        return False
+    return sum(axes.sizes(q.dtype, plan)) * 4 <= k.shape[2]
 
 
 def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:

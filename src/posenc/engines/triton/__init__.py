@@ -13,9 +13,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ...index import Grid
 from ...mask import Mask
 from ...plan import Plan
+from .. import axes
 
 INSTALLED = find_spec("triton") is not None
 OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
@@ -24,7 +24,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's own switch puts its kernels on the CPU, as the tests do. Like Triton's, it is looked at once: asking for
 a variable that is not there takes longer than all else that a call on a CPU has to ask here."""
 WIDEST = 256  # head size
-LONGEST = 2048  # distances that dot_key and add_value may tell apart: they take memory for each token
 
 
 def _version() -> tuple[int, int]:
@@ -54,13 +53,10 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
         return f"head sizes go to {WIDEST}, got {max(q.shape[3], v.shape[3])}"
     if plan.pair is not None:
         return "the plan has a pair function, which no kernel can call"
-    for lookup in plan.lookups:
-        if isinstance(lookup.index, Grid):
-            return "the plan looks up a grid of several axes"
-        if lookup.index.axis != 0:
-            return f"the plan looks up distances on axis {lookup.index.axis}, the kernels only know axis 0"
-        if (lookup.dot_key is not None or lookup.add_value is not None) and lookup.index.span > LONGEST:
-            return f"dot_key and add_value tell apart at most {LONGEST} distances, got {lookup.index.span}"
+    if any(map(axes.further, plan.lookups)):
+        reason = axes.refuses(q, v, plan, WIDEST)
+        if reason is not None:
+            return reason
     if mask.extra is not None and mask.extra.requires_grad:
         return "the additive mask needs a gradient; put a learned bias into the plan instead"
     return None
@@ -71,10 +67,14 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
     from .ops import INPUTS, Numbers, attend
 
     with torch.autocast(q.device.type, enabled=False):
+        finish = None
+        if any(map(axes.further, plan.lookups)):
+            q, k, v, plan, finish = axes.widen(q, k, v, plan)
         low = lower(q, k, plan, mask, dropout)
         numbers = Numbers(
             low.offset, low.left, low.right, low.lo, low.hi,
             *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
         )  # fmt: skip
         tensors = [getattr(low, name) for name in INPUTS[3:]]
-        return attend(q, k, v, *tensors, list(numbers), low.scale, dropout)[0]
+        out = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)[0]
+        return out if finish is None else finish(out)

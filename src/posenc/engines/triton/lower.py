@@ -24,7 +24,8 @@ from .expand import expand
 FAR = 1 << 28  # a distance past every position: with it, every tile is far
 LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
 MORE = 128  # distances, see _kept
-QUERIES = 1024  # with more distances, that many queries at a time
+QUERIES = 1024  # with more distances, that many queries at a time,
+ROWS = 1 << 15  # or so many that there are this many for all heads and batch rows: to fill a device
 
 
 @dataclass
@@ -85,7 +86,8 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
         low.decay_q = plan.decay[0].float().expand(batch, heads, q_length).contiguous()
         low.decay_k = plan.decay[1].float().expand(batch, heads, k_length).contiguous()
     _masks(low, mask, batch, heads, q_length, k_length)
-    low.queries = QUERIES if low.table is not None and low.table.shape[1] > LONGEST else 0
+    if low.table is not None and low.table.shape[1] > LONGEST:
+        low.queries = max(QUERIES, ROWS // (batch * heads) // 64 * 64)
     if dropout > 0.0:
         low.seed = torch.randint(0, 2**62, (1,), device=q.device)
     return low

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...constants import constant
 from . import tiles
 from .terms import Band, View, thirds
 
@@ -195,53 +196,60 @@ def gather(band: Band, table: Tensor, lo: int, into: Tensor, more: bool) -> None
         into[:, s::8].baddbmm_(rows, table[:, begin - s : begin - s + width], beta=int(more))
 
 
-@triton.jit(do_not_specialize=["heads", "group", "batch", "tokens", "columns"])
+@triton.jit(do_not_specialize=["heads", "group", "batch", "tokens", "columns", "rows"])
 def collect_kernel(
-    band, states, total, sums,  # states: a View; total: [H, 8, 7 + columns, E] and sums: [H, 8, 7 + columns], float32
-    heads, group, batch, tokens, columns,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
+    band, states, ones, total, sums,  # states: a View; total: [H, PARTS, rows, E] and sums: [H, PARTS, rows], float32
+    heads, group, batch, tokens, columns, rows,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Bandᵀ . states of every eighth token of one head, over the whole batch, in registers. As in spread_kernel, the rows
-    of every eighth token are aligned, and their columns shifted by the token's place among eight."""
-    blocks = tl.cdiv(columns, BLOCK_C)
+    """Bandᵀ . states of some eighths of one head's tokens, over the whole batch, for BLOCK_C - 8 distances. As in
+    spread_kernel, the rows of every eighth token are aligned, and their columns shifted by the token's place among eight: so
+    each eighth is summed in registers, and then added to the rows of those before."""
+    OWN: tl.constexpr = BLOCK_C - 8
+    blocks = tl.cdiv(rows, OWN)
     pid = tl.program_id(0)
-    c0 = pid % blocks * BLOCK_C
-    eighth = pid // blocks % 8
-    h = (pid // blocks // 8).to(tl.int64)
+    c0 = pid % blocks * OWN
+    part = pid // blocks % PARTS
+    h = (pid // blocks // PARTS).to(tl.int64)
     own, e = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_E)
     c = c0 + tl.arange(0, BLOCK_C)
     eights = c0 + tl.arange(0, BLOCK_C) // 8 * 8 < columns  # known to be the same for eight columns
-    acc = tl.zeros([BLOCK_C, BLOCK_E], tl.float32)
-    summed = tl.zeros([BLOCK_C], tl.float32)
     steps = tl.cdiv(tokens, 8 * BLOCK_I)
-    for t in tl.range(0, batch * steps, num_stages=STAGES):
-        b, own0 = (t // steps).to(tl.int64), t % steps * BLOCK_I
-        i = (own0 + own) * 8 + eighth
-        ok = i < tokens
-        base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + eighth * band.pitch
-        at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
-        x = tl.load(at, mask=ok[:, None] & eights[None, :], other=0.0)
-        where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
-        y = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(x), y.to(x.dtype), acc, input_precision=PRECISION)
-        if sums is not None:
-            summed += tl.sum(x.to(tl.float32), 0)
-    begin = (h * 8 + eighth) * (7 + columns)
-    row = begin + 7 - eighth + c
-    tl.store(total + row[:, None] * E + e[None, :], acc, mask=(c < columns)[:, None] & (e < E)[None, :])
+    begin = (h * PARTS + part) * rows
     if sums is not None:
-        tl.store(sums + row, summed, mask=c < columns)
-    if c0 == 0:  # the rows before and after those of this eighth
-        step = tl.arange(0, 8)
-        rest = begin + tl.where(step < 7 - eighth, step, columns + step)
-        tl.store(
-            total + rest[:, None] * E + e[None, :],
-            tl.zeros([8, BLOCK_E], tl.float32),
-            mask=(step < 7)[:, None] & (e < E)[None, :],
-        )
+        every = tl.load(ones + own[:, None] * 0 + tl.arange(0, 16)[None, :])
+    for eighth in range(part, 8, PARTS):
+        row = c - eighth
+        mine = (row >= c0) & (row < tl.minimum(c0 + OWN, rows))
+        into = total + begin * E + (row[:, None] * E + e[None, :])
+        ours = mine[:, None] & (e < E)[None, :]
+        acc = tl.zeros([BLOCK_C, BLOCK_E], tl.float32)
+        # A product with ones: sums over threads would take longer than all else.
+        summed = tl.zeros([BLOCK_C, 16], tl.float32)
+        if PARTS < 8:
+            if eighth != part:
+                tl.debug_barrier()  # other threads wrote what this one reads
+                acc = tl.load(into, mask=ours, other=0.0)
+                if sums is not None:
+                    summed += tl.load(sums + begin + row, mask=mine, other=0.0)[:, None]
+        for t in tl.range(0, batch * steps, num_stages=STAGES):
+            b, own0 = (t // steps).to(tl.int64), t % steps * BLOCK_I
+            i = (own0 + own) * 8 + eighth
+            ok = i < tokens
+            base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + eighth * band.pitch
+            at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
+            x = tl.load(at, mask=ok[:, None] & eights[None, :], other=0.0)
+            where = states.ptr + b * states.b + (h // group) * states.h
+            y = tl.load(
+                where + i.to(tl.int64)[:, None] * states.l + e[None, :], mask=ok[:, None] & (e < E)[None, :], other=0.0
+            )
+            acc = tl.dot(tl.trans(x), y.to(x.dtype), acc, input_precision=PRECISION)
+            if sums is not None:
+                summed = tl.dot(tl.trans(x), every, summed, input_precision=PRECISION)
+        tl.store(into, acc, mask=ours)
         if sums is not None:
-            tl.store(sums + rest, tl.zeros([8], tl.float32), mask=step < 7)
+            tl.store(sums + begin + row, tl.max(summed, 1), mask=mine)  # all columns are the same
 
 
 def collect(
@@ -250,9 +258,13 @@ def collect(
     """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32; with `summed` its sums over
     tokens too, [H or 1, span]."""
     batch, own_heads, tokens, size = states.shape
-    columns = up(band.hi - band.origin + 8, 8)
-    total = states.new_empty(heads, 8, 7 + columns, size, dtype=torch.float32)
-    sums = total.new_empty(heads, 8, 7 + columns) if summed else None
+    wide = max(16, triton.next_power_of_2(size))
+    columns, rows = up(band.hi - band.origin + 8, 8), band.hi - band.origin + 1
+    tile = tiles.choose_collect(wide, states.dtype, states.device)
+    blocks = triton.cdiv(rows, tile.keys - 8)
+    parts = tiles.parts(heads * blocks, states.device)
+    total = states.new_empty(heads, parts, rows, size, dtype=torch.float32)
+    sums = total.new_empty(heads, parts, rows) if summed else None
     if not (tokens and batch):
         total.zero_()
         if sums is not None:
@@ -262,17 +274,19 @@ def collect(
         band = band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
         if states.stride(-1) != 1:
             states = states.contiguous()
-        wide = max(16, triton.next_power_of_2(size))
-        tile = tiles.choose_collect(wide, band.ptr.dtype, states.device)
-        collect_kernel[(heads * 8 * triton.cdiv(columns, tile.keys),)](
-            band, View(states, *states.stride()[:3]), total, sums, heads, heads // own_heads, batch, tokens, columns,
-            size, wide, tile.queries, tile.keys, PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
+        collect_kernel[(heads * parts * blocks,)](
+            band, View(states, *states.stride()[:3]), constant((1.0,) * 16, states.device, states.dtype), total, sums,
+            heads, heads // own_heads, batch, tokens, columns, rows, size, wide, tile.queries, tile.keys, parts,
+            PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
-    over = 1 if table_heads == heads else (0, 1)
-    near = slice(7 + band.lo - band.origin, 7 + band.lo - band.origin + span)
+    near = slice(band.lo - band.origin, band.lo - band.origin + span)
 
     def whole(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.sum(over).reshape(table_heads, *x.shape[2:])[:, near]
+        if x is None:
+            return None
+        over = [dim for dim, some in ((0, table_heads < heads), (1, True)) if some and x.shape[dim] > 1]
+        x = x[:, :, near]
+        return (x.sum(over, keepdim=True) if over else x).squeeze(1)
 
     return whole(total), whole(sums)
 

@@ -32,17 +32,18 @@ HOPPER = {
     ("backward_k", 128): Tile(32, 64, 4, 3),
     ("backward_k", 256): Tile(32, 64, 4, 1),
 }
-# The same for plans with content terms (`Inputs.kind`), whose look-ups need registers; keys' own terms need more of them.
+# The same by what a plan has (`Inputs.kind`): the look-ups of content terms need registers, keys' own terms more of them.
 HOPPER_KINDS = {
+    "bias": {("forward", 64): Tile(64, 128, 4, 3)},
     "content": {
-        ("forward", 64): Tile(64, 64, 4, 3, 3),
+        ("forward", 64): Tile(64, 128, 4, 3, 3, 64),
         ("forward", 128): Tile(64, 64, 4, 3, 2),
         ("backward_q", 64): Tile(64, 64, 4, 3, 2),
         ("backward_q", 128): Tile(64, 32, 4, 3, 2),
         ("backward_k", 64): Tile(64, 64, 4, 3, 2),
         ("backward_k", 128): Tile(32, 64, 4, 3, 2),
     },
-    "keys": {("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)},
+    "keys": {("forward", 64): Tile(64, 64, 4, 3, 3), ("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)},
     "wide content": {
         ("forward", 64): Tile(64, 64, 4, 3, 3, 32),
         ("forward", 128): Tile(64, 64, 4, 3, 2, 32),
@@ -73,6 +74,7 @@ SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 
 SPREAD = Tile(64, 64, 4, 3)
 SPREAD_WIDE = Tile(32, 128, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
+ENOUGH = 1024  # programs of `collect` that fill a device
 WIDE = 256  # distances, from where on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1, 2)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
@@ -90,8 +92,8 @@ def choose(
     hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     tile = (HOPPER if hopper else SMALL)[kernel, width]
     if hopper and kind != "plain":
-        tile = HOPPER_KINDS["content"].get((kernel, width), tile)
-        tile = HOPPER_KINDS[kind].get((kernel, width), tile)
+        for like in (kind,) if kind == "bias" else ("content", kind):
+            tile = HOPPER_KINDS[like].get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
     return tile
@@ -115,6 +117,14 @@ def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 64 else Tile(16, 16, 4, 1)
     return COLLECT if size <= 128 else Tile(32, 64, 4, 2)
+
+
+def parts(programs: int, device: torch.device) -> int:
+    """Into how many parts to split the sums of a table's gradient, for so many programs each: few parts are few sums to
+    write and to read, many fill the device."""
+    if device.type != "cuda":
+        return 2
+    return next((parts for parts in (1, 2, 4) if parts * programs >= ENOUGH), 8)
 
 
 def splits(programs: int, k_length: int, tile: Tile, device: torch.device) -> int:
