@@ -21,7 +21,7 @@ _NAMES = {
     "Plan": "plan", "Lookup": "plan",
     "Rotation": "rotation",
     "Scheme": "scheme",
-    "ENGINES": "dispatch", "attend": "dispatch", "engine_for": "dispatch", "scores": "dispatch",
+    "ENGINES": "dispatch", "attend": "dispatch", "attend_lse": "dispatch", "merge": "merging", "engine_for": "dispatch", "scores": "dispatch",
     "Attention": "attention",
     "KVCache": "cache",
     "AxialRoPE": "schemes.axes", "Sinusoidal2D": "schemes.axes",

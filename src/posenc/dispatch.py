@@ -50,22 +50,49 @@ def attend(
     A query with nothing to see gives zeros.
     """
     ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
-    if engine != "auto":
-        if engine not in ENGINES:
-            raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
-        reason = ENGINES[engine].refuses(*ready, seen, dropout)
-        if reason is not None:
-            raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
-        name = engine
-    else:
-        name, reasons = _choose(ready, seen, dropout)
-        if name == "reference" and q.is_cuda:
-            _warn_slow("; ".join(reasons))
-    run = ENGINES[name].run
+    run = _engine(engine, ready, seen, dropout).run
     if not autocast_is_on(q.device):
         return run(*ready, seen, dropout)
     with no_autocast(q.device):
         return run(*ready, seen, dropout)
+
+
+def attend_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan | None = None,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    engine: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`attend`, and the log of each query's sum of exp(score), [B, H, Lq], float32 or better; -inf where it sees nothing.
+
+    With both, attention over several sets of keys becomes attention over all of them: see `merge`.
+    """
+    ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
+    run = _engine(engine, ready, seen, dropout).run
+    with no_autocast(q.device):
+        return run(*ready, seen, dropout, with_lse=True)
+
+
+def _engine(engine: str, ready: Ready, seen: Mask, dropout: float):
+    if engine == "auto":
+        name, reasons = _choose(ready, seen, dropout)
+        if name == "reference" and ready[0].is_cuda:
+            _warn_slow("; ".join(reasons))
+        return ENGINES[name]
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
+    reason = ENGINES[engine].refuses(*ready, seen, dropout)
+    if reason is not None:
+        raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
+    return ENGINES[engine]
 
 
 def engine_for(
@@ -192,4 +219,4 @@ _warned: set[str] = set()
 def _warn_slow(reasons: str) -> None:
     if reasons not in _warned and not torch.compiler.is_compiling():
         _warned.add(reasons)
-        warnings.warn(f"posenc runs the dense reference engine on a GPU, because {reasons}", stacklevel=4)
+        warnings.warn(f"posenc runs the dense reference engine on a GPU, because {reasons}", stacklevel=5)

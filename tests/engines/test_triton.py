@@ -14,7 +14,20 @@ from posenc.dispatch import ENGINES
 from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
-GROUPS = ("slots", "masks", "positions", "lengths", "axes", "tiles", "chunks", "dropout", "again", "wide", "compile")
+GROUPS = (
+    "slots",
+    "masks",
+    "positions",
+    "lengths",
+    "axes",
+    "lse",
+    "tiles",
+    "chunks",
+    "dropout",
+    "again",
+    "wide",
+    "compile",
+)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

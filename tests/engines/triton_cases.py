@@ -18,7 +18,7 @@ sys.path[:0] = [str(Path(__file__).parents[2])]
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, index  # noqa: E402
+from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, attend_lse, index  # noqa: E402
 from tests import condition  # noqa: E402
 from tests.engines import triton_memory  # noqa: E402
 from tests.plans import plan_of, tensors  # noqa: E402
@@ -167,6 +167,27 @@ def group_axes():
     scaled = Plan(where, scale=torch.rand(2, 2, 29), lookups=(Lookup(spot, torch.randn(2, 6)),))
     with pytest.raises(UnsupportedPlan, match="a scale for each query"):
         attend(q.float(), k.float(), v.float(), scaled, engine="triton")
+
+
+def group_lse():
+    """The log-sum-exp and its gradient, in far tiles, bands and sums of integers; for a query that sees nothing."""
+    thirds = Where(torch.arange(50) // 3)
+    content = ("dot_query", "dot_key", "add_value")
+    for slots, where in ((("bias", "slopes"), None), (content, None), (("bias",), thirds)):
+        q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 50, 50, 16))
+        plan = plan_of(slots, q, k, v, where)
+        mask = torch.arange(50)[None] > 3
+        leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
+        results = []
+        for engine in ("triton", "reference"):
+            out, lse = attend_lse(q, k, v, plan, causal=True, key_mask=mask, engine=engine)
+            weight = torch.linspace(-1, 2, 50)
+            loss = (out * weight[:, None]).sum() + (torch.where(lse.isfinite(), lse, 0.0) * weight.square()).sum()
+            results.append([out, lse, *torch.autograd.grad(loss, leaves, retain_graph=True)])
+            results[-1] += torch.autograd.grad(lse[..., 9:].sum(), (q, k))  # alone
+        assert (results[0][1][..., :4] == float("-inf")).all()
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
 def group_tiles():

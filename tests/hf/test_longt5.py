@@ -1,9 +1,16 @@
 """LongT5 against transformers: local and transient-global encoders, the decoder."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalGeneration
 
+import posenc
 from posenc import hf
 from posenc.hf import layer, longt5
 from tests.hf.compare import gradients_agree, outputs_agree, run, same
@@ -212,9 +219,25 @@ def test_report():
     outputs_agree(ours, theirs)
 
 
-def test_on_another_device_it_stays_and_says_so(caplog):
-    model = hf.accelerate(make("transient-global", LongT5EncoderModel)).to("meta")
-    assert {one.engine for one in hf.report(model).layers} == {"the original"}
-    layer._said.clear()
-    model(input_ids=torch.ones(1, 9, dtype=torch.long, device="meta"))
-    assert "on meta the transient-global encoder layers stay as they are" in caplog.text
+MERGED = """
+from posenc import hf
+from tests.engines import triton_memory
+from tests.hf import test_longt5
+from tests.hf.compare import same
+
+triton_memory.bfloat16()
+ids, mask = test_longt5.batch()
+model = test_longt5.make("transient-global", test_longt5.LongT5EncoderModel, num_layers=1, num_heads=2)
+assert "LongT5TransientGlobalAttention (t5) on triton" in str(hf.report(hf.accelerate(model)))
+hf.restore(model)
+same(model, dict(input_ids=ids[1:], attention_mask=mask[1:]), mask[1:], layers=1)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_window_and_summaries_merge_in_the_triton_engine():
+    """Its kernels interpreted, in a process of their own."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(posenc.__file__).parents[1]), str(Path(__file__).parents[2])])
+    done = subprocess.run([sys.executable, "-c", MERGED], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]

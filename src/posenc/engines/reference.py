@@ -16,9 +16,11 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
 ALL = slice(None)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL) -> Tensor:
+def run(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL, with_lse: bool = False
+):  # fmt: skip
     """`rows` are the query slots that q holds: the plan and the mask are for all of them."""
-    weights = softmax(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
+    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
     if dropout > 0.0:
         weights = torch.nn.functional.dropout(weights, dropout)
     out = weights @ repeat(v, q.shape[1]).to(weights.dtype)
@@ -28,7 +30,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float,
             at = _spread(lookup.index.of(plan.where, q.device, rows), weights)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
             out = out + binned @ table
-    return out.to(q.dtype)
+    return (out.to(q.dtype), lse) if with_lse else out.to(q.dtype)
 
 
 def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
@@ -80,13 +82,20 @@ def masked(s: Tensor, mask: Mask, rows: slice = ALL, q_length: int | None = None
 
 def softmax(s: Tensor) -> Tensor:
     """Over keys; a row with nothing to see gives zeros, and zero gradients."""
+    return softmax_lse(s)[0]
+
+
+def softmax_lse(s: Tensor) -> tuple[Tensor, Tensor]:
+    """`softmax`, and the log of the sums it divides by, -inf for a row with nothing to see."""
     if s.shape[-1] == 0:
-        return s
+        return s, s.new_full(s.shape[:-1], float("-inf"))
     top = s.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == float("-inf"), 0.0)
     weights = (s - top).exp()
     total = weights.sum(-1, keepdim=True)
-    return weights / total.masked_fill(total == 0.0, 1.0)
+    blind = total == 0.0
+    total = total.masked_fill(blind, 1.0)
+    return weights / total, (total.log() + top).masked_fill(blind, float("-inf")).squeeze(-1)
 
 
 def repeat(x: Tensor, heads: int) -> Tensor:

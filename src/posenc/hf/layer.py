@@ -45,10 +45,6 @@ class Layer(Part):
         """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""
         raise NotImplementedError
 
-    def posenc_stays(self, device: torch.device) -> bool:
-        """Whether the layer runs as it was on this device, unless an engine is named."""
-        return False
-
     def posenc_run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, seen: dict[str, Any], dropout: float) -> Tensor:
         """[B, H, L, D] -> [B, L, H * D], dropout in training only."""
         out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **seen)

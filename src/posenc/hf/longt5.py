@@ -4,8 +4,9 @@
     transient-global    the same, and in the same softmax, for every summary g,   q·k_g + c[bucket(g - block(i)), h]
 
 The original cuts the text into blocks and lets each see its neighbours, three blocks with a mask. A summary is the
-normalised sum of a block of 16 tokens (`global_block_size`). Keys in a window and keys for everybody are no plan, so
-some queries at a time meet just the keys that they may see, with the biases as their mask:
+normalised sum of a block of 16 tokens (`global_block_size`). Keys in a window and keys for everybody are two plans. The
+triton engine runs one after the other, and their results are merged. Elsewhere some queries at a time meet just the keys that
+they may see, with the biases as their mask:
 
     queries      keys            summaries        scores of one step [B, H, ROWS, ROWS + 2 radius + L / 16];
       ▒      . ╲▒▒▒▒╲ . . .      ▒▒▒▒▒▒▒▒▒        with gradients it is computed again in the backward pass
@@ -21,9 +22,9 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
-from .. import Plan, Where
+from .. import Plan, Where, attend_lse, engine_for, merge
 from . import masks
-from .layer import say, split
+from .layer import split
 from .t5 import Bucketed, Threaded, before_stack
 
 ROWS = 128
@@ -69,17 +70,16 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
     original = modeling_longt5.LongT5TransientGlobalAttention
     scaling = 1.0
 
-    def posenc_stays(self, device: torch.device) -> bool:
-        return device.type != "cpu"  # the original's few large calls suit a GPU; ours were not measured there
-
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        plan = Plan(Where(length), scale=self.scaling)
-        return self.n_heads, self.key_value_proj_dim, plan, {"mask": self.q.weight.new_zeros(1, 1)}
+        plan = self.posenc_plan(
+            Where(length), self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
+        )
+        return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if mask is None:  # a stack that is compiled gives none, and the original fails
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if output_attentions or self._as_it_was(hidden_states.device, position_bias):
+        if output_attentions:
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         tables = position_bias
         if tables is None:
@@ -98,6 +98,17 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         if not padded:
             blocks = blocks[:1]
         radius, length = self.block_len - 1, q.shape[2]
+        plan = self.posenc_plan(Where(length), tables[0])
+        engine = engine_for(q, k, v, plan, window=radius) if self.posenc_engine == "auto" else self.posenc_engine
+        if engine == "triton":
+            far = self.posenc_plan(Where(blocks, far_k.shape[2]), tables[1])
+            both = (
+                (q, k, v, plan, {"window": radius, "key_mask": seen[:, :length] if padded else None}),
+                (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
+            )
+            dropout = self.dropout if self.training else 0.0
+            parts = [attend_lse(*given, **masked, dropout=dropout, engine=engine) for *given, masked in both]
+            return self.o(merge(parts)[0].transpose(1, 2).flatten(2)), tables
         near = self.posenc_near(tables[0], min(ROWS, length))
         outs = []
         for i0 in range(0, length, ROWS):
@@ -133,15 +144,6 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         k, v = torch.cat((k, far_k), dim=2), torch.cat((v, far_v), dim=2)
         plan = Plan(Where(q.shape[2], k.shape[2]), scale=self.scaling)
         return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
-
-    def _as_it_was(self, device: torch.device, position_bias: Tensor | None) -> bool:
-        """The first layer decides; the others see by what it hands on."""
-        if position_bias is not None:
-            return position_bias.dim() != 3
-        stays = self.posenc_engine == "auto" and self.posenc_stays(device)
-        if stays:
-            say(f"longt5: on {device.type} the transient-global encoder layers stay as they are")
-        return stays
 
 
 def _sums(states: Tensor, blocks: Tensor, count: int) -> Tensor:

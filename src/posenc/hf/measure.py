@@ -31,7 +31,7 @@ import posenc
 from posenc import files
 
 MODELS = ("t5-base-encoder", "deberta-v3-base")
-KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers; accelerated on a CPU alone
+KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers
 ALLOWED = 1e-4  # float32, of the output's spread, through twelve layers
 
 

@@ -173,8 +173,6 @@ def _engine(module: Layer, length: int) -> str:
     if module.posenc_engine != "auto":
         return module.posenc_engine
     weight = next(module.parameters())
-    if module.posenc_stays(weight.device):
-        return "the original"
     heads, size, plan, seen = module.posenc_sample(length)
     q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
     return engine_for(q, q, q, plan, **seen)

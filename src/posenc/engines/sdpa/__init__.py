@@ -38,7 +38,9 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
     )
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, with_lse: bool = False):
+    if with_lse:  # PyTorch's attention keeps it to itself
+        return rows.run(q, k, v, plan, mask, dropout, with_lse)
     eager = not torch.compiler.is_compiling()
     # PyTorch's CPU kernel takes a query of NaN for one that sees nothing and gives zeros: a fault would go unseen
     if eager and q.is_cpu and holds_nan(q):

@@ -19,11 +19,11 @@ from .. import reference
 from . import sizes
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, with_lse: bool = False):
     batch, heads, q_length, _ = q.shape
     block = max(sizes.FEWEST, sizes.SCORES // max(1, batch * heads * k.shape[2]))
     if q_length <= block:
-        return reference.run(q, k, v, plan, mask, dropout)
+        return reference.run(q, k, v, plan, mask, dropout, with_lse=with_lse)
     precision = torch.promote_types(q.dtype, torch.float32)
     # in float32 here, so that the blocks' gradients are summed in float32
     k, v = k.to(precision), v.to(precision)
@@ -31,12 +31,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
     outs = []
     for start in range(0, q_length, block):
         rows = slice(start, min(start + block, q_length))
-        arguments = (q[:, :, rows], k, v, plan, mask, dropout, rows)
+        arguments = (q[:, :, rows], k, v, plan, mask, dropout, rows, with_lse)
         if torch.is_grad_enabled():
             outs.append(checkpoint(reference.run, *arguments, use_reentrant=False))
         else:
             outs.append(reference.run(*arguments))
-    return torch.cat(outs, 2)
+    return tuple(torch.cat(parts, 2) for parts in zip(*outs, strict=True)) if with_lse else torch.cat(outs, 2)
 
 
 def _precise(plan: Plan, precision: torch.dtype) -> Plan:

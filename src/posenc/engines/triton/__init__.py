@@ -9,6 +9,7 @@ import os
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from math import log
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
     return None
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, with_lse: bool = False):
     from .lower import lower
     from .ops import INPUTS, Numbers, attend
 
@@ -76,5 +77,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float)
             *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
         )  # fmt: skip
         tensors = [getattr(low, name) for name in INPUTS[3:]]
-        out = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)[0]
-        return out if finish is None else finish(out)
+        out, lse, _ = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
+        out = out if finish is None else finish(out)
+        if not with_lse:
+            return out
+        lse = lse[..., : q.shape[2]]  # base 2, +inf for a query that sees nothing
+        return out, torch.where(lse == float("inf"), float("-inf"), lse * log(2.0))

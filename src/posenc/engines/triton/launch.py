@@ -148,18 +148,19 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
 
 
 def run_backward(
-    d_out: Tensor, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float, dropout: float,
-    asked: dict[str, bool],
+    d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
+    dropout: float, asked: dict[str, bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of GRADIENTS."""
+    """The gradients of GRADIENTS. d_lse: like lse, in base 2 too."""
     x, d_out = _rowed(x), _straight(d_out)
+    d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
     blocks = list(_blocks(q_length, num))
     # Sums over blocks of queries are kept in float32.
     sums = torch.float32 if len(blocks) > 1 else k.dtype
-    unit = _unit(x, d_out, scale, dropout) if x.shared else None
+    unit = _unit(x, d_out, d_lse, scale, dropout) if x.shared else None
     given: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape, dtype=sums), v.new_empty(v.shape, dtype=sums)
     given.update(q=dq, k=dk, v=dv)
@@ -224,7 +225,7 @@ def run_backward(
                 grads = grads._replace(rows=d_rows)
             sizes = _sizes(x, num, first, last)
             prepare[(total * triton.cdiv(last - first, 64),)](
-                _view(out), _view(d_out), lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
+                _view(out), _view(d_out), d_lse, lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
                 dims[1], dims[3], 64,
             )  # fmt: skip
             backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
@@ -384,18 +385,20 @@ def _mass(x: Inputs, num: Numbers, buffer: Tensor) -> Band:
     return room(x.q, x.q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, x.q.shape[2], buffer=buffer, unit=unit)
 
 
-def _unit(x: Inputs, d_out: Tensor, scale: float, dropout: float) -> Tensor:
-    """float32 [1]: a power of two that takes every sum of dS to at most 2^61. |dS| <= 2 max |do| (max |v| + max |value|) Dv;
-    a key's sum has a term for each query. Infinities and NaN come out as NaN."""
+def _unit(x: Inputs, d_out: Tensor, d_lse: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """float32 [1]: a power of two that takes every sum of dS to at most 2^61. |dS| <= 2 max |do| (max |v| + max |value|) Dv
+    + 2 max |dlse|; a key's sum has a term for each query. Infinities and NaN come out as NaN."""
     if x.v.numel() == 0 or d_out.numel() == 0:
         return x.v.new_ones(1, dtype=torch.float32)
     most = x.v.abs().amax().float()
     if x.value is not None:
         most = most + x.value.abs().amax().float()
-    most = most * d_out.abs().amax().float()
+    most = most * d_out.abs().amax().float() * x.v.shape[3] / (1.0 - dropout)
+    if d_lse is not None:
+        most = most + 2 * d_lse.abs().amax()
     if x.scales is not None:
         most = most * x.scales.abs().amax().clamp(min=1.0)
-    most = most * (2 * x.v.shape[3] * max(x.q.shape[2], 1) * max(scale, 1.0) / (1.0 - dropout))
+    most = most * (2 * max(x.q.shape[2], 1) * max(scale, 1.0))
     return torch.exp2((60.0 - most.clamp(min=2.0**-60).log2()).floor()).reshape(1)
 
 

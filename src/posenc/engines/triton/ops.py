@@ -60,6 +60,7 @@ def _(q, k, v, bias, states, table, key_table, value, *rest):
 @torch.library.custom_op("posenc::attend_backward", mutates_args=())
 def attend_backward(
     d_out: Tensor,
+    d_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
     mass: Tensor,
@@ -97,7 +98,7 @@ def attend_backward(
         starts, p_q, p_k, keys, spans, doc_q, doc_k, extra, seed,
     )  # fmt: skip
     asked = dict(zip(GRADIENTS, wanted, strict=True))
-    grads = run_backward(d_out, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
+    grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
     return tuple(
         q.new_empty(0) if grad is None or not want else grad.to(given.dtype)
         for grad, want, given in zip(grads, wanted, x, strict=False)
@@ -105,21 +106,23 @@ def attend_backward(
 
 
 @attend_backward.register_fake
-def _(d_out, out, lse, mass, *rest):
+def _(d_out, d_lse, out, lse, mass, *rest):
     inputs, wanted = rest[: len(GRADIENTS)], rest[-1]
     return tuple(out.new_empty(0) if x is None or not want else x.new_empty(x.shape) for x, want in zip(inputs, wanted))
 
 
 def _setup(ctx, inputs, output):
     *tensors, ctx.numbers, ctx.scale, ctx.dropout = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *tensors)
 
 
 def _backward(ctx, d_out, d_lse, d_mass):
     out, lse, mass, *tensors = ctx.saved_tensors
+    d_out = torch.zeros_like(out) if d_out is None else d_out
     needs = ctx.needs_input_grad
     wanted = [bool(need) for need in needs[: len(GRADIENTS)]]
-    grads = attend_backward(d_out, out, lse, mass, *tensors, ctx.numbers, ctx.scale, ctx.dropout, wanted)
+    grads = attend_backward(d_out, d_lse, out, lse, mass, *tensors, ctx.numbers, ctx.scale, ctx.dropout, wanted)
     given = [grad if tensor is not None and want else None for grad, tensor, want in zip(grads, tensors, wanted)]
     return *given, *(None,) * (len(needs) - len(given))
 

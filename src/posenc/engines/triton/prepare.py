@@ -5,17 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .terms import band_end, bias_end, load_tile, padded, row_end, row_scale, thirds
+from .terms import LOG2E, band_end, bias_end, load_tile, padded, row_end, row_scale, thirds
 
 
 @triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "total", "scale"])
 def prepare(
-    out, d_out, lse, delta, ends, sums,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
+    out, d_out, d_lse, lse, delta, ends, sums,  # ends: [4, B, H, Lq rounded up]: lse and delta as far tiles on the left, then on the right, see them
     slots,  # slots.mass: the gradient of attention per distance
     heads, q_length, q_first, q_last, total, scale,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = sum_j a_ij dP_ij = o_i . do_i, and the constants of the far field folded into lse and delta.
+    """delta_i = sum_j a_ij dP_ij - dlse_i = o_i . do_i - dlse_i, and the constants of the far field folded into lse and delta.
 
     sums: bfloat16 [3, B, H, Lq rounded up, 16], as far tiles on the left, those on the right, and others see them: see put_sums.
     """
@@ -31,6 +31,8 @@ def prepare(
     g = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)
     x = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     here = bh * padded(q_length) + i
+    if d_lse is not None:
+        x -= LOG2E * tl.load(d_lse + here, mask=ok, other=0.0)
     tl.store(delta + here, x)
     delta_row = x
     scale_row = row_scale(slots, bh, i, q_length, scale)
