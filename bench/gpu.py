@@ -86,6 +86,12 @@ def xlnet(heads, length, size, causal):
     return Plan(Where(length, length, more=[(parts, parts)]), lookups=(*plain.lookups, segments))
 
 
+def packed(heads, length, size, causal):
+    """T5's table with a position for each token: four texts in a row."""
+    places = (torch.arange(length, device="cuda") % max(length // 4, 1)).int()
+    return Plan(Where(places), lookups=t5(heads, length, size, causal).lookups, scale=1.0)
+
+
 def rope(heads, length, size, causal):
     angle = torch.outer(torch.arange(length, device="cuda"), 1e4 ** -torch.linspace(0, 1, size // 2, device="cuda"))[
         None
@@ -97,7 +103,7 @@ PLANS = {
     "t5": (t5, SHAPES), "clipped": (clipped, SHAPES), "alibi": (alibi, SHAPES), "shaw": (shaw, SHAPES),
     "shaw + values": (shaw_values, SHAPES), "relative logits": (relative_logits, WIDE),
     "deberta": (deberta, SHAPES[:3:2]), "rope": (rope, SHAPES), "transformer_xl": (transformer_xl, SHAPES[:3:2]),
-    "xlnet": (xlnet, SHAPES[:1]),
+    "xlnet": (xlnet, SHAPES[:1]), "packed t5": (packed, SHAPES[:2]),
 }  # fmt: skip
 
 

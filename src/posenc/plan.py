@@ -100,7 +100,7 @@ class Plan:
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
         # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
-        look = (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta)) and not torch.compiler.is_compiling()
+        look = not torch.compiler.is_compiling() and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
         sound = partial(_sound, q, look)
         for number, lookup in enumerate(self.lookups):
             index = lookup.index

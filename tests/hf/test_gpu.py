@@ -78,9 +78,9 @@ def engines_that_run():
         def refuses(self, *arguments):
             return self.engine.refuses(*arguments)
 
-        def run(self, *arguments):
+        def run(self, *arguments, **options):
             names.add(self.name)
-            return self.engine.run(*arguments)
+            return self.engine.run(*arguments, **options)
 
     dispatch.ENGINES.update({name: Noted(name) for name in before})
     try:

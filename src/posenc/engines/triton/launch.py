@@ -69,8 +69,8 @@ class Inputs(NamedTuple):
     seed: Tensor | None
 
     def kind(self, num: Numbers) -> str:
-        """Which tiles suit: plain, bias, content (rows or values), keys (columns too); wide: whole tiles lie within the
-        bands."""
+        """Which tiles suit: plain; bias, masked or not; content (rows or values), keys (columns too); wide: whole tiles lie
+        within the bands."""
         spans = []
         if self.table is not None:
             spans.append(num.rows_hi - num.rows_lo)
@@ -79,7 +79,9 @@ class Inputs(NamedTuple):
         if self.value is not None:
             spans.append(num.mass_hi - num.mass_lo)
         if not spans:
-            return "plain" if self.bias is None else "bias"
+            masks = (self.p_q, self.keys, self.doc_q, self.extra, self.seed)
+            masked = "" if all(mask is None for mask in masks) else "masked "
+            return "plain" if self.bias is None else masked + "bias"
         wide = min(spans) >= tiles.WIDE and self.q.dtype != torch.float32 and not self.shared
         return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
 

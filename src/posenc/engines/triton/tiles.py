@@ -35,6 +35,9 @@ HOPPER = {
 # The same by what a plan has (`Inputs.kind`): the look-ups of content terms need registers, keys' own terms more of them.
 HOPPER_KINDS = {
     "bias": {("forward", 64): Tile(64, 128, 4, 3)},
+    "masked bias": {
+        ("forward", 64): Tile(64, 128, 4, 3, 1, 64)
+    },  # a tile of 128 keys with look-ups and masks, or dropout, spills
     "content": {
         ("forward", 64): Tile(64, 128, 4, 3, 3, 64),
         ("forward", 128): Tile(64, 64, 4, 3, 2),
@@ -92,7 +95,7 @@ def choose(
     hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     tile = (HOPPER if hopper else SMALL)[kernel, width]
     if hopper and kind != "plain":
-        for like in (kind,) if kind == "bias" else ("content", kind):
+        for like in (kind,) if kind.endswith("bias") else ("content", kind):
             tile = HOPPER_KINDS[like].get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
