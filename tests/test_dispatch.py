@@ -181,3 +181,11 @@ def test_one_nan_is_found_among_few_numbers_and_many(length, dtype):
     assert holds_nan(numbers.view(2, -1).t())
     assert holds_nan(numbers.clone().requires_grad_())
     assert not holds_nan(numbers[: length // 2])
+
+
+def test_a_plan_is_checked_within_one_graph():
+    """Also on devices whose numbers are not looked at."""
+    q = torch.empty(1, 2, 8, 16, device="meta")
+    plan = Plan(Where(8, 8), slopes=torch.ones(2, device="meta"))
+    run = torch.compile(lambda x: (plan.check(x, x, x), x + 1)[1], fullgraph=True, backend="eager")
+    assert run(q).shape == q.shape

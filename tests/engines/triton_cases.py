@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, attend_lse, index  # noqa: E402
 from tests import condition  # noqa: E402
@@ -140,18 +141,18 @@ def group_lengths():
 
 def group_axes():
     """Lookups on further axes and on grids, alone and with each slot of the first axis; more distances than a band is for."""
-    q, k, v = tensors(2, 2, 1, 29, 45, 16, 24)
+    q, k, v = tensors(2, 2, 1, 19, 35, 16, 24)
     for slots in (("bias",), ("exact", "slopes"), ("dot_key", "add_value"), ("dot_query", "decay"), ("states",)):
         check(q, k, v, plan_of(("segments", *slots), q, k, v), causal=len(slots) == 1)
-    places = torch.randint(-2, 3, (2, 45))
-    where = Where((16, 29), 45, more=[(places[:, 16:], places, (-2, 2)), ((0, 29), (0, 45))])
+    places = torch.randint(-2, 3, (2, 35))
+    where = Where((16, 19), 35, more=[(places[:, 16:], places, (-2, 2)), ((0, 19), (0, 35))])
     spot = index.clip(3, 2, axis=1)
     for heads in (1, 2):
         tables = dict(dot_query=(16,), dot_key=(16,), add_value=(24,))
         every = Lookup(spot, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()})
-        check(q, k, v, Plan(where, lookups=(every,)), key_mask=torch.rand(2, 45) > 0.2)
-        check(q, k, v, Plan(where, scale=torch.randn(2, 2, 29), lookups=(dataclasses.replace(every, bias=None),)))
-    table = torch.stack((torch.arange(45) // 7, torch.arange(45) % 7), -1)[None]
+        check(q, k, v, Plan(where, lookups=(every,)), key_mask=torch.rand(2, 35) > 0.2)
+        check(q, k, v, Plan(where, scale=torch.randn(2, 2, 19), lookups=(dataclasses.replace(every, bias=None),)))
+    table = torch.stack((torch.arange(35) // 7, torch.arange(35) % 7), -1)[None]
     grid = index.Grid((index.clip(5, 5), index.clip(3, 3, axis=1)))
     lookups = (
         Lookup(grid, bias=torch.randn(2, grid.n), dot_query=torch.randn(1, grid.n, 16)),
@@ -159,12 +160,12 @@ def group_axes():
         Lookup(index.clip(4, 4), bias=torch.randn(2, 9)),
     )
     check(q, k, v, Plan(Where(table[:, 16:], table), lookups=lookups))
-    far = Lookup(index.clip(1500, 1500), dot_key=torch.randn(1, 3001, 16), add_value=torch.randn(1, 3001, 24))
-    check(q, k, v, Plan(Where((16, 29), 45), lookups=(far,)))
-    many = Where((16, 29), 45, more=[(places[:, 16:], places * 100)])
+    far = Lookup(index.clip(1100, 1100), dot_key=torch.randn(1, 2201, 16), add_value=torch.randn(1, 2201, 24))
+    check(q[:1, :1], k[:1], v[:1], Plan(Where((16, 19), 35), lookups=(far,)))
+    many = Where((16, 19), 35, more=[(places[:, 16:], places * 100)])
     with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
         attend(q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(spot, torch.randn(2, 6)),)), engine="triton")
-    scaled = Plan(where, scale=torch.rand(2, 2, 29), lookups=(Lookup(spot, torch.randn(2, 6)),))
+    scaled = Plan(where, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6)),))
     with pytest.raises(UnsupportedPlan, match="a scale for each query"):
         attend(q.float(), k.float(), v.float(), scaled, engine="triton")
 
@@ -333,6 +334,30 @@ def group_compile():
     first = torch.autograd.grad(eager, leaves, g, retain_graph=True)
     for other in (torch.autograd.grad(compiled, leaves, g), torch.autograd.grad(eager, leaves, g)):
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def group_operator():
+    """Called one by one there is no operator; where something watches operators there is one, with the same bits."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (x.half().requires_grad_() for x in tensors(1, 2, 1, 20, 20, 16))
+    plan = plan_of(("bias", "dot_query"), q, k, v)
+    leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
+    out = attend(q, k, v, plan, engine="triton")
+    first = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    with Watch():
+        again = attend(q, k, v, plan, engine="triton")
+        second = torch.autograd.grad(again, leaves, torch.ones_like(out))
+    assert {"posenc.attend.default", "posenc.attend_backward.default"} <= set(seen)
+    assert torch.equal(out, again) and all(map(torch.equal, first, second))
+    (slope,) = torch.autograd.grad(attend(q, k, v, plan, engine="triton").sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="backward through posenc.attend_backward"):
+        slope.sum().backward()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -114,7 +113,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         return out.zero_(), lse.fill_(float("inf")), mass
     kind, amid = x.kind(num), x.wide(num)
     tile = tiles.choose("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
-    programs = batch * heads * triton.cdiv(q_length, tile.queries)
+    programs = batch * heads * tiles.cdiv(q_length, tile.queries)
     few = q_length <= tile.queries and x.value is None
     shares = tiles.splits(programs, k_length, tile, q.device) if few else 1
     parts, part_lse = out, lse
@@ -128,7 +127,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         for first, last in _blocks(q_length, num):
             if x.table is not None:
                 slots = slots._replace(rows=_rows(x, num, scale, first, last))
-            grid = batch * heads * triton.cdiv(last - first, tile.queries) * shares
+            grid = batch * heads * tiles.cdiv(last - first, tile.queries) * shares
             forward[(grid,)](
                 _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
                 slots, _places(x), _masks(x), *_sizes(x, num, first, last),
@@ -178,7 +177,7 @@ def run_backward(
         if x.shared:
             d_bias = room(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, unit=unit)
         else:
-            parts = x.bias.new_zeros(batch, heads, triton.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            parts = x.bias.new_zeros(batch, heads, tiles.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if asked["table"] or asked["states"]:
         given["table"] = q.new_zeros(x.table.shape, dtype=torch.float32)
@@ -226,17 +225,17 @@ def run_backward(
                 d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
                 grads = grads._replace(rows=d_rows)
             sizes = _sizes(x, num, first, last)
-            prepare[(total * triton.cdiv(last - first, 64),)](
+            prepare[(total * tiles.cdiv(last - first, 64),)](
                 _view(out), _view(d_out), d_lse, lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
                 dims[1], dims[3], 64,
             )  # fmt: skip
-            backward_k[(batch * k.shape[1] * triton.cdiv(k_length, k_tile.keys),)](
+            backward_k[(batch * k.shape[1] * tiles.cdiv(k_length, k_tile.keys),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
                 k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=_amid(amid, k_tile, k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
                 num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
-            backward_q[(total * triton.cdiv(last - first, q_tile.queries),)](
+            backward_q[(total * tiles.cdiv(last - first, q_tile.queries),)](
                 _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
                 slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
                 q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=_amid(amid, q_tile, q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
@@ -409,7 +408,7 @@ def padded(length: int) -> int:
 
 
 def _dims(size: int, v_size: int) -> tuple[int, int, int, int]:
-    return size, v_size, max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
+    return size, v_size, max(16, tiles.power(size)), max(16, tiles.power(v_size))
 
 
 def _view(x: Tensor) -> View:

@@ -141,9 +141,9 @@ def spread(
     if states.stride(-1) != 1:
         states = states.contiguous()
     table = table.to(states.dtype).contiguous()
-    wide = max(16, triton.next_power_of_2(size))
+    wide = max(16, tiles.power(size))
     tile = tiles.choose_spread(wide, hi - lo + 1, states.dtype, states.device)
-    spread_kernel[(batch * heads * triton.cdiv(tokens, 8 * tile.queries) * 8,)](
+    spread_kernel[(batch * heads * tiles.cdiv(tokens, 8 * tile.queries) * 8,)](
         View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, others, unit,
         size, wide, tile.queries, tile.keys, in_thirds, rounded,
@@ -258,10 +258,10 @@ def collect(
     """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32; with `summed` its sums over
     tokens too, [H or 1, span]."""
     batch, own_heads, tokens, size = states.shape
-    wide = max(16, triton.next_power_of_2(size))
+    wide = max(16, tiles.power(size))
     columns, rows = up(band.hi - band.origin + 8, 8), band.hi - band.origin + 1
     tile = tiles.choose_collect(wide, states.dtype, states.device)
-    blocks = triton.cdiv(rows, tile.keys - 8)
+    blocks = tiles.cdiv(rows, tile.keys - 8)
     parts = tiles.parts(heads * blocks, states.device)
     total = states.new_empty(heads, parts, rows, size, dtype=torch.float32)
     sums = total.new_empty(heads, parts, rows) if summed else None
