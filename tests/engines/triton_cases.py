@@ -151,7 +151,9 @@ def group_axes():
         tables = dict(dot_query=(16,), dot_key=(16,), add_value=(24,))
         every = Lookup(spot, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()})
         check(q, k, v, Plan(where, lookups=(every,)), key_mask=torch.rand(2, 35) > 0.2)
-        check(q, k, v, Plan(where, scale=torch.randn(2, 2, 19), lookups=(dataclasses.replace(every, bias=None),)))
+        for missing in ("bias", "dot_key"):
+            some = (dataclasses.replace(every, **{missing: None}),)
+            check(q, k, v, Plan(where, scale=torch.rand(2, 1, 19) / 2, lookups=some))
     table = torch.stack((torch.arange(35) // 7, torch.arange(35) % 7), -1)[None]
     grid = index.Grid((index.clip(5, 5), index.clip(3, 3, axis=1)))
     lookups = (
@@ -165,7 +167,9 @@ def group_axes():
     many = Where((16, 19), 35, more=[(places[:, 16:], places * 100)])
     with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
         attend(q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(spot, torch.randn(2, 6)),)), engine="triton")
-    scaled = Plan(where, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6)),))
+    scaled = Plan(
+        where, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6), dot_key=torch.randn(1, 6, 16)),)
+    )
     with pytest.raises(UnsupportedPlan, match="a scale for each query"):
         attend(q.float(), k.float(), v.float(), scaled, engine="triton")
 

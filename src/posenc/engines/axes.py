@@ -39,8 +39,8 @@ def refuses(q: Tensor, v: Tensor, plan: Plan, widest: int) -> str | None:
     lookups = [lookup for lookup in plan.lookups if further(lookup)]
     axes = sorted({axis for lookup in lookups for axis in _axes(lookup.index)})
     where = plan.where
-    if isinstance(plan.scale, Tensor) and any(lookup.bias is not None for lookup in lookups):
-        return f"the plan has a bias on axis {axes[-1]} and a scale for each query"
+    if _prescaled(plan) and any(lookup.dot_key is not None for lookup in plan.lookups):
+        return f"the plan has a bias on axis {axes[-1]}, dot_key, and a scale for each query"
     if not where.bounded(axes) and _unreadable(where, axes):
         return (
             f"it must know the bounds of the positions on axes {axes}, which cannot be read now (compiling, capturing)"
@@ -62,6 +62,9 @@ def widen(
     lookups = [lookup for lookup in plan.lookups if further(lookup)]
     if k.shape[1] != q.shape[1] and any(x.dot_key is not None and x.dot_key.shape[0] > 1 for x in lookups):
         k, v = repeat(k, q.shape[1]), repeat(v, q.shape[1])
+    if _prescaled(plan):
+        q, plan = _prescale(q, plan)
+        lookups = [lookup for lookup in plan.lookups if further(lookup)]
     scale = plan.scale_of(size)
     q_more: list[Tensor] = []
     k_more: list[Tensor] = []
@@ -107,6 +110,22 @@ def widen(
     )
     plan = replace(plan, lookups=kept, scale=scale if plan.scale is None else plan.scale)
     return wider, _cat(k, k_more), wider_v, plan, finish
+
+
+def _prescaled(plan: Plan) -> bool:
+    """Whether a bias becomes channels, inside a scale that is no number to divide it by."""
+    return isinstance(plan.scale, Tensor) and any(x.bias is not None for x in plan.lookups if further(x))
+
+
+def _prescale(q: Tensor, plan: Plan) -> tuple[Tensor, Plan]:
+    """The scale within q and states."""
+    scale = plan.scale_of(q.shape[3])
+    assert isinstance(scale, Tensor)
+    lookups = [
+        lookup if lookup.states is None else replace(lookup, states=(lookup.states * scale).to(q.dtype))
+        for lookup in plan.lookups
+    ]
+    return (q * scale).to(q.dtype), replace(plan, lookups=tuple(lookups), scale=1.0)
 
 
 class Places:
