@@ -97,6 +97,10 @@ def group_masks():
     check(q, k, v, mixed, key_mask=padding, **causal)
     ids = torch.tensor([[0] * 20 + [1] * 17 + [2] * 16, [7] * 53])
     check(q, k, v, mixed, documents=(ids[:, 19:], ids), **causal)
+    check(q, k, v, mixed, documents=(ids[:1, 19:], ids[:1] * 3), window=9)  # most queries see nothing
+    padding = torch.arange(53)[None] < torch.tensor([[50], [30]])
+    check(q, k, v, mixed, documents=(ids[:, 19:].flip(1), ids), key_mask=padding)
+    check(q, k, v, mixed, documents=(ids[:, 19:], ids[:, torch.randperm(53)]))  # nobody knows where they begin
     check(q, k, v, mixed, mask=torch.rand(2, 1, 34, 53) > 0.3)
     check(q, k, v, mixed, mask=torch.randn(1, 1, 1, 53))
 
@@ -292,6 +296,7 @@ def group_wide():
         (torch.float16, ("dot_key", "states", "scale", "decay"), (90, 90), {"window": (50, 33)}),
         (torch.float16, ("bias", "dot_query", "slopes"), (100, 70), {}),
         (torch.bfloat16, ("add_value", "scale"), (64, 96), {"key_mask": torch.arange(96)[None] < 81}),
+        (torch.bfloat16, ("dot_query", "dot_key"), (110, 110), {"documents": (torch.arange(110) > 70).int()[None]}),
     ):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 1, *lengths, 16))
         check(q, k, v, tame(plan_of(slots, q, k, v, reach=(28, 33))), **options)

@@ -75,11 +75,12 @@ def table(*shape):
 def plans(size):
     """Name -> lookups and other slots: together every kernel, every slot, and states narrower than a head.
 
-    "tokens" is asked with token positions.
+    "tokens" is asked with token positions, "masked" with padding and documents.
     """
     clip, states = index.clip(64, 64), table(1, HEADS, LENGTH, 16)
     return {
         "bias": dict(lookups=(Lookup(index.log_buckets(32, 128, causal=False), bias=table(HEADS, 32)),), slopes=table(2)),
+        "masked": dict(lookups=(Lookup(clip, bias=table(HEADS, 129)),)),
         "values": dict(lookups=(Lookup(clip, dot_query=table(1, 129, size), add_value=table(1, 129, size)),)),
         "states": dict(lookups=(Lookup(clip, dot_query=table(HEADS, 129, 16), states=states),)),
         "keys": dict(lookups=(Lookup(clip, dot_query=table(HEADS, 129, size), dot_key=table(HEADS, 129, size)),)),
@@ -89,6 +90,7 @@ def plans(size):
 
 CASES = [
     ("bias", 64, torch.bfloat16),
+    ("masked", 64, torch.bfloat16),
     ("values", 64, torch.bfloat16),
     ("states", 128, torch.bfloat16),
     ("keys", 80, torch.float16),
@@ -102,7 +104,10 @@ def check(name, size, dtype, compiled):
     q, k, v = (torch.randn(1, HEADS, LENGTH, size).to(dtype).requires_grad_() for _ in range(3))
     where = Where(torch.arange(LENGTH) // 2) if name == "tokens" else Where(LENGTH)
     plan = Plan(where, **plans(size)[name])
-    mask = make_mask(q, k, causal=True, window=None, key_mask=None, documents=None, mask=None)
+    masked = name == "masked"
+    padding = torch.ones(1, LENGTH, dtype=torch.bool) if masked else None
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64) if masked else None
+    mask = make_mask(q, k, causal=True, window=None, key_mask=padding, documents=ids, mask=None)
     before = len(compiled)
     engine.run(q, k, v, plan, mask, 0.0).sum().backward()
     return compiled[before:]

@@ -173,6 +173,21 @@ def every_distance(causal):
     check(q, k, v, plan_of(("exact",), q, k, v), causal=causal)
 
 
+def documents():
+    """Texts of several lengths in a row, also with a band as wide as they are, padding, and ids in no order."""
+    q, k, v = tensors(2, 4, 2, 1400, 1400, 64, torch.bfloat16)
+    ids = torch.repeat_interleave(torch.arange(6), torch.tensor([300, 64, 1, 500, 35, 500])).cuda()[None].expand(2, -1)
+    padding = torch.arange(1400, device="cuda")[None] < torch.tensor([[1400], [1100]], device="cuda")
+    plan = tame(plan_of(("bias", "slopes"), q, k, v, reach=(60, 70)))
+    check(q, k, v, plan, documents=ids, causal=True)
+    check(q, k, v, plan, documents=ids[:, torch.randperm(1400, device="cuda")])
+    check(q, k, v, tame(plan_of(("dot_query", "add_value"), q, k, v, reach=(60, 70))), documents=ids, key_mask=padding)
+    check(q, k, v, tame(plan_of(("dot_query", "dot_key"), q, k, v, reach=(300, 400))), documents=ids)
+    q, k, v = tensors(2, 4, 4, 1400, 1400, 64, torch.bfloat16)
+    plan = plan_of(("exact",), q, k, v)
+    check(q, k, v, plan, documents=ids, causal=True)
+
+
 def further_axes():
     """Segments, with a term over every distance; all slots on a second axis; a grid. Equal bits; compiled."""
     q, k, v = tensors(2, 4, 2, 1000, 1100, 64, torch.bfloat16)
@@ -254,6 +269,7 @@ CASES = {
     "packed sequences": packed_sequences,
     "every distance": partial(every_distance, False),
     "every distance, causal": partial(every_distance, True),
+    "documents": documents,
     "further axes": further_axes,
     "starts": starts,
     **{f"strides {name}": partial(strides, name) for name in layouts.SCHEMES},

@@ -21,6 +21,7 @@ from .terms import (
     keep,
     load_tile,
     middle,
+    of_documents,
     outside,
     padded,
     picks,
@@ -92,7 +93,12 @@ def forward(
             tl.load(masks.spans + 3 * b + 2),
         )
     MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # far values would be dropped one by one
-    CLEAR: tl.constexpr = (masks.doc_q is None) and (masks.extra is None) and (not MASS) and (places.q is None)
+    CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (places.q is None)
+    if masks.doc_q is not None:
+        doc_begin, doc_end, one = of_documents(
+            masks.doc_q_sees, masks.doc_q_sees_row, b, m0 + tl.arange(0, BLOCK_M), q_length
+        )
+        begin, end, clear = tl.maximum(begin, doc_begin), tl.minimum(end, doc_end), tl.where(one, clear, 0)
     if not CLEAR:
         clear = 0
     a0, l0, l1, r0, r1, a1, c0, c1 = segments(

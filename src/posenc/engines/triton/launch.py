@@ -64,6 +64,8 @@ class Inputs(NamedTuple):
     spans: Tensor | None
     doc_q: Tensor | None
     doc_k: Tensor | None
+    doc_q_sees: Tensor | None
+    doc_k_sees: Tensor | None
     extra: Tensor | None
     seed: Tensor | None
 
@@ -359,6 +361,7 @@ def _masks(x: Inputs) -> Masks:
     seen = extra is not None and extra.dtype == torch.uint8
     return Masks(
         x.keys, _row(x.keys), x.spans, x.doc_q, x.doc_k, _row(x.doc_q), _row(x.doc_k),
+        x.doc_q_sees, x.doc_k_sees, _row(x.doc_q_sees), _row(x.doc_k_sees),
         extra, *((0, 0, 0, 0) if extra is None else extra.stride()), x.seed, tl.constexpr(seen),
     )  # fmt: skip
 

@@ -48,6 +48,8 @@ class Lowered:
     spans: Tensor | None = None
     doc_q: Tensor | None = None
     doc_k: Tensor | None = None
+    doc_q_sees: Tensor | None = None
+    doc_k_sees: Tensor | None = None
     extra: Tensor | None = None
     seed: Tensor | None = None
     offset: int = 0
@@ -197,7 +199,18 @@ def _masks(low: Lowered, mask: Mask, batch: int, heads: int, q_length: int, k_le
         low.spans = torch.stack((first, last, solid), -1).to(torch.int32).expand(batch, 3).contiguous()
         low.keys = keys.contiguous().view(torch.uint8)
     if mask.documents is not None:
-        low.doc_q, low.doc_k = (ids.contiguous() for ids in mask.documents)
+        low.doc_q, low.doc_k = ours, theirs = tuple(ids.contiguous() for ids in mask.documents)
+        low.doc_q_sees, low.doc_k_sees = _sees(ours, theirs), _sees(theirs, ours)
     if mask.extra is not None:
         extra = mask.extra.view(torch.uint8) if mask.extra.dtype == torch.bool else mask.extra
         low.extra = extra.expand(batch, heads, q_length, k_length)
+
+
+def _sees(own: Tensor, other: Tensor) -> Tensor:
+    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids only grow there, as in packed
+    texts; else from -1, "not known", to the end."""
+    rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
+    grows = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
+    own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
+    first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
+    return torch.stack((first.where(grows, -1), last.where(grows, length)), -1).to(torch.int32)

@@ -36,6 +36,8 @@ def forward(
     spans: Tensor | None,
     doc_q: Tensor | None,
     doc_k: Tensor | None,
+    doc_q_sees: Tensor | None,
+    doc_k_sees: Tensor | None,
     extra: Tensor | None,
     seed: Tensor | None,
     numbers: Sequence[int],
@@ -45,7 +47,7 @@ def forward(
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), mass (a band's buffer) or empty."""
     x = Inputs(
         q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
-        starts, p_q, p_k, keys, spans, doc_q, doc_k, extra, seed,
+        starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
     )  # fmt: skip
     return run_forward(x, Numbers(*numbers), scale, dropout)
 
@@ -88,6 +90,8 @@ def backward(
     spans: Tensor | None,
     doc_q: Tensor | None,
     doc_k: Tensor | None,
+    doc_q_sees: Tensor | None,
+    doc_k_sees: Tensor | None,
     extra: Tensor | None,
     seed: Tensor | None,
     numbers: Sequence[int],
@@ -100,7 +104,7 @@ def backward(
     """Gradients of the first inputs, GRADIENTS; empty where not `wanted`."""
     x = Inputs(
         q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
-        starts, p_q, p_k, keys, spans, doc_q, doc_k, extra, seed,
+        starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
     )  # fmt: skip
     asked = dict(zip(GRADIENTS, wanted, strict=True))
     grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)

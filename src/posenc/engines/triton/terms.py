@@ -98,6 +98,12 @@ class Masks(NamedTuple):
     doc_k: Any
     doc_q_row: Any
     doc_k_row: Any
+    doc_q_sees: (
+        Any  # int32 [B or 1, Lq, 2]: the first key of the query's document and the last + 1; -1 first: not known
+    )
+    doc_k_sees: Any  # int32 [B or 1, Lk, 2]: the same of queries, for keys
+    doc_q_sees_row: Any
+    doc_k_sees_row: Any
     extra: Any  # uint8 (seen) or float (added), any strides
     extra_b: Any
     extra_h: Any
@@ -506,6 +512,15 @@ def segments(
     r0 = tl.where(none_right, a1, r0)
     r1 = tl.where(none_right, a1, r1)
     return a0, l0, l1, r0, r1, a1, clear_0, clear_1
+
+
+@triton.jit
+def of_documents(sees, row, b, own, length):
+    """Where the documents of a block of tokens begin and end on the other side, and whether they are one, and known."""
+    at = sees + b * row + tl.minimum(own, length - 1) * 2
+    first, last = tl.load(at), tl.load(at + 1)
+    begin = tl.min(first, 0)
+    return begin, tl.max(last, 0), (begin == tl.max(first, 0)) & (begin >= 0)
 
 
 @triton.jit
