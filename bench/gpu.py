@@ -107,7 +107,16 @@ PLANS = {
 }  # fmt: skip
 
 
-def verified(make) -> float:
+def texts(length):
+    """Four packed texts."""
+    return {"documents": (torch.arange(length, device="cuda") * 4 // length)[None]}
+
+
+PLANS["t5 in four texts"] = (t5, SHAPES[:2])
+MASKS = {"t5 in four texts": texts}
+
+
+def verified(make, masks=None) -> float:
     """The largest error of output and gradients against float64, relative in norm, in bfloat16 at length 700."""
     torch.manual_seed(0)
     worst = 0.0
@@ -115,7 +124,7 @@ def verified(make) -> float:
         plan = make(2, 700, 64, causal)
         if any(lookup.states is not None for lookup in plan.lookups):
             return verified_states(make)
-        worst = max(worst, error(plan, 1, 2, 700, 64, causal))
+        worst = max(worst, error(plan, 1, 2, 700, 64, causal, **(masks(700) if masks else {})))
     return worst
 
 
@@ -123,14 +132,14 @@ def verified_states(make) -> float:
     return error(make(2, 700, 64, True), 4, 2, 700, 64, True)
 
 
-def error(plan, batch, heads, length, size, causal) -> float:
+def error(plan, batch, heads, length, size, causal, **masks) -> float:
     inputs = [torch.randn(batch, heads, length, size, device="cuda", dtype=torch.bfloat16) / 2 for _ in range(3)]
     g = torch.randn_like(inputs[2])
     leaves = [tensor for _, tensor in plan.tensors()]
     results = []
     for engine, dtype in (("reference", torch.float64), ("triton", torch.bfloat16)):
         q, k, v = (x.to(dtype).requires_grad_() for x in inputs)
-        out = attend(q, k, v, plan, causal=causal, engine=engine)
+        out = attend(q, k, v, plan, causal=causal, engine=engine, **masks)
         results.append([out, *torch.autograd.grad(out, [q, k, v, *leaves], g.to(dtype))])
     return max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(*results, strict=True))
 
@@ -192,7 +201,9 @@ def main() -> None:
     names = args.only.split(",")
     for name in names:
         report["errors"][name] = wrong = (
-            verified(PLANS[name][0]) if name != "rope" else error(rope(2, 700, 64, True), 1, 2, 700, 64, True)
+            verified(PLANS[name][0], MASKS.get(name))
+            if name != "rope"
+            else error(rope(2, 700, 64, True), 1, 2, 700, 64, True)
         )
         print(f"{name:16} error {wrong:.1e}  ({time.time() - began:.0f} s)", flush=True)
     for shape in dict.fromkeys(shape for name in names for shape in PLANS[name][1]):
@@ -218,7 +229,8 @@ def main() -> None:
                 continue
             plan = make(heads, length, size, causal)
             leaves = [tensor for _, tensor in plan.tensors()]
-            run = partial(attend, q, k, v, plan, causal=causal, engine="triton")
+            masks = MASKS[name](length) if name in MASKS else {}
+            run = partial(attend, q, k, v, plan, causal=causal, engine="triton", **masks)
             results[name] = timed(run, [q, k, v, *leaves], g)
         for name, result in results.items():
             result["forward_over_flash"] = result["forward"] / flash["forward"]
