@@ -159,10 +159,14 @@ class Pick(torch.autograd.Function):
     """x [.., n] at rows [.., count]. Its backward pass has no two sums that race for one place."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
+    def forward(x: Tensor, rows: Tensor) -> Tensor:
+        return x.gather(-1, rows)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, rows = inputs
         ctx.save_for_backward(rows)
         ctx.n = x.shape[-1]
-        return x.gather(-1, rows)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -173,13 +177,16 @@ class Put(torch.autograd.Function):
     """The transpose of Pick: y [.., count] summed into its rows, [.., n], one column after another."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, rows: Tensor, n: int) -> Tensor:
-        ctx.save_for_backward(rows)
+    def forward(y: Tensor, rows: Tensor, n: int) -> Tensor:
         x = y.new_zeros(*y.shape[:-1], n)
         for column in range(y.shape[-1]):
             at = slice(column, column + 1)
             x.scatter_add_(-1, rows[..., at], y[..., at])
         return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx, grad: Tensor):

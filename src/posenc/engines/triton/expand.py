@@ -39,9 +39,13 @@ class _Expand(torch.autograd.Function):
     """index_select whose gradient is a gather and a sum: the usual one adds atomically, in any order."""
 
     @staticmethod
-    def forward(ctx, table: Tensor, rows: tuple[int, ...], dim: int) -> Tensor:
-        ctx.rows, ctx.dim, ctx.n = rows, dim, table.shape[dim]
+    def forward(table: Tensor, rows: tuple[int, ...], dim: int) -> Tensor:
         return table.index_select(dim, constant(rows, table.device))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        table, ctx.rows, ctx.dim = inputs
+        ctx.n = table.shape[ctx.dim]
 
     @staticmethod
     def backward(ctx, grad: Tensor):

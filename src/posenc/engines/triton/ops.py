@@ -154,8 +154,23 @@ class Now(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        # where a second derivative may be asked for, the operator says that there is none
-        return _backward(ctx, *grads, run=attend_backward if torch.is_grad_enabled() else backward)
+        return _backward(ctx, *grads, run=Once.apply if torch.is_grad_enabled() else backward)
+
+
+class Once(torch.autograd.Function):
+    """`backward` where its own derivative may be asked for (create_graph, torch.func): there is none."""
+
+    @staticmethod
+    def forward(*inputs):
+        return backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("the triton engine has first derivatives only; for second ones use engine='reference'")
 
 
 def attend(*inputs) -> tuple[Tensor, Tensor, Tensor]:
