@@ -115,5 +115,7 @@ def test_bounds_are_read_once_or_given():
     assert where.bounds(0) == ((0, 2), (0, 2))
     with pytest.raises(ValueError, match=r"between 3 and 1 cannot be: give \(lowest, highest\)"):
         Where(3, 3, more=[(ids, ids, (3, 1))])
+    with pytest.raises(ValueError, match="from 0 to 7 were said to lie between 0 and 3"):
+        Where(3, 3, more=[(ids, ids, (0, 3))])
     with pytest.raises(ValueError, match=r"\(q, k, \(lowest, highest\)\)"):
         Where(3, 3, more=[(ids,)])

@@ -92,6 +92,8 @@ class Where:
                 lowest, highest = pair[2]
                 if lowest > highest:
                     raise ValueError(f"positions between {lowest} and {highest} cannot be: give (lowest, highest)")
+                for side in (q_side, k_side):
+                    _check_bounds(side, lowest, highest)
                 self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
             q_axes, k_axes = (*q_axes, q_side), (*k_axes, k_side)
         if reach is not None and reach[0] > reach[1]:
@@ -220,6 +222,16 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
     raise ValueError(
         f"{name}={spec!r} is not a place; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
     )
+
+
+def _check_bounds(side: Side, lowest: int, highest: int) -> None:
+    """Looks at numbers on a CPU only: elsewhere bounds are given so that nothing need be read."""
+    numbers = side.start if isinstance(side, Run) else side
+    if isinstance(numbers, Tensor) and (not numbers.is_cpu or torch.compiler.is_compiling()):
+        return
+    low, high = _bounds(side)
+    if _length(side) and not lowest <= low <= high <= highest:
+        raise ValueError(f"positions from {low} to {high} were said to lie between {lowest} and {highest}")
 
 
 def _check_run(run: Run, name: str) -> None:

@@ -26,6 +26,7 @@ GROUPS = (
     "dropout",
     "again",
     "wide",
+    "watch",
     "compile",
 )
 

@@ -17,7 +17,9 @@ sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import triton  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from triton import language as tl  # noqa: E402
 
 from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, attend_lse, index  # noqa: E402
 from tests import condition  # noqa: E402
@@ -343,6 +345,29 @@ def group_compile():
     first = torch.autograd.grad(eager, leaves, g, retain_graph=True)
     for other in (torch.autograd.grad(compiled, leaves, g), torch.autograd.grad(eager, leaves, g)):
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@triton.jit
+def faulty(x, FAULT: tl.constexpr):
+    at = x + tl.arange(0, 16)
+    if FAULT == "outside":
+        tl.load(at + 40)
+    elif FAULT == "two programs":
+        tl.store(at, 1.0)
+    else:
+        at += 16 * tl.program_id(0)
+        tl.store(at, 1.0)
+        if FAULT == "barrier":
+            tl.debug_barrier()
+        tl.store(at, tl.load(at) + 1.0)
+
+
+def group_watch():
+    """What watches the memory of all other groups finds faults."""
+    faulty[(2,)](torch.zeros(32), "barrier")
+    for fault, words in (("outside", "outside"), ("two programs", "stores twice"), ("none", "loads what was stored")):
+        with pytest.raises(triton.runtime.errors.InterpreterError, match=words):
+            faulty[(2,)](torch.zeros(32), fault)
 
 
 def group_operator():

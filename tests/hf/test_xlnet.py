@@ -137,5 +137,5 @@ def test_a_compiled_model_looks_at_its_segments():
     with torch.no_grad():
         expected = model(input_ids=ids, token_type_ids=segments).last_hidden_state
         torch.testing.assert_close(compiled(input_ids=ids, token_type_ids=segments).last_hidden_state, expected)
-        with pytest.raises(ValueError, match="token_type_ids from 0 to 3, got 0 to 9; renumber"):
-            compiled(input_ids=ids, token_type_ids=segments.index_fill(1, torch.tensor([0]), 9))
+        with pytest.raises(ValueError, match="token_type_ids from 0 to 15, got 0 to 99; renumber"):
+            compiled(input_ids=ids, token_type_ids=segments.index_fill(1, torch.tensor([0]), 99))

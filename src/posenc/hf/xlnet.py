@@ -21,7 +21,7 @@ from . import masks
 from .layer import Layer, against
 
 SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
-FEW = (0, 3)  # the tokenizer's segments: two texts, the class token, padding
+FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
 
 
 class Call(NamedTuple):
