@@ -1,6 +1,7 @@
 """The triton engine without a GPU: what it refuses, and its kernels under Triton's interpreter (triton_cases.py)."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,21 +15,7 @@ from posenc.dispatch import ENGINES
 from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
-GROUPS = (
-    "slots",
-    "masks",
-    "positions",
-    "lengths",
-    "axes",
-    "lse",
-    "tiles",
-    "chunks",
-    "dropout",
-    "again",
-    "wide",
-    "watch",
-    "compile",
-)
+GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
