@@ -73,7 +73,7 @@ class Attention(nn.Module):
         *,
         positions: Tensor | None = None,
         context_positions: Tensor | None = None,
-        segments: Tensor | None = None,
+        segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
         mask: Tensor | None = None,
         key_mask: Tensor | None = None,
         documents: Tensor | None = None,
@@ -84,7 +84,8 @@ class Attention(nn.Module):
 
         context            attend to these states instead of x (cross-attention), with context_positions
         positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory
-        segments           int [B, L], a second axis of positions (XLNet)
+        segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
+                           nothing is read from the device, and a compiled layer can use the triton engine
         mask               bool (True: may be seen) or float (added), broadcasting to [B, H, L, keys]
         key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
         documents          int [B, L]: tokens see their own document only (packing)

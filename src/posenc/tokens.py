@@ -24,7 +24,7 @@ def describe(
     memory: int,
     cache: KVCache | None,
     positions: Tensor | None,
-    segments: Tensor | None,
+    segments: Tensor | tuple[Tensor, tuple[int, int]] | None,
     key_mask: Tensor | None,
     documents: Tensor | None,
     count_real: bool,
@@ -39,6 +39,10 @@ def describe(
     keys = past + new
     real = _key_mask(key_mask, batch, past, memory, queries, cache, x.device)
     ids = _joined("documents", documents, None, past, new, cache)
+    bounds: tuple = ()
+    if isinstance(segments, tuple):
+        bounds = segments[1:] if cache is None else ()  # cached ones may lie outside
+        segments = segments[0]
     segment = _joined("segments", segments, torch.zeros(1, past, dtype=torch.int64, device=x.device), past, new, cache)
     known = cache is not None and "positions" in cache.marks
     if positions is None and not known and not (count_real and real is not None):
@@ -53,7 +57,7 @@ def describe(
         else:
             place = _positions(positions, batch, past, new, cache, x.device)
         q_side, k_side, new_side = place[:, keys - queries :], place, place[:, past:]
-    more = [] if segment is None else [(segment[:, keys - queries :], segment)]
+    more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
     return Tokens(
         Where(q_side, k_side, more=more),
         Where(q_side, new_side),

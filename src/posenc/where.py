@@ -132,6 +132,13 @@ class Where:
     def reach(self) -> tuple[int, int]:
         return self._reach if self._reach is not None else _reach(self.q, self.k)
 
+    @property
+    def further(self) -> list[tuple]:
+        """The axes after the first, as `more` takes them."""
+        pairs = enumerate(zip(self.q_axes[1:], self.k_axes[1:], strict=True), 1)
+        known = {number: (min(q[0], k[0]), max(q[1], k[1])) for number, (q, k) in self._bounds.items()}
+        return [(*pair, known[number]) if number in known else pair for number, pair in pairs]
+
     def bounds(self, number: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(lowest, highest) position of the queries and of the keys on an axis; tensors are read once."""
         if number not in self._bounds:

@@ -108,6 +108,10 @@ def test_xlnet_is_transformers(attn_type, clamp, bi_data, past, dtype, tolerance
     expected = (out - h).transpose(0, 1)
     ours = layer(x, memory=memory if past else None, segments=every, key_mask=real)
     torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance)
+    bounded = layer(x, memory=memory if past else None, segments=(every, (0, 2)), key_mask=real)
+    assert torch.equal(bounded, ours)
+    with pytest.raises(ValueError, match="were said to lie between 0 and 0"):
+        layer(x, memory=memory if past else None, segments=(every.clamp(min=1), (0, 0)), key_mask=real)
 
 
 def test_xlnet_uni_without_segments_is_transformer_xl():

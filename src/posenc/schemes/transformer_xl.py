@@ -167,7 +167,7 @@ class XLNet(TransformerXL):
         return Where(
             where.q_positions(x.device) * sign,
             where.k_positions(x.device) * sign,
-            more=list(zip(where.q_axes[1:], where.k_axes[1:], strict=True)),
+            more=where.further,
             reach=(min(lo, -hi), max(hi, -lo)),
         )
 
