@@ -63,7 +63,7 @@ def pretend():
     JITFunction.run = compile_only
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     tiles.choose, tiles.choose_spread = on_cuda(tiles.choose), on_cuda(tiles.choose_spread)
-    tiles.choose_collect = on_cuda(tiles.choose_collect)
+    tiles.choose_gather, tiles.choose_collect = on_cuda(tiles.choose_gather), on_cuda(tiles.choose_collect)
     tiles.splits = lambda *args: 1
     return compiled
 

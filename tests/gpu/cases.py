@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from posenc import Lookup, Plan, Where, attend, index
+from posenc import Attention, Lookup, Plan, Where, attend, index
 from posenc.engines.triton import lower, refuses
 from posenc.mask import make_mask
 from tests import condition, layouts
@@ -204,6 +204,10 @@ def further_axes():
     same_bits(q, k, v, plan)
     run = lambda a, b, c: attend(a, b, c, plan, engine="triton")  # noqa: E731
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(q, k, v), run(q, k, v), rtol=2e-2, atol=2e-2)
+    layer = Attention(256, 4, position="xlnet", engine="triton").cuda().bfloat16()
+    x, segments = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16), (places[:, :300] % 2, (0, 1))
+    compiled = torch.compile(layer, fullgraph=True)(x, segments=segments)
+    torch.testing.assert_close(compiled, layer(x, segments=segments), rtol=2e-2, atol=2e-2)
     q, k, v = tensors(8, 4, 4, 144, 144, 32, torch.bfloat16)
     table = torch.stack((torch.arange(144) // 12, torch.arange(144) % 12), -1)[None].cuda()
     grid = index.Grid((index.clip(11, 11), index.clip(11, 11, axis=1)))

@@ -43,5 +43,5 @@ def tiles_of(arch: int) -> None:
 
         return choose
 
-    for name in ("choose", "choose_spread", "choose_collect", "splits"):
+    for name in ("choose", "choose_spread", "choose_gather", "choose_collect", "each", "splits"):
         setattr(tiles, name, on_cuda(getattr(tiles, name)))

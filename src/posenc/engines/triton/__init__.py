@@ -17,6 +17,7 @@ from torch import Tensor
 from ...mask import Mask
 from ...plan import Plan
 from .. import axes
+from . import tiles
 
 INSTALLED = find_spec("triton") is not None
 OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
@@ -46,7 +47,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
         return f"its kernels need Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {VERSION[0]}.{VERSION[1]}"
     if not q.is_cuda and not INTERPRETED:
         return f"its kernels run on CUDA devices, the tensors are on {q.device.type}"
-    if q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) < (8, 0):
+    if q.is_cuda and torch.version.hip is None and tiles.capability(q.device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
     if q.dtype not in DTYPES:
         return f"its kernels compute in bfloat16, float16 or float32, not {q.dtype}"
@@ -67,19 +68,18 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float,
     from .lower import lower
     from .ops import INPUTS, Numbers, attend
 
-    with torch.autocast(q.device.type, enabled=False):
-        finish = None
-        if any(map(axes.further, plan.lookups)):
-            q, k, v, plan, finish = axes.widen(q, k, v, plan)
-        low = lower(q, k, plan, mask, dropout)
-        numbers = Numbers(
-            low.offset, low.left, low.right, low.lo, low.hi,
-            *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
-        )  # fmt: skip
-        tensors = [getattr(low, name) for name in INPUTS[3:]]
-        out, lse, _ = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
-        out = out if finish is None else finish(out)
-        if not with_lse:
-            return out
-        lse = lse[..., : q.shape[2]]  # base 2, +inf for a query that sees nothing
-        return out, torch.where(lse == float("inf"), float("-inf"), lse * log(2.0))
+    finish = None
+    if any(map(axes.further, plan.lookups)):
+        q, k, v, plan, finish = axes.widen(q, k, v, plan)
+    low = lower(q, k, plan, mask, dropout)
+    numbers = Numbers(
+        low.offset, low.left, low.right, low.lo, low.hi,
+        *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
+    )  # fmt: skip
+    tensors = [getattr(low, name) for name in INPUTS[3:]]
+    out, lse, _ = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
+    out = out if finish is None else finish(out)
+    if not with_lse:
+        return out
+    lse = lse[..., : q.shape[2]]  # base 2, +inf for a query that sees nothing
+    return out, torch.where(lse == float("inf"), float("-inf"), lse * log(2.0))

@@ -9,69 +9,71 @@ from torch import Tensor
 
 from ...constants import constant
 from ...index import Index
+from .functions import quick
 
 
 def expand(table: Tensor, index: Index, lo: int, hi: int, dim: int) -> Tensor:
     """The table's row for each distance lo .. hi (which may reach past the index's own span) along `dim`."""
-    rows = _rows(index, lo, hi)
-    return table if rows is None else _Expand.apply(table, rows, dim)
+    if index.rows is None and (lo, hi) == (index.lo, index.hi):
+        return table
+    return quick(_Expand, table, index, lo, hi, dim)
 
 
 @lru_cache(maxsize=256)
-def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...] | None:
-    if index.rows is None and (lo, hi) == (index.lo, index.hi):
-        return None
+def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...]:
     steps = [min(max(r, index.lo), index.hi) - index.lo for r in range(lo, hi + 1)]
     return tuple(steps) if index.rows is None else tuple(index.rows[step] for step in steps)
 
 
 @lru_cache(maxsize=256)
-def _sources(rows: tuple[int, ...], n: int) -> tuple[tuple[int, ...], int]:
-    """For each table row the distances that read it, filled up with len(rows) to the same count."""
+def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[int, ...], tuple[bool, ...] | None]:
+    """Who reads each of the table's n rows: how many distances before and after these repeat the first and the last row; the
+    other distances, as many for each row; and which of them are there to fill up, or None.
+
+    Repeated ends are summed first, where a row with many readers would fill up all others."""
+    rows = _rows(index, lo, hi)
+    before, after = 0, 0
+    while before + 1 < len(rows) and rows[before + 1] == rows[0]:
+        before += 1
+    while after + 1 < len(rows) - before and rows[-after - 2] == rows[-1]:
+        after += 1
+    if n * max(before, after) < 4 * len(rows):
+        before, after = 0, 0
     readers: list[list[int]] = [[] for _ in range(n)]
-    for step, row in enumerate(rows):
+    for step, row in enumerate(rows[before : len(rows) - after]):
         readers[row].append(step)
     most = max(1, max(map(len, readers)))
-    return tuple(step for own in readers for step in own + [len(rows)] * (most - len(own))), most
+    sources = tuple(step for own in readers for step in own + [0] * (most - len(own)))
+    filled = tuple(place >= len(own) for own in readers for place in range(most))
+    return before, after, sources, filled if any(filled) else None
 
 
 class _Expand(torch.autograd.Function):
     """index_select whose gradient is a gather and a sum: the usual one adds atomically, in any order."""
 
     @staticmethod
-    def forward(table: Tensor, rows: tuple[int, ...], dim: int) -> Tensor:
-        return table.index_select(dim, constant(rows, table.device))
+    def forward(table: Tensor, index: Index, lo: int, hi: int, dim: int) -> Tensor:
+        return table.index_select(dim, constant(_rows(index, lo, hi), table.device))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        table, ctx.rows, ctx.dim = inputs
+        table, *ctx.distances, ctx.dim = inputs
         ctx.n = table.shape[ctx.dim]
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         dim = ctx.dim % grad.dim()
-        before, rows, after = _folded(ctx.rows)
-        sources, most = _sources(rows, ctx.n)
-        parts = [grad.narrow(dim, before, len(rows)), torch.zeros_like(grad.narrow(dim, 0, 1))]
-        if before:
-            parts[0] = parts[0].clone()
-            parts[0].narrow(dim, 0, 1).add_(grad.narrow(dim, 0, before).sum(dim, keepdim=True))
-        if after:
-            parts[0] = parts[0] if before else parts[0].clone()
-            parts[0].narrow(dim, len(rows) - 1, 1).add_(
-                grad.narrow(dim, before + len(rows), after).sum(dim, keepdim=True)
-            )
-        picked = torch.cat(parts, dim).index_select(dim, constant(sources, grad.device))
-        return picked.unflatten(dim, (ctx.n, most)).sum(dim + 1), None, None
-
-
-@lru_cache(maxsize=256)
-def _folded(rows: tuple[int, ...]) -> tuple[int, tuple[int, ...], int]:
-    """The rows without what repeats the first and the last: how many before, the rest, how many after. They are summed
-    first, so that a row with many readers does not fill up all others."""
-    before, after = 0, 0
-    while before + 1 < len(rows) and rows[before + 1] == rows[0]:
-        before += 1
-    while after + 1 < len(rows) - before and rows[-after - 2] == rows[-1]:
-        after += 1
-    return before, rows[before : len(rows) - after], after
+        before, after, sources, filled = _readers(*ctx.distances, ctx.n)
+        if before or after:
+            last = grad.shape[dim] - after
+            whole, grad = grad, grad.narrow(dim, before, last - before).clone()
+            if before:
+                grad.narrow(dim, 0, 1).add_(whole.narrow(dim, 0, before).sum(dim, keepdim=True))
+            if after:
+                grad.narrow(dim, grad.shape[dim] - 1, 1).add_(whole.narrow(dim, last, after).sum(dim, keepdim=True))
+        picked = grad.index_select(dim, constant(sources, grad.device))
+        if filled is not None:
+            shape = [1] * picked.dim()
+            shape[dim] = len(filled)
+            picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
+        return picked.unflatten(dim, (ctx.n, -1)).sum(dim + 1), None, None, None, None

@@ -19,7 +19,7 @@ from . import tiles
 from .backward import Grads, backward_k, backward_q
 from .forward import forward
 from .prepare import prepare
-from .spread import MARGIN, between, collect, gather, room, shape, spread, up
+from .spread import MARGIN, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
 
 
@@ -95,6 +95,8 @@ class Inputs(NamedTuple):
         return self.p_q is not None
 
 
+UNIT = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # see Slots
+THREE = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32
 INPUTS = Inputs._fields
 GRADIENTS = INPUTS[: INPUTS.index("starts")]
 
@@ -144,9 +146,10 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         lse = (top.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
         weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
         out = (weight[..., :q_length, None] * parts).sum(2).to(q.dtype)
-    lse[..., q_length:] = float("inf")  # the backward kernels load without masks: such a query has no weight
+    if q_length < lse.shape[2]:
+        lse[..., q_length:] = float("inf")  # the backward kernels load without masks: such a query has no weight
     if x.value is not None:
-        gather(slots.mass, between(x.value, batch, heads, q.dtype), num.mass_lo, out, True)
+        gather(slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
@@ -193,7 +196,7 @@ def run_backward(
     for_rows = along or (
         x.table is not None and (asked["table"] or asked["states"] or (x.states is None and asked["q"]))
     )
-    table = between(x.table, batch, heads, q.dtype) if for_rows else None
+    table = x.table.to(q.dtype) if for_rows else None
     for_cols = x.key_table is not None and (asked["key_table"] or asked["k"])
     if for_cols:
         several = len(blocks) > 1
@@ -254,12 +257,7 @@ def run_backward(
     if given["slopes"] is not None:
         given["slopes"] = given["slopes"].sum((0, 2))
     if d_cols is not None:
-        if k.shape[1] == heads:
-            gather(d_cols, between(x.key_table, batch, heads, dk.dtype), num.cols_lo, dk, True)
-        else:
-            share = q.new_empty(batch, heads, k_length, size)
-            gather(d_cols, between(x.key_table, batch, heads, q.dtype), num.cols_lo, share, False)
-            given["k"] = dk + share.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32)
+        gather(d_cols, x.key_table.to(q.dtype), num.cols_lo, dk, True)
         given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])[0]
     if x.value is not None and asked["value"]:
         given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])[0]
@@ -285,10 +283,11 @@ def _take_rows(
     lo, hi = d_rows.lo, d_rows.hi
     near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     states = (x.q if x.states is None else x.states)[:, :, first:last]
+    others = _distances(x, num, first, last)[2]
     if x.states is None:
-        gather(d_rows, table, num.rows_lo, given["q"][:, :, first:last], True)
+        gather(d_rows, table, num.rows_lo, given["q"][:, :, first:last], True, others)
     elif given["states"] is not None:
-        gather(d_rows, table, num.rows_lo, given["states"][:, :, first:last], False)
+        gather(d_rows, table, num.rows_lo, given["states"][:, :, first:last], False, others)
     if given["table"] is None and given["bias"] is None:
         return
     share, sums = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1, given["bias"] is not None)
@@ -305,19 +304,25 @@ def _blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, q_length)
 
 
+def _distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int, int, int | None]:
+    """lo, hi: the distances of the row term that some queries may see; and how many keys there are, if no query sees one
+    from farther away, so that every number has a key of its own."""
+    lo, hi = num.rows_lo, num.rows_hi
+    if not num.queries or x.p_q is not None or x.starts is not None:
+        return lo, hi, None
+    k_length = x.k.shape[2]
+    diff = k_length - x.q.shape[2]
+    low, high = -(last - 1), k_length - 1 - first
+    low = low if num.left < 0 else max(low, diff - num.left)
+    high = high if num.right < 0 else min(high, diff + num.right)
+    own = lo <= low + num.offset and high + num.offset <= hi
+    lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
+    return lo, max(hi, lo), k_length if own else None
+
+
 def _rows(x: Inputs, num: Numbers, scale: float, first: int, last: int):
     """The row term of some queries, over the distances that these may see."""
-    lo, hi, others = num.rows_lo, num.rows_hi, None
-    if num.queries and x.p_q is None and x.starts is None:
-        k_length = x.k.shape[2]
-        diff = k_length - x.q.shape[2]
-        low, high = -(last - 1), k_length - 1 - first
-        low = low if num.left < 0 else max(low, diff - num.left)
-        high = high if num.right < 0 else min(high, diff + num.right)
-        if lo <= low + num.offset and high + num.offset <= hi:
-            others = k_length  # no far pairs, whose distance is no number's own
-        lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
-        hi = max(hi, lo)
+    lo, hi, others = _distances(x, num, first, last)
     states = x.q if x.states is None else x.states
     near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     bias = x.bias[:, near] if _along(x, num) else None
@@ -347,9 +352,8 @@ def _slots(x: Inputs, num: Numbers) -> Slots:
     bias = None
     if x.bias is not None and not _along(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
-    unit = constant((0.0,) * 128 + (1.0,) + (0.0,) * 128, x.q.device, x.q.dtype)
-    three = constant((0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32, x.q.device, torch.bfloat16)
-    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, unit, three)
+    units = constant(UNIT, x.q.device, x.q.dtype), constant(THREE, x.q.device, torch.bfloat16)
+    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, *units)
 
 
 def _places(x: Inputs) -> Places:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .functions import quick
 from .launch import GRADIENTS, INPUTS, Inputs, Numbers, mass_size, padded, run_backward, run_forward
 
 __all__ = ["INPUTS", "Numbers", "attend"]
@@ -106,12 +107,18 @@ def backward(
         q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
         starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
     )  # fmt: skip
+    grads = _gradients(d_out, d_lse, out, lse, mass, x, numbers, scale, dropout, wanted)
+    return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def _gradients(d_out, d_lse, out, lse, mass, x: Inputs, numbers, scale, dropout, wanted) -> list[Tensor | None]:
+    """The same; None where not `wanted`."""
     asked = dict(zip(GRADIENTS, wanted, strict=True))
     grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
-    return tuple(
-        q.new_empty(0) if grad is None or not want else grad.to(given.dtype)
+    return [
+        None if grad is None or not want else grad.to(given.dtype)
         for grad, want, given in zip(grads, wanted, x, strict=False)
-    )
+    ]
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
@@ -154,7 +161,12 @@ class Now(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        return _backward(ctx, *grads, run=Once.apply if torch.is_grad_enabled() else backward)
+        return _backward(ctx, *grads, run=Once.apply if torch.is_grad_enabled() else _now)
+
+
+def _now(d_out, d_lse, out, lse, mass, *rest):
+    *tensors, numbers, scale, dropout, wanted = rest
+    return _gradients(d_out, d_lse, out, lse, mass, Inputs(*tensors), numbers, scale, dropout, wanted)
 
 
 class Once(torch.autograd.Function):
@@ -178,4 +190,4 @@ def attend(*inputs) -> tuple[Tensor, Tensor, Tensor]:
     traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     if traced or type(inputs[0]) not in (Tensor, nn.Parameter):
         return attend_op(*inputs)
-    return Now.apply(*inputs)
+    return quick(Now, *inputs)

@@ -1,20 +1,18 @@
 """Products of token states with a table of distances, where the attention kernels want them, and back.
 
 A Band keeps a token's numbers in rows of an odd stride, so that a tile of pairs is aligned. So is, seen otherwise, every
-eighth row: tokens s, s + 8, s + 16, ... have rows that begin at multiples of 8 once they are shifted by s,
+n-th row: tokens s, s + n, s + 2 n, ... have rows that begin at multiples of n once they are shifted by s,
 
     column c of such a row is the distance origin + c - s,
 
 and `spread` (states . table -> Band), `gather` (Band . table -> states) and `collect` (Bandᵀ . states -> table) work on
-eight ordinary matrices, each with the table shifted by s.
+n ordinary matrices, each with the table shifted by s. n is 8, for 16 bytes at a time, and where there are many tokens 16:
+memory is written in pieces of 32 bytes, and half a piece costs as much as a whole one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,69 +22,75 @@ from . import tiles
 from .terms import Band, View, thirds
 
 ALIGN = 16  # elements: aligned loads of 16 bytes in every dtype, and what Triton looks for in arguments
-SIDE = 32  # rows before and after a table that the rounded ends of a band's rows may touch
 MARGIN = 512  # elements before and after a buffer that a tile at its edge may touch: two blocks and more
 
 
-@triton.jit(do_not_specialize=["heads", "group", "last", "others"])
+@triton.jit(do_not_specialize=["heads", "group", "last", "others", "strips"])
 def spread_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
-    heads, group, last, others, unit,
+    heads, group, last, others, strips, unit,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
-    THIRDS: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    EACH: tl.constexpr, THIRDS: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every eighth token and shifts its distances by the token's place among eight: as rows are one
-    element longer than a multiple of 16, every row then begins at a multiple of 8, and stores are 16 bytes wide.
+    """A program takes one strip of columns, of every EACH-th token of a head; the one past the last strip, the ends.
 
     Up to 7 numbers before and after the span are written, into room that each row leaves at its end.
     """
     span = band.hi - band.lo + 1
-    i_blocks = tl.cdiv(last - band.first, 8 * BLOCK_I)
     pid = tl.program_id(0)
-    eighth = pid % 8
-    pid = pid // 8
-    own0 = pid % i_blocks * (8 * BLOCK_I)
-    bh = (pid // i_blocks).to(tl.int64)
+    strip = pid % (strips + 1)
+    pid = pid // (strips + 1)
+    place = pid % EACH
+    bh = (pid // EACH).to(tl.int64)
     b, h = bh // heads, bh % heads
-    own = tl.arange(0, BLOCK_I) * 8
-    i = band.first + own0 + eighth + own
-    ok = i < last
     e = tl.arange(0, BLOCK_E)
-    where = states.ptr + b * states.b + (h // group) * states.h + i.to(tl.int64)[:, None] * states.l + e[None, :]
-    x = tl.load(where, mask=ok[:, None] & (e < E)[None, :], other=0.0)
-    base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (band.pitch + 1) + eighth * band.pitch
-    at_low = end_of(x, table, table_h, table_l, bias, bias_h, band, h, e, 0, 0, unit, E, ROUNDED, PRECISION)
-    at_high = end_of(x, table, table_h, table_l, bias, bias_h, band, h, e, span - 16, 15, unit, E, ROUNDED, PRECISION)
-    ends = band.ends + bh * 2 * band.rows + (i - band.first)
-    tl.store(ends, at_low, mask=ok)
-    tl.store(ends + band.rows, at_high, mask=ok)
-    if THIRDS:
-        parts = tl.arange(0, 16)[None, :]
-        around = tl.where(parts < 3, 1.0, tl.zeros([BLOCK_I, 16], tl.float32))
-        in_thirds = band.thirds + (bh * 2 * band.rows + (i - band.first))[:, None] * 16 + parts
-        tile = thirds(thirds(around, parts, 6, at_high), parts, 9, at_low)
-        tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None])
-        tile = thirds(thirds(around, parts, 6, at_low), parts, 9, at_high)
-        tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None])
-    columns = tl.arange(0, BLOCK_R)
-    skip = band.lo - band.origin + eighth  # the column of the first distance
-    first, end = 0, skip + span
-    if others is not None:
-        # Tokens i .. see distances to tokens 0 .. others, and no more of their numbers are asked for.
-        nearest = band.first + own0 + eighth
-        first = (tl.maximum(eighth - (nearest + 8 * (BLOCK_I - 1)) + band.shift + band.first, 0) // BLOCK_R) * BLOCK_R
-        end = tl.minimum(end, eighth + others - nearest + band.shift + band.first)
-    for c0 in tl.range(first, end, BLOCK_R, num_stages=STAGES):
+    whole = (e < E)[None, :]
+    own = tl.arange(0, BLOCK_I) * EACH
+    head = states.ptr + b * states.b + (h // group) * states.h + e[None, :]
+    begin, end = 0, last - band.first
+    if strip == strips:
+        for own0 in range(begin, end, EACH * BLOCK_I):
+            i = own0 + place + own
+            ok = i < last - band.first
+            x = tl.load(head + (band.first + i).to(tl.int64)[:, None] * states.l, mask=ok[:, None] & whole, other=0.0)
+            at_low = end_of(x, table, table_h, table_l, bias, bias_h, band, h, e, 0, 0, unit, E, ROUNDED, PRECISION)
+            at_high = end_of(
+                x, table, table_h, table_l, bias, bias_h, band, h, e, span - 16, 15, unit, E, ROUNDED, PRECISION
+            )
+            ends = band.ends + bh * 2 * band.rows + i
+            tl.store(ends, at_low, mask=ok)
+            tl.store(ends + band.rows, at_high, mask=ok)
+            if THIRDS:
+                parts = tl.arange(0, 16)[None, :]
+                around = tl.where(parts < 3, 1.0, tl.zeros([BLOCK_I, 16], tl.float32))
+                in_thirds = band.thirds + (bh * 2 * band.rows + i)[:, None] * 16 + parts
+                tile = thirds(thirds(around, parts, 6, at_high), parts, 9, at_low)
+                tl.store(in_thirds, tile.to(tl.bfloat16), mask=ok[:, None])
+                tile = thirds(thirds(around, parts, 6, at_low), parts, 9, at_high)
+                tl.store(in_thirds + band.rows * 16, tile.to(tl.bfloat16), mask=ok[:, None])
+    else:
+        c0, columns = strip * BLOCK_R, tl.arange(0, BLOCK_R)
+        skip = band.lo - band.origin + place  # the column of the first distance
         steps = c0 - skip + columns
         real = (steps >= 0) & (steps < span)
-        there = table + h * table_h + steps[:, None] * table_l + e[None, :]
-        y = tl.load(there, mask=real[:, None] & (e < E)[None, :], other=0.0)
-        acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
-        if bias is not None:
-            acc = biased(acc, bias + h * bias_h + steps, real, unit, band)
+        y = tl.load(table + h * table_h + steps[:, None] * table_l + e[None, :], mask=real[:, None] & whole, other=0.0)
         begins = c0 - skip + columns // 8 * 8  # of the eight numbers that are stored together
-        at = base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :])
-        tl.store(at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & (begins < span)[None, :])
+        stored = ((begins > -8) & (begins < span))[None, :]
+        if others is not None:
+            # Token i's column c is its distance to token i + c - place - shift, and no more than 0 .. others are asked for.
+            begin = tl.maximum(band.shift - c0 - (BLOCK_R - 1), 0) // (EACH * BLOCK_I) * (EACH * BLOCK_I)
+            end = tl.minimum(end, band.shift - c0 + others)
+        base = band.ptr + b * band.b + h * band.h + place * band.pitch + c0
+        at = own[:, None] * (band.pitch + 1) + columns[None, :]
+        for own0 in tl.range(begin, end, EACH * BLOCK_I, num_stages=STAGES):
+            i = own0 + place + own
+            ok = i < last - band.first
+            x = tl.load(head + (band.first + i).to(tl.int64)[:, None] * states.l, mask=ok[:, None] & whole, other=0.0)
+            acc = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+            if bias is not None:
+                acc = biased(acc, bias + h * bias_h + steps, real, unit, band)
+            row = (bh * 0 + own0) * (band.pitch + 1)  # 64 bits
+            tl.store(base + row + at, acc.to(band.ptr.dtype.element_ty), mask=ok[:, None] & stored)
 
 
 @triton.jit
@@ -143,10 +147,12 @@ def spread(
     table = table.to(states.dtype).contiguous()
     wide = max(16, tiles.power(size))
     tile = tiles.choose_spread(wide, hi - lo + 1, states.dtype, states.device)
-    spread_kernel[(batch * heads * tiles.cdiv(tokens, 8 * tile.queries) * 8,)](
+    each = tiles.each(tokens, states.device)
+    strips = tiles.cdiv(lo - band.origin + each - 1 + hi - lo + 1, tile.keys)
+    spread_kernel[(batch * heads * each * (strips + 1),)](
         View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
-        bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, others, unit,
-        size, wide, tile.queries, tile.keys, in_thirds, rounded,
+        bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, others, strips, unit,
+        size, wide, tile.queries, tile.keys, each, in_thirds, rounded,
         PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return band
@@ -180,20 +186,67 @@ def room(
     return Band(ptr, heads * one, one, pitch, offset - origin - first, first, origin, lo, hi, ptr, 0, ptr, unit)
 
 
-def between(table: Tensor, batch: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """A table [H or 1, span, E] as `gather` takes it: for each batch row and head, with room on both sides."""
-    table = F.pad(table.to(dtype), (0, 0, SIDE, SIDE))
-    return table.expand(batch, heads, -1, -1).reshape(batch * heads, *table.shape[1:])
+@triton.jit(do_not_specialize=["heads", "group", "tokens", "others"])
+def gather_kernel(
+    band, table, table_h, table_l, into, heads, group, tokens, begin, rows, others,  # table: [H or 1, rows, E]; into: a View
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
+    EACH: tl.constexpr, MORE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Band . table of every EACH-th token of a block, summed over the heads of a group. `begin`: the table's row at the band's
+    origin."""
+    blocks = tl.cdiv(tokens, EACH * BLOCK_I)
+    pid = tl.program_id(0)
+    place = pid % EACH
+    own0 = pid // EACH % blocks * (EACH * BLOCK_I)
+    bh = (pid // EACH // blocks).to(tl.int64)
+    b, h = bh // (heads // group), bh % (heads // group)
+    own = tl.arange(0, BLOCK_I) * EACH
+    ok = own0 + place + own < tokens
+    e = tl.arange(0, BLOCK_E)
+    whole = (e < E)[None, :]
+    columns = tl.arange(0, BLOCK_C)
+    first, end = 0, band.hi - band.origin + 1 + place
+    if others is not None:  # as in spread_kernel
+        first = tl.maximum(band.shift - own0 - EACH * (BLOCK_I - 1), 0) // BLOCK_C * BLOCK_C
+        end = tl.minimum(end, band.shift - own0 + others)
+    acc = tl.zeros([BLOCK_I, BLOCK_E], tl.float32)
+    for each in range(group):
+        head = h * group + each
+        base = band.ptr + b * band.b + head * band.h + own0.to(tl.int64) * (band.pitch + 1) + place * band.pitch
+        for c0 in tl.range(first, end, BLOCK_C, num_stages=STAGES):
+            eights = c0 + columns // 8 * 8
+            near = ok[:, None] & ((eights + 8 > place) & (eights < end))[None, :]
+            x = tl.load(base + c0 + (own[:, None] * (band.pitch + 1) + columns[None, :]), mask=near, other=0.0)
+            step = begin + c0 - place + columns
+            there = table + head * table_h + step[:, None] * table_l + e[None, :]
+            y = tl.load(there, mask=((step >= 0) & (step < rows))[:, None] & whole, other=0.0)
+            acc = tl.dot(x.to(y.dtype), y, acc, input_precision=PRECISION)
+    i = (own0 + place + own).to(tl.int64)
+    at = into.ptr + b * into.b + h * into.h + i[:, None] * into.l + e[None, :]
+    if MORE:
+        acc += tl.load(at, mask=ok[:, None] & whole, other=0.0).to(tl.float32)
+    tl.store(at, acc.to(into.ptr.dtype.element_ty), mask=ok[:, None] & whole)
 
 
-def gather(band: Band, table: Tensor, lo: int, into: Tensor, more: bool) -> None:
-    """The band times a table (see `between`) whose first distance is lo -> `into` [B, H, tokens, E], added to what is
-    there if `more`. The band has zeros outside its span."""
-    width = up(band.hi - band.origin + 8, 8)
-    begin = SIDE + band.origin - lo
-    into = into.flatten(0, 1)
-    for s, rows in enumerate(_eighths(band, into.shape[0], into.shape[1], width, into.dtype)):
-        into[:, s::8].baddbmm_(rows, table[:, begin - s : begin - s + width], beta=int(more))
+def gather(band: Band, table: Tensor, lo: int, into: Tensor, more: bool, others: int | None = None) -> None:
+    """The band times a table [H or 1, span, E] whose first distance is lo -> `into` [B, H or Hkv, tokens, E], summed over the
+    heads of a group, and added to what is there if `more`. The band has zeros outside its span. others: see `spread`."""
+    batch, groups, tokens, size = into.shape
+    heads = band.b // band.h
+    if not into.numel():
+        return
+    if band.ptr.dtype == torch.int64:
+        band = _numbers(band)
+    if table.stride(-1) != 1:
+        table = table.contiguous()
+    wide = max(16, tiles.power(size))
+    tile = tiles.choose_gather(wide, table.dtype, into.device)
+    each = tiles.each(tokens, into.device)
+    gather_kernel[(batch * groups * tiles.cdiv(tokens, each * tile.queries) * each,)](
+        band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
+        heads, heads // groups, tokens, band.origin - lo, table.shape[1], others, size, wide, tile.queries, tile.keys, each, more,
+        PRECISION="ieee", STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["heads", "group", "batch", "tokens", "columns", "rows"])
@@ -270,8 +323,7 @@ def collect(
         if sums is not None:
             sums.zero_()
     else:
-        numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(states.dtype)
-        band = band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
+        band = _numbers(band, states.dtype)
         if states.stride(-1) != 1:
             states = states.contiguous()
         collect_kernel[(heads * parts * blocks,)](
@@ -291,13 +343,10 @@ def collect(
     return whole(total), whole(sums)
 
 
-def _eighths(band: Band, heads: int, tokens: int, width: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Tokens s, s + 8, ... as a matrix [all heads, tokens / 8, width] whose column c is the distance origin + c - s."""
-    buffer = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(dtype)
-    start = buffer.storage_offset()
-    for s in range(min(8, tokens)):
-        size = heads, (tokens - s + 7) // 8, width
-        yield buffer.as_strided(size, (band.h, 8 * (band.pitch + 1), 1), start + s * band.pitch)
+def _numbers(band: Band, dtype: torch.dtype = torch.float32) -> Band:
+    """The band in floating point."""
+    numbers = (band.ptr.float() / band.unit if band.ptr.dtype == torch.int64 else band.ptr).to(dtype)
+    return band._replace(ptr=numbers, ends=numbers, thirds=numbers, unit=numbers)
 
 
 def up(number: int, unit: int = ALIGN) -> int:

@@ -5,6 +5,7 @@ Chosen by measurement (docs/triton-log.md), looked up at run time: nothing is tu
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -75,7 +76,8 @@ SMALL = {
 # Exact float32 products are unrolled into plain multiply-adds: larger tiles take minutes to compile.
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
 SPREAD = Tile(64, 64, 4, 3)
-SPREAD_WIDE = Tile(32, 128, 4, 3)
+SPREAD_WIDE = Tile(64, 128, 4, 3)
+GATHER = Tile(64, 128, 4, 3)
 COLLECT = Tile(64, 128, 4, 3)
 ENOUGH = 1024  # programs of `collect` that fill a device
 WIDE = 256  # distances, from where on whole tiles lie within a band
@@ -93,6 +95,16 @@ def power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """A device's; PyTorch's own takes microseconds."""
+    return torch.cuda.get_device_capability(device) if torch.compiler.is_compiling() else _capability(device)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 def choose(
     kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, kind: str = "plain"
 ) -> Tile:  # fmt: skip
@@ -102,7 +114,7 @@ def choose(
     width = 64 if size <= 64 else 128 if size <= 128 else 256
     if dtype == torch.float32:
         return SINGLE[width]
-    hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
+    hopper = capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     tile = (HOPPER if hopper else SMALL)[kernel, width]
     if hopper and kind != "plain":
         for like in (kind,) if kind.endswith("bias") else ("content", kind):
@@ -113,7 +125,7 @@ def choose(
 
 
 def choose_spread(size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    """Tokens (times eight) and distances of the product that makes a band; `size`: of the states."""
+    """Tokens and distances of the product that makes a band; `size`: of the states."""
     if device.type != "cuda":
         return INTERPRETED
     if dtype == torch.float32:
@@ -121,6 +133,20 @@ def choose_spread(size: int, span: int, dtype: torch.dtype, device: torch.device
     if size > 128:
         return Tile(64, 32, 4, 1)
     return SPREAD_WIDE if size <= 64 and span > WIDE else SPREAD
+
+
+def each(tokens: int, device: torch.device) -> int:
+    """How many matrices a band is written or read as: 16 write memory's pieces of 32 bytes, 8 have more rows."""
+    return 16 if tokens >= (2048 if device.type == "cuda" else 64) else 8
+
+
+def choose_gather(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """Tokens and distances of the product of a band with a table; `size`: of the table's rows."""
+    if device.type != "cuda":
+        return INTERPRETED
+    if dtype == torch.float32:
+        return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
+    return GATHER if size <= 64 else Tile(64, 64, 4, 3) if size <= 128 else Tile(64, 32, 4, 2)
 
 
 def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:

@@ -1,0 +1,30 @@
+"""Autograd functions, called with little of the host's time."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+def quick(function: type[torch.autograd.Function], *inputs):
+    """function.apply(*inputs). PyTorch looks at the signature of a function with `setup_context` at every call, which takes
+    longer than many a forward pass; only torch.func needs that form."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*inputs)
+    return _direct(function).apply(*inputs)
+
+
+@cache
+def _direct(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    class Direct(function):
+        setup_context = staticmethod(torch.autograd.Function.setup_context)
+
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = function.forward(*inputs)
+            function.setup_context(ctx, inputs, output)
+            return output
+
+    Direct.__name__ = Direct.__qualname__ = function.__name__
+    return Direct
