@@ -83,7 +83,7 @@ def xlnet(heads, length, size, causal):
     parts = (torch.arange(length, device="cuda") > length // 3).long()
     same_or_not = index.Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
     segments = Lookup(same_or_not, bias=table(heads, 2), dot_query=table(heads, 2, size, dtype=torch.bfloat16))
-    return Plan(Where(length, length, more=[(parts, parts)]), lookups=(*plain.lookups, segments))
+    return Plan(Where(length, length, more=[(parts, parts, (0, 1))]), lookups=(*plain.lookups, segments))
 
 
 def packed(heads, length, size, causal):

@@ -1,7 +1,8 @@
 """The triton engine on a GPU, at real sizes: error budgets, equal bits, compile, graphs, strides, and a fuzz.
 
     make test-gpu                        with pytest
-    python -m tests.gpu.cases [-j 8]     without: the same cases, in so many processes (each compiles its own kernels)
+    python -m tests.gpu.cases [-j 8]     without: the same cases, in so many processes (each compiles its own kernels);
+                                         --only fuzz,slot: those whose names have one of these; --but fuzz: the others
 
 `CASES` names every case; each is a function without arguments that raises where something is wrong.
 """
@@ -296,8 +297,13 @@ def run(name) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-j", "--jobs", type=int, default=1)
-    jobs = parser.parse_args().jobs
-    names = sorted(CASES, key=lambda name: not name.startswith("fuzz"))  # the longest first
+    parser.add_argument("--only", default="")
+    parser.add_argument("--but")
+    args = parser.parse_args()
+    jobs = args.jobs
+    named = lambda name, parts: any(part in name for part in parts.split(","))  # noqa: E731
+    names = [name for name in CASES if named(name, args.only) and not (args.but and named(name, args.but))]
+    names.sort(key=lambda name: not name.startswith("fuzz"))  # the longest first
     if jobs == 1:
         passed = list(map(run, names))
     else:
