@@ -10,12 +10,13 @@ def constant(values: tuple, device: torch.device, dtype: torch.dtype | None = No
     """A 1-D tensor of `values`. Shared: do not write to it. Floats are float32 unless dtype says otherwise."""
     if torch.compiler.is_compiling():
         return torch.tensor(values, device=device, dtype=dtype)
-    return _made(values, torch.device(device), dtype)
+    return _made(values, type(values[0]).__name__ if values else "", torch.device(device), dtype)
 
 
 @lru_cache(maxsize=512)
-def _made(values: tuple, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None and values and isinstance(values[0], float):
+def _made(values: tuple, kind: str, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """`kind`: to a cache 1, 1.0 and True are the same."""
+    if dtype is None and kind == "float":
         dtype = torch.float32
     with torch.inference_mode(False), torch.no_grad():
         return torch.tensor(values, device=device, dtype=dtype)

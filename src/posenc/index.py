@@ -39,10 +39,13 @@ class Index:
             raise ValueError(f"an index over [{self.lo}, {self.hi}] needs {span} rows, got {len(self.rows)}")
         if self.n == 0:
             object.__setattr__(self, "n", span if self.rows is None else max(self.rows) + 1)
-        object.__setattr__(self, "_hash", hash((self.lo, self.hi, self.rows or (), self.n, self.axis)))
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined]  # an index is a key of caches at every call
+        found = self.__dict__.get("_hash")  # an index is a key of caches at every call
+        if found is None:
+            found = hash((self.lo, self.hi, self.rows or (), self.n, self.axis))
+            object.__setattr__(self, "_hash", found)
+        return found
 
     @property
     def span(self) -> int:

@@ -208,6 +208,29 @@ def test_a_layer_without_a_mask_sees_everything():
     outputs_agree(hf.accelerate(attention)(states)[0], theirs)
 
 
+def test_blocks_are_made_once_for_a_mask_and_again_when_it_changes(monkeypatch):
+    calls = []
+    make_ids = longt5.modeling_longt5._make_global_fixed_block_ids
+    monkeypatch.setattr(
+        longt5.modeling_longt5, "_make_global_fixed_block_ids", lambda *args: calls.append(1) or make_ids(*args)
+    )
+    ids, mask = batch()
+    original, model = (make("transient-global", LongT5EncoderModel) for _ in range(2))
+    hf.accelerate(model)
+    for change in (None, 5, 3):
+        if change is not None:
+            mask[0, change:] = 0
+        calls.clear()
+        with torch.inference_mode():  # what is made here must not be kept: training could not use it
+            model(input_ids=ids, attention_mask=mask)
+        assert len(calls) == 2
+        ours = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        assert len(calls) == 3
+        ours.sum().backward()
+        theirs = original(input_ids=ids, attention_mask=mask).last_hidden_state
+        assert (ours - theirs)[mask != 0].abs().max() < 1e-5
+
+
 def test_report():
     model = hf.accelerate(make("transient-global"))
     assert "2 × LongT5TransientGlobalAttention (t5) on sdpa" in str(hf.report(model))

@@ -14,7 +14,7 @@ they may see, with the biases as their mask:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,8 +84,9 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         tables = position_bias
         if tables is None:
             tables = torch.stack((self.relative_attention_bias.weight, self.global_relative_attention_bias.weight))
-        blocks, real = modeling_longt5._make_global_fixed_block_ids(mask, self.global_block_size)
-        summaries = self.global_input_layer_norm(_sums(hidden_states, blocks, real.shape[1]))
+        blocks, places, seen, padded = _blocks(mask, self.global_block_size)
+        length = hidden_states.shape[1]
+        summaries = self.global_input_layer_norm(_sums(hidden_states, places, seen.shape[1] - length))
         q, k, v, far_k, far_v = (
             split(project(states), self.key_value_proj_dim)
             for project, states in (
@@ -93,11 +94,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
                 (self.k, summaries), (self.v, summaries),
             )
         )  # fmt: skip
-        seen = torch.cat((mask != 0, real != 0), dim=1)
-        padded = not masks.nothing_padded(seen)
-        if not padded:
-            blocks = blocks[:1]
-        radius, length = self.block_len - 1, q.shape[2]
+        radius = self.block_len - 1
         plan = self.posenc_plan(Where(length), tables[0])
         engine = engine_for(q, k, v, plan, window=radius) if self.posenc_engine == "auto" else self.posenc_engine
         if engine == "triton":
@@ -146,12 +143,36 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
 
 
-def _sums(states: Tensor, blocks: Tensor, count: int) -> Tensor:
-    """[B, L, d] -> [B, count, d], summed by block; block -1 is padding."""
+class Blocks(NamedTuple):
+    tokens: Tensor  # [B or 1, L]: the summary of each token; -1: padding
+    places: Tensor  # int64 [B, L, 1]: the same with padding past the last
+    seen: Tensor  # bool [B, L + summaries]
+    padded: bool  # or not known
+
+
+def _blocks(mask: Tensor, size: int) -> Blocks:
+    """Kept with the mask, which all layers of a call share, until it changes."""
+    now = torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or mask.is_inference()
+    now = now or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    state = None if now else (size, mask._version)
+    kept = getattr(mask, "posenc_blocks", None)
+    if state is not None and kept is not None and kept[0] == state:
+        return kept[1]
+    blocks, real = modeling_longt5._make_global_fixed_block_ids(mask, size)
+    places = torch.where(blocks < 0, real.shape[1], blocks).long()[..., None]
+    seen = torch.cat((mask != 0, real != 0), dim=1)
+    padded = not masks.nothing_padded(seen)
+    made = Blocks(blocks if padded else blocks[:1], places, seen, padded)
+    if state is not None:
+        mask.posenc_blocks = state, made  # type: ignore[attr-defined]
+    return made
+
+
+def _sums(states: Tensor, places: Tensor, count: int) -> Tensor:
+    """[B, L, d] -> [B, count, d], summed by block."""
     precise = states.to(torch.promote_types(states.dtype, torch.float32))
-    blocks = torch.where(blocks < 0, count, blocks).long()[..., None]
     sums = precise.new_zeros(states.shape[0], count + 1, states.shape[2])
-    return sums.scatter_add(1, blocks.expand(states.shape), precise)[:, :count].to(states.dtype)
+    return sums.scatter_add(1, places.expand(states.shape), precise)[:, :count].to(states.dtype)
 
 
 def before_long_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):

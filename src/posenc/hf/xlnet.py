@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
 from .. import Index, Lookup, Plan, Where
+from ..schemes.transformer_xl import SAME_OR_NOT
 from . import masks
 from .layer import Layer, against
 
-SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
 
 

@@ -18,6 +18,9 @@ from ..scheme import Scheme
 from ..where import Where
 from .absolute import Layout, sinusoid
 
+SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
+"""Row 0 for tokens of one segment, row 1 for others."""
+
 
 def _waves(
     lo: int, hi: int, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
@@ -151,8 +154,7 @@ class XLNet(TransformerXL):
         lookups = [self._positions(where, self.index(where))]
         if len(where.q_axes) > 1:
             table = self.g.transpose(0, 1)
-            same_or_not = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
-            lookups.append(Lookup(same_or_not, bias=self._against(self.w, table), dot_query=table))
+            lookups.append(Lookup(SAME_OR_NOT, bias=self._against(self.w, table), dot_query=table))
         return Plan(where, shift=self.u, lookups=tuple(lookups))
 
     def _both_ways(self, where: Where, x: Tensor | None) -> Where:

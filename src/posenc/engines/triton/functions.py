@@ -1,10 +1,18 @@
-"""Autograd functions, called with little of the host's time."""
+"""Functions and operators, called with little of the host's time."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+from torch import Tensor, nn
+
+
+def traced(x: Tensor) -> bool:
+    """Whether something traces or watches operators, so that it should see one instead of launches."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return type(x) not in (Tensor, nn.Parameter)
 
 
 def quick(function: type[torch.autograd.Function], *inputs):

@@ -20,6 +20,7 @@ from ...plan import Lookup, Plan
 from ...where import Where
 from . import tiles
 from .expand import expand
+from .spans import spans_of
 
 FAR = 1 << 28  # a distance past every position: with it, every tile is far
 LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
@@ -191,13 +192,8 @@ def _masks(low: Lowered, mask: Mask, batch: int, heads: int, q_length: int, k_le
     left, right = mask.limits
     low.left, low.right = -1 if left is None else left, -1 if right is None else right
     if mask.key_mask is not None:
-        keys = mask.key_mask
-        place = torch.arange(k_length, device=keys.device)
-        first = torch.where(keys, place, k_length).amin(-1)
-        last = torch.where(keys, place + 1, 0).amax(-1)
-        solid = keys.sum(-1) == last - first
-        low.spans = torch.stack((first, last, solid), -1).to(torch.int32).expand(batch, 3).contiguous()
-        low.keys = keys.contiguous().view(torch.uint8)
+        low.keys = mask.key_mask.contiguous().view(torch.uint8)
+        low.spans = spans_of(low.keys, batch)
     if mask.documents is not None:
         low.doc_q, low.doc_k = ours, theirs = tuple(ids.contiguous() for ids in mask.documents)
         low.doc_q_sees, low.doc_k_sees = _sees(ours, theirs), _sees(theirs, ours)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .functions import quick
+from .functions import quick, traced
 from .launch import GRADIENTS, INPUTS, Inputs, Numbers, mass_size, padded, run_backward, run_forward
 
 __all__ = ["INPUTS", "Numbers", "attend"]
@@ -187,7 +187,4 @@ class Once(torch.autograd.Function):
 
 def attend(*inputs) -> tuple[Tensor, Tensor, Tensor]:
     """`forward`, differentiable: as an operator where something traces or watches operators."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if traced or type(inputs[0]) not in (Tensor, nn.Parameter):
-        return attend_op(*inputs)
-    return quick(Now, *inputs)
+    return attend_op(*inputs) if traced(inputs[0]) else quick(Now, *inputs)
