@@ -83,6 +83,7 @@ ENOUGH = 1024  # programs of `collect` that fill a device
 WIDE = 256  # distances, from where on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1, 2)
 """Small, so that short sequences already have far tiles, band tiles and edges."""
+INTERPRETED_BANDS = Tile(16, 32, 4, 1)
 
 
 def cdiv(number: int, unit: int) -> int:
@@ -127,7 +128,7 @@ def choose(
 def choose_spread(size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """Tokens and distances of the product that makes a band; `size`: of the states."""
     if device.type != "cuda":
-        return INTERPRETED
+        return INTERPRETED_BANDS
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
     if size > 128:
@@ -143,7 +144,7 @@ def each(tokens: int, device: torch.device) -> int:
 def choose_gather(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """Tokens and distances of the product of a band with a table; `size`: of the table's rows."""
     if device.type != "cuda":
-        return INTERPRETED
+        return INTERPRETED_BANDS
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
     return GATHER if size <= 64 else Tile(64, 64, 4, 3) if size <= 128 else Tile(64, 32, 4, 2)
@@ -152,7 +153,7 @@ def choose_gather(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
 def choose_collect(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """Tokens and distances of the product that makes a table's gradient; `size`: of the states."""
     if device.type != "cuda":
-        return INTERPRETED
+        return INTERPRETED_BANDS
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 64 else Tile(16, 16, 4, 1)
     return COLLECT if size <= 128 else Tile(32, 64, 4, 2)
