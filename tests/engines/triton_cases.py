@@ -333,6 +333,11 @@ def group_compile():
     eager = run(q, k, v)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
     assert torch.equal(eager, compiled)
+    seen = torch.rand(1, 1, 33, 40) > 0.2
+    for masks in ({"key_mask": torch.arange(40)[None] < 35}, {"documents": (torch.zeros(1, 33).long(), torch.arange(40)[None] // 25)}, {"mask": seen}):  # fmt: skip
+        masked = lambda a, b, c, masks: attend(a, b, c, plan, engine="triton", **masks)  # noqa: E731
+        given = masked(q, k, v, masks)
+        assert torch.equal(given, torch.compile(masked, fullgraph=True, backend="aot_eager")(q, k, v, masks))
     parts = torch.randint(0, 3, (1, 40))
     where = Where((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # what cannot be read is told
     table = torch.randn(2, 2).requires_grad_()

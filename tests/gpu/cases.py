@@ -122,11 +122,15 @@ def token_positions_give_the_same_bits():
 def compile_without_graph_breaks():
     q, k, v = tensors(1, 2, 2, 512, 512, 64, torch.bfloat16)
     plan = shaw_values(512, 64)
-    run = lambda a, b, c: attend(a, b, c, plan, causal=True, engine="triton")  # noqa: E731
-    eager, compiled = run(q, k, v), torch.compile(run, fullgraph=True)(q, k, v)
-    assert (eager - compiled).abs().max() <= 2e-2
-    grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (eager, compiled)]
-    assert all((a - b).abs().max() <= 5e-2 * a.abs().max() for a, b in zip(*grads, strict=True))
+    place = torch.arange(512, device="cuda")
+    for masks in (
+        {}, {"key_mask": place[None] < 500}, {"documents": (place > 200).long()[None]}, {"mask": place % 7 != place[:, None] % 5},
+    ):  # fmt: skip
+        run = lambda a, b, c, masks: attend(a, b, c, plan, causal=True, engine="triton", **masks)  # noqa: E731
+        eager, compiled = run(q, k, v, masks), torch.compile(run, fullgraph=True)(q, k, v, masks)
+        assert (eager - compiled).abs().max() <= 2e-2
+        grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (eager, compiled)]
+        assert all((a - b).abs().max() <= 5e-2 * a.abs().max() for a, b in zip(*grads, strict=True))
 
 
 def a_cuda_graph_replays():

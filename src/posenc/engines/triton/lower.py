@@ -192,14 +192,19 @@ def _masks(low: Lowered, mask: Mask, batch: int, heads: int, q_length: int, k_le
     left, right = mask.limits
     low.left, low.right = -1 if left is None else left, -1 if right is None else right
     if mask.key_mask is not None:
-        low.keys = mask.key_mask.contiguous().view(torch.uint8)
+        low.keys = _bytes(mask.key_mask.contiguous())
         low.spans = spans_of(low.keys, batch)
     if mask.documents is not None:
         low.doc_q, low.doc_k = ours, theirs = tuple(ids.contiguous() for ids in mask.documents)
         low.doc_q_sees, low.doc_k_sees = _sees(ours, theirs), _sees(theirs, ours)
     if mask.extra is not None:
-        extra = mask.extra.view(torch.uint8) if mask.extra.dtype == torch.bool else mask.extra
+        extra = _bytes(mask.extra) if mask.extra.dtype == torch.bool else mask.extra
         low.extra = extra.expand(batch, heads, q_length, k_length)
+
+
+def _bytes(truths: Tensor) -> Tensor:
+    """The same memory, but for Inductor, which (in torch 2.11) takes no such view of truths."""
+    return truths.to(torch.uint8) if torch.compiler.is_compiling() else truths.view(torch.uint8)
 
 
 def _sees(own: Tensor, other: Tensor) -> Tensor:
