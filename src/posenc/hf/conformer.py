@@ -118,9 +118,12 @@ class Undivided:
 class _Encoder(Part):
     """An encoder that makes no dense mask."""
 
+    def posenc_prepare(self) -> None:
+        self.posenc_config = self.__dict__["config"]  # under its own name torch 2.11 looks for it here without end
+
     @property
     def config(self) -> Any:
-        own = self.__dict__["config"]
+        own = self.posenc_config
         return own if torch.compiler.is_compiling() else Undivided(own)  # that mask is made by looking at its values
 
 
