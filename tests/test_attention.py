@@ -248,6 +248,8 @@ def test_position_must_be_a_scheme():
         (dict(key_mask=torch.ones(2, 4, dtype=torch.bool)), r"key_mask must be \[B, L\] = \[2, 5\]"),
         (dict(documents=torch.ones(2, 4, dtype=torch.int64)), "documents must be int ids"),
         (dict(segments=torch.ones(5, dtype=torch.int64)), "segments must be int ids"),
+        (dict(segments=(torch.ones(2, 5, dtype=torch.int64),)), r"\(ids, \(lowest, highest\)\)"),
+        (dict(segments=(torch.ones(2, 5, dtype=torch.int64), 3)), r"\(lowest, highest\), got 3"),
     ],
 )
 def test_bad_arguments(arguments, words):

@@ -86,6 +86,7 @@ class Attention(nn.Module):
         positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory
         segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
                            nothing is read from the device, and a compiled layer can use the triton engine
+                           (with a cache they are not used: what it holds may lie outside)
         mask               bool (True: may be seen) or float (added), broadcasting to [B, H, L, keys]
         key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
         documents          int [B, L]: tokens see their own document only (packing)

@@ -40,8 +40,10 @@ def describe(
     real = _key_mask(key_mask, batch, past, memory, queries, cache, x.device)
     ids = _joined("documents", documents, None, past, new, cache)
     bounds: tuple = ()
-    if isinstance(segments, tuple):
-        bounds = segments[1:] if cache is None else ()  # cached ones may lie outside
+    if isinstance(segments, (tuple, list)):
+        if len(segments) != 2:
+            raise ValueError("segments takes ids [B, L], or (ids, (lowest, highest))")
+        bounds = tuple(segments[1:]) if cache is None else ()  # cached ones may lie outside
         segments = segments[0]
     segment = _joined("segments", segments, torch.zeros(1, past, dtype=torch.int64, device=x.device), past, new, cache)
     known = cache is not None and "positions" in cache.marks

@@ -89,6 +89,8 @@ class Where:
                 raise ValueError("more takes (q, k) or (q, k, (lowest, highest)), positions of one further axis each")
             (q_side,), (k_side,) = _axes(pair[0], "q"), _axes(pair[1], "k")
             if len(pair) == 3:
+                if not isinstance(pair[2], (tuple, list)) or len(pair[2]) != 2:
+                    raise ValueError(f"bounds of an axis are (lowest, highest), got {pair[2]!r}")
                 lowest, highest = pair[2]
                 if lowest > highest:
                     raise ValueError(f"positions between {lowest} and {highest} cannot be: give (lowest, highest)")

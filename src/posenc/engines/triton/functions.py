@@ -15,6 +15,11 @@ def traced(x: Tensor) -> bool:
     return type(x) not in (Tensor, nn.Parameter)
 
 
+def on(x: Tensor):
+    """Launches go to the tensor's device."""
+    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+
+
 def quick(function: type[torch.autograd.Function], *inputs):
     """function.apply(*inputs). PyTorch looks at the signature of a function with `setup_context` at every call, which takes
     longer than many a forward pass; only torch.func needs that form."""

@@ -18,6 +18,7 @@ from ...constants import constant
 from . import tiles
 from .backward import Grads, backward_k, backward_q
 from .forward import forward
+from .functions import on
 from .prepare import prepare
 from .spread import MARGIN, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
@@ -124,7 +125,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     if shares > 1:
         parts = out.new_empty(batch, heads, shares, q_length, v_size, dtype=torch.float32)
         part_lse = lse.new_empty(batch, heads, shares, padded(q_length))
-    with _on(q):
+    with on(q):
         slots = _slots(x, num)
         if x.value is not None:
             slots = slots._replace(mass=_mass(x, num, mass))
@@ -215,7 +216,7 @@ def run_backward(
     flags = {"RAW": _raw(x), "DROPOUT": dropout > 0, "PRECISION": "ieee"}
     places, masks = _places(x), _masks(x)
     grads = Grads(None, d_cols, d_bias, given["slopes"], given["scales"], given["decay_k"])
-    with _on(q):
+    with on(q):
         slots = _slots(x, num)
         if x.value is not None:
             slots = slots._replace(
@@ -433,7 +434,3 @@ def _rowed(x: Inputs) -> Inputs:
 
 def _straight(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _on(x: Tensor):
-    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .functions import traced
+from .functions import on, traced
 
 
 @triton.jit(do_not_specialize=["row", "length"])
@@ -33,7 +33,7 @@ def _spans(keys: Tensor, batch: int) -> Tensor:
     keys = keys.contiguous()
     spans = keys.new_empty(batch, 3, dtype=torch.int32)
     if batch:
-        with torch.cuda.device(keys.device) if keys.is_cuda else torch.no_grad():
+        with on(keys):
             spans_kernel[(batch,)](keys, 0 if keys.shape[0] == 1 else keys.shape[1], keys.shape[1], spans, BLOCK=1024)
     return spans
 
