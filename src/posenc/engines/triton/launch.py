@@ -18,7 +18,6 @@ from ...constants import constant
 from . import tiles
 from .backward import Grads, backward_k, backward_q
 from .forward import forward
-from .functions import on
 from .prepare import prepare
 from .spread import MARGIN, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
@@ -125,21 +124,20 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     if shares > 1:
         parts = out.new_empty(batch, heads, shares, q_length, v_size, dtype=torch.float32)
         part_lse = lse.new_empty(batch, heads, shares, padded(q_length))
-    with on(q):
-        slots = _slots(x, num)
-        if x.value is not None:
-            slots = slots._replace(mass=_mass(x, num, mass))
-        for first, last in _blocks(q_length, num):
-            if x.table is not None:
-                slots = slots._replace(rows=_rows(x, num, scale, first, last))
-            grid = batch * heads * tiles.cdiv(last - first, tile.queries) * shares
-            forward[(grid,)](
-                _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
-                slots, _places(x), _masks(x), *_sizes(x, num, first, last),
-                shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
-                RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=_amid(amid, tile, tile.keys),
-                num_warps=tile.warps, num_stages=tile.stages,
-            )  # fmt: skip
+    slots = _slots(x, num)
+    if x.value is not None:
+        slots = slots._replace(mass=_mass(x, num, mass))
+    for first, last in _blocks(q_length, num):
+        if x.table is not None:
+            slots = slots._replace(rows=_rows(x, num, scale, first, last))
+        grid = batch * heads * tiles.cdiv(last - first, tile.queries) * shares
+        forward[(grid,)](
+            _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
+            slots, _places(x), _masks(x), *_sizes(x, num, first, last),
+            shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
+            RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=_amid(amid, tile, tile.keys),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     if shares > 1:
         top = part_lse.amax(2, keepdim=True)
         weight = torch.exp2(part_lse - top.masked_fill(top == float("-inf"), 0.0))
@@ -216,38 +214,35 @@ def run_backward(
     flags = {"RAW": _raw(x), "DROPOUT": dropout > 0, "PRECISION": "ieee"}
     places, masks = _places(x), _masks(x)
     grads = Grads(None, d_cols, d_bias, given["slopes"], given["scales"], given["decay_k"])
-    with on(q):
-        slots = _slots(x, num)
-        if x.value is not None:
-            slots = slots._replace(
-                mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid)
-            )
-        for first, last in blocks:
-            d_rows = None
-            if x.table is not None:
-                slots = slots._replace(rows=_rows(x, num, scale, first, last))
-            if for_rows:
-                lo, hi = slots.rows.lo, slots.rows.hi
-                d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
-                grads = grads._replace(rows=d_rows)
-            sizes = _sizes(x, num, first, last)
-            prepare[(total * tiles.cdiv(last - first, 64),)](
-                _view(out), _view(d_out), d_lse, lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
-                dims[1], dims[3], 64,
-            )  # fmt: skip
-            backward_k[(batch * k.shape[1] * tiles.cdiv(k_length, k_tile.keys),)](
-                _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
-                slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
-                k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=_amid(amid, k_tile, k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
-                num_warps=k_tile.warps, num_stages=k_tile.stages,
-            )  # fmt: skip
-            backward_q[(total * tiles.cdiv(last - first, q_tile.queries),)](
-                _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
-                slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
-                q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=_amid(amid, q_tile, q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
-            )  # fmt: skip
-            if d_rows is not None:
-                _take_rows(d_rows, x, num, scale, table, given, first, last)
+    slots = _slots(x, num)
+    if x.value is not None:
+        slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid))
+    for first, last in blocks:
+        d_rows = None
+        if x.table is not None:
+            slots = slots._replace(rows=_rows(x, num, scale, first, last))
+        if for_rows:
+            lo, hi = slots.rows.lo, slots.rows.hi
+            d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
+            grads = grads._replace(rows=d_rows)
+        sizes = _sizes(x, num, first, last)
+        prepare[(total * tiles.cdiv(last - first, 64),)](
+            _view(out), _view(d_out), d_lse, lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
+            dims[1], dims[3], 64,
+        )  # fmt: skip
+        backward_k[(batch * k.shape[1] * tiles.cdiv(k_length, k_tile.keys),)](
+            _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
+            slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
+            k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=_amid(amid, k_tile, k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
+            num_warps=k_tile.warps, num_stages=k_tile.stages,
+        )  # fmt: skip
+        backward_q[(total * tiles.cdiv(last - first, q_tile.queries),)](
+            _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
+            slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
+            q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=_amid(amid, q_tile, q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
+        )  # fmt: skip
+        if d_rows is not None:
+            _take_rows(d_rows, x, num, scale, table, given, first, last)
     if d_bias is not None:
         # After the blocks: a bias that is there before goes along with the row term.
         if x.shared:

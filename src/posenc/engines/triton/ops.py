@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .functions import quick, traced
+from .functions import on, quick, traced
 from .launch import GRADIENTS, INPUTS, Inputs, Numbers, mass_size, padded, run_backward, run_forward
 
 __all__ = ["INPUTS", "Numbers", "attend"]
@@ -50,7 +50,8 @@ def forward(
         q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
         starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
     )  # fmt: skip
-    return run_forward(x, Numbers(*numbers), scale, dropout)
+    with on(q):
+        return run_forward(x, Numbers(*numbers), scale, dropout)
 
 
 attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
@@ -114,7 +115,8 @@ def backward(
 def _gradients(d_out, d_lse, out, lse, mass, x: Inputs, numbers, scale, dropout, wanted) -> list[Tensor | None]:
     """The same; None where not `wanted`."""
     asked = dict(zip(GRADIENTS, wanted, strict=True))
-    grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
+    with on(x.q):
+        grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
     return [
         None if grad is None or not want else grad.to(given.dtype)
         for grad, want, given in zip(grads, wanted, x, strict=False)
