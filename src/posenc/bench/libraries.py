@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -230,7 +231,7 @@ def _deberta_sizes(problem) -> tuple[int, int]:
     return problem.scheme.table.shape[0] // 2, problem.case.workload.options["max_distance"]
 
 
-def _tiles(known: dict[str, tuple[int, ...]]):
+def _tiles(known: Mapping[str, tuple[int, ...]]):
     """disentangled-flash's tiles for this card: the known ones for heads of 64 in half precision, or else its own."""
     from disentangled_flash.tuning import KernelConfig, ProfileRegistry, load_bundled_profiles
 
