@@ -410,7 +410,6 @@ def group_operator():
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    triton_memory.bfloat16()
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

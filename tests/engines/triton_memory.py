@@ -1,21 +1,18 @@
 """Watches memory while kernels run under Triton's interpreter, where programs run one after another and would hide it:
 
-    outside          a load or store outside the tensors that the kernel was given
-    two programs     a number that one program writes and another writes or reads, in one launch
-    twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
-                     other threads may do so
-    one store        two numbers of one store in one place
-    sums             floating-point numbers added atomically: their sum depends on the order
+outside          a load or store outside the tensors that the kernel was given
+two programs     a number that one program writes and another writes or reads, in one launch
+twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
+                 other threads may do so
+one store        two numbers of one store in one place
+sums             floating-point numbers added atomically: their sum depends on the order
 
-    with triton_memory.watched(): ...
-
-`bfloat16()` gives the interpreter what it lacks for that type.
+with triton_memory.watched(): ...
 """
 
 from contextlib import contextmanager
 
 import numpy as np
-from triton import language as tl
 from triton.runtime import interpreter
 
 NOBODY = -1
@@ -131,23 +128,3 @@ def watched():
     finally:
         for (owner, name), function in kept.items():
             setattr(owner, name, function)
-
-
-def bfloat16():
-    """bfloat16 in the interpreter as on a GPU: exact products that are summed up in float32, and rounding to nearest."""
-    builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
-
-    def create_dot(self, a, b, d, *rest):
-        a, b = (self.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, d, *rest)
-
-    def cast_impl(self, x, kind):
-        if x.dtype.scalar != tl.float32 or kind.scalar != tl.bfloat16:
-            return cast(self, x, kind)
-        bits = np.ascontiguousarray(x.data).view(np.uint32)
-        nearest = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
-        nearest = np.where(np.isnan(x.data), 0x7FC0, nearest).astype(np.uint16)
-        return interpreter.TensorHandle(nearest, tl.bfloat16)
-
-    builder.create_dot, builder.cast_impl = create_dot, cast_impl

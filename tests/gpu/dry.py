@@ -38,7 +38,6 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90)
     args = parser.parse_args()
     tiles_of(args.arch)
-    triton_memory.bfloat16()
     bmm = torch.bmm
     torch.bmm = lambda a, b: bmm(a.float(), b.float())  # a GPU does not round this product
     torch.use_deterministic_algorithms(True, warn_only=True)

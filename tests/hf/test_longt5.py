@@ -244,11 +244,9 @@ def test_report():
 
 MERGED = """
 from posenc import hf
-from tests.engines import triton_memory
 from tests.hf import test_longt5
 from tests.hf.compare import same
 
-triton_memory.bfloat16()
 ids, mask = test_longt5.batch()
 model = test_longt5.make("transient-global", test_longt5.LongT5EncoderModel, num_layers=1, num_heads=2)
 assert "LongT5TransientGlobalAttention (t5) on triton" in str(hf.report(hf.accelerate(model)))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, T5Config, T5EncoderModel
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, LongT5EncoderModel, T5Config, T5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
@@ -25,6 +25,24 @@ def test_an_unsupported_part_raises_before_anything_is_changed():
     with pytest.raises(hf.UnsupportedModel, match=r"encoder\.block\.1\.layer\.0\.SelfAttention is a Mine, a subclass"):
         hf.accelerate(model)
     assert shape_of(model) == before
+
+
+@pytest.mark.parametrize("model", [T5EncoderModel, LongT5EncoderModel])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(relative_attention_num_buckets=17), "buckets=17 cannot be shared out"),
+        (dict(relative_attention_max_distance=8), "max_distance=8 must exceed"),
+    ],
+)
+def test_buckets_that_have_no_index_raise_before_anything_is_changed(model, options, words):
+    made = model(model.config_class(**{**TINY, **options}))
+    before = shape_of(made)
+    with pytest.raises(
+        hf.UnsupportedModel, match=rf"nothing was changed, because encoder\.block\.0\.\S* \(\w+\) .*{words}"
+    ):
+        hf.accelerate(made)
+    assert shape_of(made) == before
 
 
 def test_absolute_models_pass_through_with_a_note(caplog):

@@ -64,7 +64,8 @@ class BloomAttention(Layer, modeling_bloom.BloomAttention):
             k, v = layer_past.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), alibi)
         seen = masks.seen(attention_mask, q.shape[2], causal=True)
-        out = self.dense(self.posenc_run(q, k, v, plan, seen, self.attention_dropout.p))
+        blind = masks.before_all_keys(seen, q.shape[2])
+        out = self.dense(self.posenc_run(q, k, v, plan, seen, self.attention_dropout.p, blind))
         return residual + nn.functional.dropout(out, self.hidden_dropout, self.training), None
 
 
@@ -107,7 +108,8 @@ class MptAttention(Layer, modeling_mpt.MptAttention):
         plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), q.device)
         key_mask = None if attention_mask is None or attention_mask.shape[-1] == 1 else ~attention_mask[:, 0, 0]
         seen = {"causal": q.shape[2] > 1, "key_mask": key_mask}
-        return self.out_proj(self.posenc_run(q, k, v, plan, seen, self.attn_dropout_p)), None
+        blind = masks.before_all_keys(seen, q.shape[2])
+        return self.out_proj(self.posenc_run(q, k, v, plan, seen, self.attn_dropout_p, blind)), None
 
 
 def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):

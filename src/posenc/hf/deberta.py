@@ -103,7 +103,7 @@ class Disentangled(Layer):
         q, k, v = self.posenc_projected(hidden_states, query_states)
         plan = self.posenc_plan(k.shape[2], rel_embeddings)
         seen = masks.seen(_boolean(attention_mask), q.shape[2], causal=False)
-        return self.posenc_run(q, k, v, plan, seen, self.dropout.p), None
+        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(**seen)), None
 
     def posenc_distances(self, states: Tensor) -> Tensor | None:
         """The distances as the original's own function makes them."""
@@ -182,6 +182,13 @@ def _index(module: Any) -> Index:
 def _boolean(mask: Tensor | None) -> Tensor | None:
     """Masks of the user's own hold ones and zeros of any type here."""
     return mask if mask is None or masks.is_compact(mask) else mask.bool()
+
+
+def _blind(key_mask: Tensor | None = None, mask: Tensor | None = None, causal: bool = False) -> Tensor | None:
+    """[B, L]: a padded query sees nothing, like one without a key in a mask of the user's own."""
+    if mask is not None:
+        return ~mask.any(-1)[:, 0]
+    return None if key_mask is None else ~key_mask
 
 
 def _dense(mask: Tensor, length: int) -> Tensor:

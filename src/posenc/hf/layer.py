@@ -45,9 +45,17 @@ class Layer(Part):
         """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""
         raise NotImplementedError
 
-    def posenc_run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, seen: dict[str, Any], dropout: float) -> Tensor:
-        """[B, H, L, D] -> [B, L, H * D], dropout in training only."""
+    def posenc_run(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, seen: dict[str, Any], dropout: float,
+        blind: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """[B, H, L, D] -> [B, L, H * D], dropout in training only.
+
+        blind [B or 1, L]: queries that see nothing. All their scores are the same to the originals, which average the values.
+        """
         out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **seen)
+        if blind is not None:
+            out = torch.where(blind[:, None, :, None], v.mean(2, keepdim=True), out)
         return out.transpose(1, 2).flatten(2)
 
 

@@ -48,6 +48,14 @@ def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
     return {"mask": mask}
 
 
+def before_all_keys(seen: dict[str, Any], q_length: int) -> Tensor | None:
+    """[B, Lq]: causal queries before the first real key, as left padding has them."""
+    key_mask = seen.get("key_mask")
+    if key_mask is None or not seen["causal"]:
+        return None
+    return key_mask.cumsum(-1)[:, -q_length:] == 0
+
+
 def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     """Whether this call asks for the attention weights, which only the original layers keep."""
     asked = kwargs.get("output_attentions")

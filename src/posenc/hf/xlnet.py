@@ -4,6 +4,7 @@
 
 The original spreads the padding over [L, L, B] and the segments over [L, L, B, 2]. A hook takes both out of the
 model's call and hands them to the layers as they are, [B, L]. A permutation mask is dense by nature and stays.
+Every token of the content stream sees itself, a padded one too, and memories keep what it becomes.
 In training the positions' dropout is drawn once for the batch (the original draws it for every row). With bi_data half of
 the batch has distances of the other sign, a table of its own.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
-from .. import Index, Lookup, Plan, Where
+from .. import Index, Lookup, Plan, Where, attend_lse
 from ..schemes.transformer_xl import SAME_OR_NOT
 from . import masks
 from .layer import Layer, against
@@ -34,6 +35,12 @@ class Call(NamedTuple):
     def half(self, number: int) -> Call:
         key_mask, segments = (None if x is None else x.chunk(2)[number] for x in (self.key_mask, self.segments))
         return Call(key_mask, segments, self.bounds)
+
+
+class Content(NamedTuple):
+    """The content stream's mask: the query stream's does not show a token to itself."""
+
+    mask: Tensor | None
 
 
 class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
@@ -69,6 +76,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         if not output_attentions:
             # all rows of the batch are alike; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if self.posenc_two_ways else r[:, :1]
+            attn_mask_h = Content(attn_mask_h)
         return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
 
     def rel_attn_core(
@@ -77,26 +85,45 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         if output_attentions or seg_mat is not None:
             return super().rel_attn_core(q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
+        content = isinstance(attn_mask, Content)
+        attn_mask = attn_mask.mask if content else attn_mask
         mask = None if attn_mask is None else (attn_mask == 0).permute(2, 3, 0, 1)
         if not self.posenc_two_ways:
-            return self.posenc_core(q, k, v, k_head_r[:, 0], mask, self.posenc_call)
+            return self.posenc_core(q, k, v, k_head_r[:, 0], mask, self.posenc_call, content)
         halves = []
         for one in (0, 1):
             own = mask if mask is None or mask.shape[0] == 1 else mask.chunk(2)[one]
             ours, keys, values = (x.chunk(2)[one] for x in (q, k, v))
-            halves.append(self.posenc_core(ours, keys, values, k_head_r[:, one], own, self.posenc_call.half(one)))
+            call = self.posenc_call.half(one)
+            halves.append(self.posenc_core(ours, keys, values, k_head_r[:, one], own, call, content))
         return torch.cat(halves, dim=1)
 
-    def posenc_core(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call) -> Tensor:
+    def posenc_core(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call, content: bool
+    ) -> Tensor:
         """[B, H, L, D] each -> [L, B, H, D]."""
         plan = self.posenc_plan(q.shape[2], k.shape[2], table, call)
         seen: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
-        out = self.posenc_run(q, k, v, plan, seen, self.dropout.p).unflatten(-1, (self.n_head, self.d_head))
-        if mask is not None:
-            # the first token of a permutation sees nothing, and the original then averages everything
-            blind = ~mask.any(-1)[:, 0, :, None, None]
-            out = torch.where(blind, v.mean(2)[:, None], out)
-        return out.transpose(0, 1)
+        if content and call.key_mask is not None:
+            dropout = self.dropout.p if self.training else 0.0
+            out, lse = attend_lse(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, **seen)
+            own = torch.sigmoid(self.posenc_own(q, k, table, call) - lse)  # the share of one more key
+            own = own.masked_fill(call.key_mask[:, None, -q.shape[2] :], 0.0)[..., None]
+            out = (out + own * (v[:, :, -q.shape[2] :] - out)).to(q.dtype)
+            return out.permute(2, 0, 1, 3)
+        # the first token of a permutation sees nothing
+        blind = None if mask is None else ~mask.any(-1)[:, 0]
+        out = self.posenc_run(q, k, v, plan, seen, self.dropout.p, blind)
+        return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
+
+    def posenc_own(self, q: Tensor, k: Tensor, table: Tensor, call: Call) -> Tensor:
+        """[B, H, Lq]: the score of each token with itself."""
+        vectors = [(self.r_w_bias, k[:, :, -q.shape[2] :]), (self.r_r_bias, table[k.shape[2]][:, None])]
+        if call.segments is not None:
+            vectors.append((self.r_s_bias, self.seg_embed[0][:, None]))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        terms = [((q.to(wide) + bias[:, None]) * vector.to(wide)).sum(-1) for bias, vector in vectors]
+        return torch.stack(terms).sum(0) * self.scale
 
 
 @torch.library.custom_op("posenc::few_segments", mutates_args=())
@@ -129,7 +156,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
         before = 0 if not memory or memory[0] is None else memory[0].shape[0]
         if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
             mask = kwargs.pop("attention_mask", None)
-            if mask is not None:
+            if mask is not None and not masks.nothing_padded(mask):
                 real = mask != 0
                 key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
         segments = kwargs.pop("token_type_ids", None)

@@ -15,12 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from ...constants import constant
-from . import tiles
+from . import INTERPRETED, tiles
 from .backward import Grads, backward_k, backward_q
 from .forward import forward
 from .prepare import prepare
 from .spread import MARGIN, collect, gather, room, shape, spread, up
 from .terms import Band, Masks, Places, Slots, Table, View
+
+if INTERPRETED:
+    from .interpreted import mend
+
+    mend()
 
 
 class Numbers(NamedTuple):
