@@ -4,7 +4,17 @@ import logging
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, LongT5EncoderModel, T5Config, T5EncoderModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    LongT5EncoderModel,
+    SeamlessM4TConfig,
+    SeamlessM4TForTextToText,
+    T5Config,
+    T5EncoderModel,
+)
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
@@ -45,13 +55,26 @@ def test_buckets_that_have_no_index_raise_before_anything_is_changed(model, opti
     assert shape_of(made) == before
 
 
-def test_absolute_models_pass_through_with_a_note(caplog):
-    model = BertModel(BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+def bert():
+    return BertModel(BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+
+
+def seamless_m4t():
+    """Its text encoder and decoder alone: only the speech encoder has relative positions."""
+    sizes = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    return SeamlessM4TForTextToText(SeamlessM4TConfig(vocab_size=50, hidden_size=16, **sizes))
+
+
+@pytest.mark.parametrize("make", [bert, seamless_m4t])
+def test_absolute_models_pass_through_with_a_note(make, caplog):
+    model = make()
     before = shape_of(model)
     layer._said.clear()
     with caplog.at_level(logging.WARNING, logger="posenc.hf"):
         assert hf.accelerate(model) is model
-    assert "bert: positions enter at the input" in caplog.text
+    assert f"{make.__name__}: positions enter at the input" in caplog.text
     assert shape_of(model) == before
     assert "nothing is swapped" in str(hf.report(model))
 

@@ -29,9 +29,10 @@ FAMILIES = {
 
 ABSOLUTE = (
     "albert", "bart", "bert", "camembert", "distilbert", "electra", "ernie", "gpt2", "gpt_bigcode", "layoutlm",
-    "marian", "mbart", "opt", "pegasus", "roberta", "vit", "whisper", "xlm-roberta", "xlm-roberta-xl",
+    "marian", "mbart", "opt", "pegasus", "roberta", "seamless_m4t", "seamless_m4t_v2", "vit", "whisper", "xlm-roberta",
+    "xlm-roberta-xl",
 )  # fmt: skip
-"""Model types whose positions enter at the input, so that their attention has nothing to swap."""
+"""Model types whose positions enter at the input, so that their attention has nothing to swap (Seamless: of text)."""
 
 
 class UnsupportedModel(ValueError):
