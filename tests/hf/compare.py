@@ -1,9 +1,14 @@
 """One way to compare an accelerated model with the original, for every family."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
+import posenc
 from posenc import hf
 
 
@@ -66,3 +71,11 @@ def same(model, inputs, mask, *, layers):
     assert hf.report(model).layers == []
     hf.restore(twin)
     outputs_agree(run(twin, inputs, mask, backward=False)[0], theirs)
+
+
+def interpreted(code):
+    """Run the code in a process of its own, in which the triton engine's kernels are interpreted."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(posenc.__file__).parents[1]), str(Path(__file__).parents[2])])
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,19 +1,14 @@
 """LongT5 against transformers: local and transient-global encoders, the decoder."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalGeneration
 
-import posenc
 from posenc import hf
 from posenc.hf import layer, longt5
-from tests.hf.compare import gradients_agree, outputs_agree, run, same
+from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 
 KINDS = ("local", "transient-global")
 
@@ -257,8 +252,4 @@ same(model, dict(input_ids=ids[1:], attention_mask=mask[1:]), mask[1:], layers=1
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_window_and_summaries_merge_in_the_triton_engine():
-    """Its kernels interpreted, in a process of their own."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(posenc.__file__).parents[1]), str(Path(__file__).parents[2])])
-    done = subprocess.run([sys.executable, "-c", MERGED], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpreted(MERGED)

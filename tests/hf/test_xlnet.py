@@ -1,19 +1,21 @@
 """XLNet against transformers: padding, segments, memories, two streams, generation."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
 from posenc.engines import axes
-from tests.hf.compare import outputs_agree, run, same
+from tests.hf.compare import interpreted, outputs_agree, run, same
 
 SIZES = dict(vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=37, dropout=0.1)
 
 
 def make(model=XLNetModel, **options):
     torch.manual_seed(1)
-    made = model(XLNetConfig(**SIZES, **options)).eval()
+    made = model(XLNetConfig(**{**SIZES, **options})).eval()
     for parameter in made.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -100,6 +102,25 @@ def test_nothing_of_a_call_stays_behind():
     alone, _ = run(model, dict(input_ids=ids), None, backward=False)
     run(model, dict(input_ids=ids, attention_mask=mask), None, backward=False)
     assert torch.equal(run(model, dict(input_ids=ids), None, backward=False)[0], alone)
+
+
+PADDED = """
+from posenc import hf
+from tests.hf import test_xlnet
+from tests.hf.compare import same
+
+ids, mask, segments = test_xlnet.batch()
+mask[0] = 0
+model = test_xlnet.make(n_layer=1)
+assert "XLNetRelativeAttention (xlnet) on triton" in str(hf.report(hf.accelerate(model)))
+hf.restore(model)
+same(model, dict(input_ids=ids, attention_mask=mask, token_type_ids=segments), None, layers=1)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_padded_tokens_see_themselves_in_the_triton_engine():
+    interpreted(PADDED)
 
 
 @pytest.mark.parametrize("attn_type", ["bi", "uni"])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
-from .. import Index, Lookup, Plan, Where, attend_lse
+from .. import Index, Lookup, Plan, Where, attend, attend_lse, engine_for
 from ..schemes.transformer_xl import SAME_OR_NOT
 from . import masks
 from .layer import Layer, against
@@ -49,17 +49,19 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     posenc_call = Call()
     posenc_two_ways = False
 
-    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call) -> Plan:
-        """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read."""
+    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call, slots: Tensor | None = None) -> Plan:
+        """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read. slots: these queries only."""
         table = table[1:].transpose(0, 1)
         rows = Index(1 - k_length, table.shape[1] - k_length)
         positions = Lookup(rows, bias=against(self.r_r_bias, self.r_w_bias, table, self.scale), dot_query=table)
-        where = Where((k_length - q_length, q_length), k_length)
+        start = k_length - q_length
+        where = Where((start, q_length) if slots is None else slots + start, k_length)
         lookups = [positions]
         if call.segments is not None:
-            memory = call.segments.new_zeros(call.segments.shape[0], k_length - q_length)
+            memory = call.segments.new_zeros(call.segments.shape[0], start)
             every = torch.cat((memory, call.segments), dim=1)
-            where = Where(where.q, where.k, more=[(call.segments, every, call.bounds)])
+            own = call.segments if slots is None else call.segments[:, slots]
+            where = Where(where.q, where.k, more=[(own, every, call.bounds)])
             pair = self.seg_embed.transpose(0, 1)
             lookups.append(
                 Lookup(SAME_OR_NOT, bias=against(self.r_s_bias, self.r_w_bias, pair, self.scale), dot_query=pair)
@@ -105,20 +107,42 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         plan = self.posenc_plan(q.shape[2], k.shape[2], table, call)
         seen: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
         if content and call.key_mask is not None:
-            dropout = self.dropout.p if self.training else 0.0
-            out, lse = attend_lse(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, **seen)
-            own = torch.sigmoid(self.posenc_own(q, k, table, call) - lse)  # the share of one more key
-            own = own.masked_fill(call.key_mask[:, None, -q.shape[2] :], 0.0)[..., None]
-            out = (out + own * (v[:, :, -q.shape[2] :] - out)).to(q.dtype)
-            return out.permute(2, 0, 1, 3)
+            return self.posenc_padded(q, k, v, table, plan, seen, call).permute(2, 0, 1, 3)
         # the first token of a permutation sees nothing
         blind = None if mask is None else ~mask.any(-1)[:, 0]
         out = self.posenc_run(q, k, v, plan, seen, self.dropout.p, blind)
         return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
-    def posenc_own(self, q: Tensor, k: Tensor, table: Tensor, call: Call) -> Tensor:
-        """[B, H, Lq]: the score of each token with itself."""
-        vectors = [(self.r_w_bias, k[:, :, -q.shape[2] :]), (self.r_r_bias, table[k.shape[2]][:, None])]
+    def posenc_padded(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, plan: Plan, seen: dict[str, Any], call: Call
+    ) -> Tensor:
+        """Padded tokens see themselves, too: a key more for them, whose share needs the others' sum.
+
+        The triton engine has all sums at hand. Elsewhere they cost more than attention, so only slots with padding ask for them.
+        """
+        length = q.shape[2]
+        padded = ~seen["key_mask"][:, -length:]
+        given: dict[str, Any] = {"dropout": self.dropout.p if self.training else 0.0, "engine": self.posenc_engine}
+        engine = engine_for(q, k, v, plan, **seen) if self.posenc_engine == "auto" else self.posenc_engine
+        slots = out = None
+        own_k, own_v = k[:, :, -length:], v[:, :, -length:]
+        if engine != "triton" and not torch.compiler.is_compiling():
+            out = attend(q, k, v, plan, **seen, **given)
+            slots = padded.any(0).nonzero()[:, 0]
+            plan = self.posenc_plan(length, k.shape[2], table, call, slots)
+            q, own_k, own_v = (x[:, :, slots] for x in (q, own_k, own_v))
+            padded = padded[:, slots]
+            mask = seen["mask"]
+            seen = {**seen, "mask": None if mask is None else mask[:, :, slots]}
+        some, lse = attend_lse(q, k, v, plan, **seen, **given)
+        share = torch.sigmoid(self.posenc_own(q, own_k, table[k.shape[2]], call) - lse)
+        share = share.masked_fill(~padded[:, None], 0.0)[..., None]
+        some = (some + share * (own_v - some)).to(q.dtype)
+        return some if out is None or slots is None else out.index_copy(2, slots, some)
+
+    def posenc_own(self, q: Tensor, k: Tensor, here: Tensor, call: Call) -> Tensor:
+        """[B, H, L]: the score of each token with itself; here [H, D] is the table's row for no distance."""
+        vectors = [(self.r_w_bias, k), (self.r_r_bias, here[:, None])]
         if call.segments is not None:
             vectors.append((self.r_s_bias, self.seg_embed[0][:, None]))
         wide = torch.promote_types(q.dtype, torch.float32)
