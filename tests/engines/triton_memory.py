@@ -1,13 +1,13 @@
 """Watches memory while kernels run under Triton's interpreter, where programs run one after another and would hide it:
 
-outside          a load or store outside the tensors that the kernel was given
-two programs     a number that one program writes and another writes or reads, in one launch
-twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
-                 other threads may do so
-one store        two numbers of one store in one place
-sums             floating-point numbers added atomically: their sum depends on the order
+    outside          a load or store outside the tensors that the kernel was given
+    two programs     a number that one program writes and another writes or reads, in one launch
+    twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
+                     other threads may do so
+    one store        two numbers of one store in one place
+    sums             floating-point numbers added atomically: their sum depends on the order
 
-with triton_memory.watched(): ...
+Every launch `with triton_memory.watched()` is checked for these.
 """
 
 from contextlib import contextmanager

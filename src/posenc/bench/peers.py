@@ -132,8 +132,7 @@ class DenseBias(Peer):
 class Eager(Peer):
     """Scores, softmax, sum: three dense steps; content terms as the papers' formulas, vectors gathered by [L, L].
 
-    On a GPU as `nn.Embedding` gathers them: the gradient of `keys[rows]` adds in the table's dtype there, and takes
-    seconds. On a CPU `keys[rows]` is twice as fast.
+    As `nn.Embedding` gathers them: the gradient of `keys[rows]` is slower, on a GPU by seconds, and adds in the table's dtype.
     """
 
     name = "textbook"
@@ -148,21 +147,18 @@ class Eager(Peer):
         def bias(q, k, v):
             return (q @ k.transpose(-1, -2) * scale + dense_bias(problem)).softmax(-1) @ v
 
-        def gather(table, rows):
-            return embedding(rows, table) if table.is_cuda else table[rows]
-
         def shaw(q, k, v):
             steps = torch.arange(case.length, device=q.device)
             distance = steps[None, :] - steps[:, None]
             rows = distance.clamp(-scheme.left, scheme.right) + scheme.left
-            content = torch.einsum("bhid,ijd->bhij", q, gather(scheme.keys[0], rows))
+            content = torch.einsum("bhid,ijd->bhij", q, embedding(rows, scheme.keys[0]))
             scores = (q @ k.transpose(-1, -2) + content) * scale
             if case.workload.causal:
                 scores = scores.masked_fill(distance > 0, float("-inf"))
             weights = scores.softmax(-1)
             if scheme.values is None:
                 return weights @ v
-            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, gather(scheme.values[0], rows))
+            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, embedding(rows, scheme.values[0]))
 
         return shaw if case.workload.scheme == "shaw" else bias
 

@@ -38,9 +38,10 @@ class Conformer(Layer):
             return None
         return f"has position_embeddings_type={kind!r}; known are relative, relative_key and rotary"
 
-    def posenc_prepare(self) -> None:
-        if self.position_embeddings_type == "relative_key":
-            self.posenc_index = index.clip(self.left_max_position_embeddings, self.right_max_position_embeddings)
+    def posenc_index_of(self) -> Index | None:
+        if self.position_embeddings_type != "relative_key":
+            return None
+        return index.clip(self.left_max_position_embeddings, self.right_max_position_embeddings)
 
     def posenc_plan(self, length: int, waves: Tensor | None, dtype: torch.dtype) -> Plan:
         where = Where(length)

@@ -34,15 +34,13 @@ class Disentangled(Layer):
             return f"has the position term {', '.join(sorted(unknown))}; only c2p and p2c are known"
         if getattr(module, "talking_head", False):
             return "mixes the heads' scores (talking_head=True), which needs all of them at once"
-        if module.relative_attention:
-            try:
-                _index(module)
-            except ValueError as error:
-                return f"has distances that posenc cannot index: {error}"
         return None
 
-    def posenc_prepare(self) -> None:
-        self.posenc_index = _index(self) if self.relative_attention else None
+    def posenc_index_of(self) -> Index | None:
+        if not self.relative_attention:
+            return None
+        most, buckets = self.max_relative_positions, getattr(self, "position_buckets", -1)
+        return index.deberta_buckets(buckets if buckets > 0 else most, most)
 
     def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
         where, terms = Where(length), self.pos_att_type
@@ -103,7 +101,7 @@ class Disentangled(Layer):
         q, k, v = self.posenc_projected(hidden_states, query_states)
         plan = self.posenc_plan(k.shape[2], rel_embeddings)
         seen = masks.seen(_boolean(attention_mask), q.shape[2], causal=False)
-        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(**seen)), None
+        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(seen)), None
 
     def posenc_distances(self, states: Tensor) -> Tensor | None:
         """The distances as the original's own function makes them."""
@@ -173,21 +171,16 @@ class DebertaV2Encoder(_Encoder, modeling_deberta_v2.DebertaV2Encoder):
     original = modeling_deberta_v2.DebertaV2Encoder
 
 
-def _index(module: Any) -> Index:
-    most = module.max_relative_positions
-    buckets = getattr(module, "position_buckets", -1)
-    return index.deberta_buckets(buckets if buckets > 0 else most, most)
-
-
 def _boolean(mask: Tensor | None) -> Tensor | None:
     """Masks of the user's own hold ones and zeros of any type here."""
     return mask if mask is None or masks.is_compact(mask) else mask.bool()
 
 
-def _blind(key_mask: Tensor | None = None, mask: Tensor | None = None, causal: bool = False) -> Tensor | None:
+def _blind(seen: dict[str, Any]) -> Tensor | None:
     """[B, L]: a padded query sees nothing, like one without a key in a mask of the user's own."""
-    if mask is not None:
-        return ~mask.any(-1)[:, 0]
+    if "mask" in seen:
+        return ~seen["mask"].any(-1)[:, 0]
+    key_mask = seen.get("key_mask")
     return None if key_mask is None else ~key_mask
 
 

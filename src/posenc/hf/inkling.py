@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.models.inkling import modeling_inkling
 
-from .. import Lookup, Plan, Where, index
+from .. import Index, Lookup, Plan, Where, index
 from . import masks
 from .layer import Layer, split
 
@@ -23,8 +23,8 @@ class InklingAttention(Layer, modeling_inkling.InklingAttention):
     original = modeling_inkling.InklingAttention
     scheme = "relative_logits"
 
-    def posenc_prepare(self) -> None:
-        self.posenc_index = index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
+    def posenc_index_of(self) -> Index:
+        return index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
 
     def posenc_plan(self, where: Where, states: Tensor) -> Plan:
         """states [B, H, Lq, d_rel]; they are unscaled in the original, and a plan's dots stand inside the scale."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import Plan, attend
+from .. import Index, Plan, attend
 
 logger = logging.getLogger("posenc.hf")
 
@@ -40,6 +40,14 @@ class Layer(Part):
 
     scheme: str
     posenc_engine = "auto"
+
+    def posenc_index_of(self) -> Index | None:
+        """The index of its distances, where it does not follow the length; ValueError where there is none. Also asked of the
+        original module, before it is swapped."""
+        return None
+
+    def posenc_prepare(self) -> None:
+        self.posenc_index = self.posenc_index_of()
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""

@@ -134,7 +134,7 @@ def _survey(model: nn.Module) -> _Found:
         for family in _families(module):
             for part in family.PARTS:
                 if type(module) is part.original:
-                    reason = part.refuses(module)
+                    reason = part.refuses(module) or _unindexed(module, part)
                     if reason is None:
                         found.parts.append((module, part))
                     else:
@@ -152,6 +152,15 @@ def _survey(model: nn.Module) -> _Found:
                 else:
                     found.refused.append(f"{name or 'the model'} ({type(module).__name__}) {reason}")
     return found
+
+
+def _unindexed(module: Any, part: type[Part]) -> str | None:
+    try:
+        if issubclass(part, Layer):
+            part.posenc_index_of(module)
+    except ValueError as error:
+        return f"has distances that posenc cannot index: {error}"
+    return None
 
 
 def _accepts(module: nn.Module) -> None:

@@ -20,11 +20,6 @@ from . import masks
 from .layer import Layer, split
 
 
-def _index(module: Any) -> Index:
-    buckets, most = module.relative_attention_num_buckets, module.relative_attention_max_distance
-    return index.log_buckets(buckets, most, causal=module.is_decoder)
-
-
 class Bucketed(Layer):
     """What the three attention layers share."""
 
@@ -33,16 +28,9 @@ class Bucketed(Layer):
     def posenc_table(self) -> Tensor | None:
         return self.relative_attention_bias.weight if self.has_relative_attention_bias else None
 
-    @staticmethod
-    def refuses(module: Any) -> str | None:
-        try:
-            _index(module)
-        except ValueError as error:
-            return f"has buckets that posenc cannot index: {error}"
-        return None
-
-    def posenc_prepare(self) -> None:
-        self.posenc_index = _index(self)
+    def posenc_index_of(self) -> Index:
+        buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        return index.log_buckets(buckets, most, causal=self.is_decoder)
 
     def posenc_plan(self, where: Where, table: Tensor | None) -> Plan:
         lookups = () if table is None else (Lookup(self.posenc_index, bias=table.t()),)

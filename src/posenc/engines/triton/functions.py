@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -17,7 +18,7 @@ def traced(x: Tensor) -> bool:
 
 def on(x: Tensor):
     """Launches go to the tensor's device."""
-    return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def quick(function: type[torch.autograd.Function], *inputs):
