@@ -74,6 +74,9 @@ def test_a_mask_of_pairs_is_kept():
     model, x = make("v3"), torch.randn(3, 41, 32)
     theirs = model.encoder(x, mask).last_hidden_state
     outputs_agree(hf.accelerate(model).encoder(x, mask).last_hidden_state, theirs)
+    keys = batch()[1][:, None, None]  # padded queries see what the others do
+    ours = model.encoder(x, keys.bool()).last_hidden_state
+    outputs_agree(ours, hf.restore(model).encoder(x, keys.bool()).last_hidden_state)
 
 
 def test_no_dense_mask_reaches_a_layer(monkeypatch):

@@ -101,7 +101,7 @@ class Disentangled(Layer):
         q, k, v = self.posenc_projected(hidden_states, query_states)
         plan = self.posenc_plan(k.shape[2], rel_embeddings)
         seen = masks.seen(_boolean(attention_mask), q.shape[2], causal=False)
-        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(seen)), None
+        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(attention_mask, seen)), None
 
     def posenc_distances(self, states: Tensor) -> Tensor | None:
         """The distances as the original's own function makes them."""
@@ -176,12 +176,11 @@ def _boolean(mask: Tensor | None) -> Tensor | None:
     return mask if mask is None or masks.is_compact(mask) else mask.bool()
 
 
-def _blind(seen: dict[str, Any]) -> Tensor | None:
+def _blind(given: Tensor | None, seen: dict[str, Any]) -> Tensor | None:
     """[B, L]: a padded query sees nothing, like one without a key in a mask of the user's own."""
-    if "mask" in seen:
-        return ~seen["mask"].any(-1)[:, 0]
-    key_mask = seen.get("key_mask")
-    return None if key_mask is None else ~key_mask
+    if masks.is_compact(given):
+        return None if seen["key_mask"] is None else ~seen["key_mask"]
+    return ~seen["mask"].any(-1)[:, 0] if "mask" in seen else None
 
 
 def _dense(mask: Tensor, length: int) -> Tensor:

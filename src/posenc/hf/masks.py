@@ -51,7 +51,7 @@ def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
 def before_all_keys(seen: dict[str, Any], q_length: int) -> Tensor | None:
     """[B, Lq]: causal queries before the first real key, as left padding has them."""
     key_mask = seen.get("key_mask")
-    if key_mask is None or not seen["causal"]:
+    if key_mask is None or not seen.get("causal"):
         return None
     return key_mask.cumsum(-1)[:, -q_length:] == 0
 
