@@ -186,7 +186,10 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
         if layer_type is None or layer_type not in nested:
             raise ValueError(f"this model has a rotation for each of {', '.join(nested)}; say which with layer_type")
         own = dict(rope[layer_type])
-        for key in (key for key, value in rope.items() if key not in nested and value is not None):
+        beside = {key: value for key, value in rope.items() if key not in nested and value is not None}
+        if beside.get("rope_type") == "default":  # transformers 5.16 writes it where a type of layer has no layer
+            del beside["rope_type"]
+        for key in beside:
             raise ValueError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
         if dialect == "hf" and own.get("truncate") is False:
             raise ValueError(

@@ -8,16 +8,30 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
+    CohereConfig,
+    DeepseekV3Config,
+    Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPTJConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
+    MixtralConfig,
+    MoshiConfig,
     OlmoConfig,
+    Phi3Config,
     PhiConfig,
+    PhimoeConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -26,10 +40,15 @@ from posenc.hf import layer
 from tests.hf.compare import outputs_agree, shape_of
 
 SIZES = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=64, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
     max_position_embeddings=16,
 )  # fmt: skip
 GROUPED = dict(num_key_value_heads=2)
+EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+LATENT = dict(
+    n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, moe_intermediate_size=16, kv_lora_rank=8,
+    q_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, num_key_value_heads=4,
+)  # fmt: skip
 CONFIGS = {
     "llama": lambda **more: LlamaConfig(**{**SIZES, **GROUPED, **more}),
     "mistral": lambda **more: MistralConfig(**{**SIZES, **GROUPED, **more}),
@@ -41,12 +60,25 @@ CONFIGS = {
         **{**SIZES, **GROUPED, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], **more}
     ),
     "gpt_neox": lambda **more: GPTNeoXConfig(**{**SIZES, "hidden_size": 64, **more}),
+    "phi3": lambda **more: Phi3Config(**{**SIZES, **GROUPED, "pad_token_id": 0, **more}),
+    "mixtral": lambda **more: MixtralConfig(**{**SIZES, **GROUPED, "num_local_experts": 2, **more}),
+    "qwen2_moe": lambda **more: Qwen2MoeConfig(**{**SIZES, **GROUPED, **EXPERTS, **more}),
+    "qwen3_moe": lambda **more: Qwen3MoeConfig(**{**SIZES, **GROUPED, **EXPERTS, "head_dim": 8, **more}),
+    "gemma2": lambda **more: Gemma2Config(**{**SIZES, **GROUPED, "head_dim": 8, **more}),
+    # neighbouring channels, half as many numbers, a part of the channels, and a rotation in every layer
+    "cohere": lambda **more: CohereConfig(**{**SIZES, **GROUPED, **more}),
+    "gpt_oss": lambda **more: GptOssConfig(
+        **{**SIZES, **GROUPED, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, **more}
+    ),
+    "deepseek_v3": lambda **more: DeepseekV3Config(**{**SIZES, **LATENT, **more}),
+    "moshi": lambda **more: MoshiConfig(**{**SIZES, "head_dim": 8, "ffn_dim": 32, "sliding_window": 99, **more}),
 }
 SCALINGS = {
     "linear": scaling.Linear(factor=4.0),
     "ntk": scaling.NTK(factor=4.0),
     "yarn": scaling.YaRN(factor=4.0, original=16),
     "llama3": scaling.Llama3(factor=4.0, low=1.0, high=4.0, original=16),
+    "mixed": scaling.MixedNTK(factor=4.0),
 }
 GPTJ = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=16, n_inner=37)
 DYNAMIC = {
@@ -73,7 +105,9 @@ IDS = torch.randint(2, 64, (2, 40), generator=torch.Generator().manual_seed(3))
     [(f, "yarn") for f in CONFIGS]
     + [("llama", n) for n in (*SCALINGS, *DYNAMIC) if n != "yarn"]
     + [("gemma3_text", n) for n in ("linear", *DYNAMIC)]
-    + [("phi", "dynamic"), ("gpt_neox", "dynamic")],
+    + [("phi", "dynamic"), ("gpt_neox", "dynamic"), ("cohere", "mixed"), ("deepseek_v3", "linear")]
+    + [("phi3", n) for n in ("linear", "ntk", "llama3", "mixed", "longrope")]
+    + [(f, "dynamic") for f in ("mixtral", "qwen2_moe", "qwen3_moe")],
 )
 def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     model = make(family)
@@ -90,7 +124,8 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     if family == "gemma3_text":
         assert said["sliding_attention"] == config["sliding_attention"]
         said = said["full_attention"]
-    assert said["rope_type"] == ("default" if name == "ntk" else name)
+    listed = name == "mixed" or (family == "phi3" and name != "ntk")  # no word of its own: a divisor for each pair
+    assert said["rope_type"] == ("default" if name == "ntk" else "longrope" if listed else name)
     outputs_agree(ours, loaded(IDS, use_cache=False).logits)
     hf.restore(model)
     assert shape_of(model) == before
@@ -98,11 +133,18 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     assert torch.equal(model(IDS).logits, plain)
 
 
-UNROTATED = [(f, n) for f in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text") for n in DYNAMIC]
+UNROTATED = [
+    (f, n)
+    for f in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma3_text")
+    for n in DYNAMIC
+]
 ONE_LAYER = {"gptj": dict(n_layer=1), "gemma3_text": dict(sliding_window=7)}
 
 
-@pytest.mark.parametrize("family, name", [*UNROTATED, ("phi", "dynamic"), ("gpt_neox", "dynamic"), ("gptj", "dynamic")])
+@pytest.mark.parametrize(
+    "family, name",
+    [*UNROTATED, ("phi", "dynamic"), ("phi3", "longrope"), ("gpt_neox", "dynamic"), ("gptj", "dynamic")],
+)
 def test_a_cache_changes_nothing_where_the_rotation_follows_the_length(family, name):
     """One layer that follows the length: its keys do not depend on earlier ones, so each step must equal a whole
     forward. Gemma 3 has a layer with a window before it, which keeps its rotation.
@@ -169,11 +211,73 @@ def test_gptj(name, caplog):
     assert torch.equal(model(IDS[:, :16]).logits, plain)
 
 
+TEXT = {**SIZES, **GROUPED, "head_dim": 8, "pad_token_id": 0}
+SECTIONS = dict(rope_type="default", rope_theta=10000.0, mrope_section=[2, 1, 1])
+VISION = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4)
+SEEING = {
+    "llava": lambda: LlavaForConditionalGeneration(
+        LlavaConfig(
+            text_config={"model_type": "llama", **TEXT}, image_token_index=60,
+            vision_config={"model_type": "pixtral", **VISION, "image_size": 16, "patch_size": 8},
+        )
+    ),
+    "qwen2_vl": lambda: Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(
+            text_config={"model_type": "qwen2_vl_text", **TEXT, "rope_parameters": SECTIONS}, image_token_id=60,
+            vision_config=dict(depth=1, embed_dim=32, hidden_size=32, num_heads=4), video_token_id=61,
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family, name", [("llava", "yarn"), ("llava", "dynamic"), ("qwen2_vl", "yarn")])
+def test_of_a_model_that_sees_only_the_text_is_extended(family, name, tmp_path):
+    torch.manual_seed(1)
+    model = SEEING[family]().eval()
+    vision, plain = model.config.vision_config.to_diff_dict(), model(IDS, use_cache=False).logits
+    hf.extend(model, {**SCALINGS, **DYNAMIC}[name])
+    ours = model(IDS, use_cache=False).logits
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    outputs_agree(ours, loaded(IDS, use_cache=False).logits)
+    assert loaded.config.vision_config.to_diff_dict() == {**vision, "dtype": "float32"}
+    if family == "qwen2_vl":  # an image's three axes
+        positions = torch.randint(0, 40, (3, 2, 9))
+        both = (one.model.language_model.rotary_emb(torch.zeros(1), positions) for one in (model, loaded))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*both, strict=True))
+    assert torch.equal(hf.restore(model)(IDS, use_cache=False).logits, plain)
+
+
+def refused(model, scaled, match):
+    """Nothing was changed."""
+    before = (shape_of(model), model.config.to_dict())
+    with pytest.raises(hf.UnsupportedModel, match=match):
+        hf.extend(model, scaled)
+    assert (shape_of(model), model.config.to_dict()) == before
+
+
 def test_what_cannot_be_extended_says_why():
-    with pytest.raises(hf.UnsupportedModel, match="no rotary_emb to swap"):
-        hf.extend(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), None)
-    with pytest.raises(hf.UnsupportedModel, match="keys must be cached unrotated.*not for OlmoAttention"):
-        hf.extend(AutoModelForCausalLM.from_config(OlmoConfig(**SIZES)), DYNAMIC["dynamic"])
+    refused(
+        BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), None,
+        "no rotary_emb to swap",
+    )  # fmt: skip
+    refused(
+        AutoModelForCausalLM.from_config(OlmoConfig(**SIZES)), DYNAMIC["dynamic"],
+        "keys must be cached unrotated.*not for OlmoAttention",
+    )  # fmt: skip
+    refused(make("gemma2"), DYNAMIC["dynamic"], "not for Gemma2Attention")
+    refused(make("llama"), scaling.DynamicYaRN(original=16), "hf cannot say DynamicYaRN")
+    refused(make("phi3"), DYNAMIC["dynamic"], "Phi3Config refuses 'dynamic'.*must be one of")
+    refused(
+        AutoModelForCausalLM.from_config(PhimoeConfig(**SIZES, num_local_experts=2)), SCALINGS["yarn"],
+        "refuses 'yarn'.*short_mscale",
+    )  # fmt: skip
+    deep = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale_all_dim=1.0)
+    refused(make("deepseek_v3", rope_parameters=deep), SCALINGS["yarn"], "mscale_all_dim is inside every layer's scale")
+    part = dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5)
+    refused(make("llama", rope_parameters=part), SCALINGS["yarn"], "which YaRN.*would replace; give Proportional")
+    model = make("llama")
+    model.model.another = type(model.model.rotary_emb)(model.config)
+    refused(model, SCALINGS["yarn"], "model.another rotates too")
     model = hf.extend(make("llama"), SCALINGS["yarn"])
-    with pytest.raises(hf.UnsupportedModel, match="extended already"):
-        hf.extend(model, SCALINGS["linear"])
+    refused(model, SCALINGS["linear"], "extended already")

@@ -3,6 +3,10 @@
     posenc.hf.extend(model, posenc.scaling.YaRN(factor=4, original=4096))
     model.save_pretrained(folder)                # transformers' own words: from_pretrained finds the same rotation
 
+The rotation is made by transformers' class from the configuration as it will be read, and its frequencies must be
+those of posenc's scaling, so what runs is what will be loaded. A scaling that a configuration has no word for, and that
+does not follow the length, is said as LongRoPE's: a divisor for each pair (Phi-3's knows no other).
+
 Length-dependent scalings need keys that are cached unrotated: unrotated.py. Where each kind of layer has a rotation of
 its own (Gemma 3), the full-attention layers are scaled; those with a window never see further than it. GPT-J's layers
 read a table, and its configuration has no word for a scaling: the table is made anew, and again after from_pretrained.
@@ -10,6 +14,10 @@ read a table, and its configuration has no word for a scaling: the table is made
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,22 +25,24 @@ from torch import Tensor, nn
 from transformers.models.gptj import modeling_gptj
 
 from .. import RoPE, Where, rotary
-from ..scaling import Scaling
+from ..dialects import read
+from ..scaling import LongRoPE, Proportional, Scaling
 from . import versions
 from .layer import say
 from .swap import UnsupportedModel
 from .unrotated import UNROTATED, GPTJAttention, Turns
 
 FULL = "full_attention"
+KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""What a configuration says of its rotation that no scaling changes."""
 
 
 class Rotary(nn.Module):
     """(x, position_ids) -> (cos, sin), halves: what `model.rotary_emb` is asked for, with a kind of layer or without."""
 
-    def __init__(self, ropes: dict[str | None, RoPE], before: nn.Module, config_before: dict[str, Any]):
+    def __init__(self, ropes: dict[str | None, RoPE]):
         super().__init__()
-        # plain attributes: none is part of the model
-        self.__dict__["ropes"], self.__dict__["before"], self.config_before = ropes, before, config_before
+        self.__dict__["ropes"] = ropes  # a plain attribute: no part of the model
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Turns:
@@ -41,36 +51,49 @@ class Rotary(nn.Module):
         return Turns.of(rope, positions, x.dtype)
 
 
+@dataclass
+class Change:
+    """A rotation to be swapped, checked."""
+
+    parent: Any
+    child: Any
+    made: nn.Module
+    said: dict[str, Any]  # what the configuration is to say
+    before: dict[str, Any]
+    follows: set[str | None]  # the kinds of layers whose rotation follows the length
+
+
 def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None = None) -> nn.Module:
     """Swap the rotation of a Llama-like model; returns the same model.
 
     scaling      an object of posenc.scaling (None: plain RoPE)
     max_length   the context length that the configuration is to state; default: factor · original
 
-    The configuration is changed to transformers' own words for it. `restore` undoes both.
+    The configuration is changed to transformers' own words for it. `restore` undoes both. Everything is checked before
+    anything is changed.
     """
     versions.check()
-    if any(isinstance(module, Rotary) or "posenc_before" in module.__dict__ for module in model.modules()):
+    if any("posenc_before" in module.__dict__ for module in model.modules()):
         raise UnsupportedModel("this model is extended already; posenc.hf.restore(model) first")
-    found = [
-        (parent, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if name == "rotary_emb" and hasattr(child, "config")
-    ]
     tables = [module for module in model.modules() if type(module) is modeling_gptj.GPTJAttention]
+    found = _found(model)
     if not found and not tables:
         raise UnsupportedModel(
             f"{type(model).__name__} has no rotary_emb to swap; Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX have one, "
             "and GPT-J's tables are known"
         )
-    ropes = [_ropes(child, scaling) for _, child in found]
-    own = [_scaled(layer.config, None, scaling) for layer in tables]
-    following = {kind for some in ropes for kind, rope in some.items() if rope.length_dependent}
-    if following or any(rope.length_dependent for rope in own):
-        _cache_unrotated(model, scaling, following or {None})
-    for (parent, child), some in zip(found, ropes, strict=True):
-        parent.rotary_emb = Rotary(some, child, _update(child.config, some, max_length))
+    changes = [_change(parent, child, scaling, max_length) for parent, child in found]
+    own = [_rope(layer.config, None, scaling) for layer in tables]
+    follows = set().union(*(one.follows for one in changes), {None} if any(r.length_dependent for r in own) else ())
+    layers = _unrotated([one.parent for one in changes] + tables, scaling, follows) if follows else []
+
+    for layer in layers:
+        layer.__class__ = UNROTATED[type(layer)]
+    for one in changes:
+        one.made.__dict__["posenc_before"] = (one.child, one.before)
+        one.parent.rotary_emb = one.made
+        for name, value in one.said.items():
+            setattr(one.child.config, name, value)
     if tables:
         _tables(tables, own, max_length)
     return model
@@ -79,80 +102,172 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
 def undo(model: nn.Module) -> None:
     """Give a model its rotation and its configuration back."""
     for parent in list(model.modules()):
-        child = getattr(parent, "rotary_emb", None)
-        if isinstance(child, Rotary):
-            before: Any = child.__dict__["before"]
-            for name, value in child.config_before.items():
-                setattr(before.config, name, value)
-            parent.rotary_emb = before
+        now: Any = getattr(parent, "rotary_emb", None)
+        if isinstance(now, nn.Module) and "posenc_before" in now.__dict__:
+            child, before = now.__dict__["posenc_before"]
+            for name, value in before.items():
+                setattr(child.config, name, value)
+            parent.rotary_emb = child
         layer: Any = parent
-        if "posenc_before" in layer.__dict__:
+        if isinstance(layer, modeling_gptj.GPTJAttention) and "posenc_before" in layer.__dict__:
             layer.embed_positions, layer.max_positions = layer.__dict__["posenc_before"]
             layer.config.max_position_embeddings = layer.max_positions
 
 
-def _cache_unrotated(model: nn.Module, scaling: Scaling | None, kinds: set[str | None]) -> None:
-    """Swap the layers of these kinds (None: every layer); the others' rotation does not follow the length."""
-    layers = [
-        m
-        for m in model.modules()
-        if any(hasattr(m, name) for name in ("q_proj", "query_key_value"))
-        and (None in kinds or getattr(m, "layer_type", None) in kinds)
+def _found(model: nn.Module) -> list[tuple[Any, Any]]:
+    """(parent, rotation) of the text's layers."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config().model_type if config is not None and getattr(config, "sub_configs", None) else None
+    found = [
+        (parent, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if name == "rotary_emb" and hasattr(child, "config") and text in (None, child.config.model_type)
     ]
-    strange = {type(m).__name__ for m in layers if type(m) not in UNROTATED} or (set() if layers else {"none"})
-    if strange:
+    ours, kinds = {child for _, child in found}, {type(child) for _, child in found}
+    others = [name for name, module in model.named_modules() if type(module) in kinds and module not in ours]
+    others = [name for name in others if name.rsplit(".", 1)[-1] != "rotary_emb"]  # those of an image's layers
+    if others:
+        raise UnsupportedModel(f"{others[0]} rotates too, and rotary_emb is the only name known")
+    return found
+
+
+def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
+    """Everything that may fail."""
+    config, name = child.config, type(child).__name__
+    kinds = [kind for kind, value in (config.rope_parameters or {}).items() if isinstance(value, dict)]
+    if kinds and FULL not in kinds:
+        raise UnsupportedModel(f"{name} rotates {', '.join(kinds)}; which to scale is known for {FULL}")
+    kind = FULL if kinds else None
+    try:
+        rope = _rope(config, kind, scaling)
+        others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != FULL}
+    except ValueError as error:
+        raise UnsupportedModel(f"{name}: {error}") from error
+    told = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    if told.get("mscale_all_dim") or getattr(scaling, "mscale_all_dim", None):
+        raise UnsupportedModel(f"{name}: mscale_all_dim is inside every layer's scale, too, which is not changed here")
+    reasons = []
+    for said in _words(config, kind, rope, max_length):
+        try:
+            again = copy.deepcopy(config)
+            for attribute, value in said.items():
+                setattr(again, attribute, value)
+            again = type(config).from_dict(again.to_dict())
+            made = type(child)(again)
+        except Exception as error:  # transformers' validators raise what they like
+            reasons.append(f"{type(config).__name__} refuses {_kind(said, kind)!r}: {_last_line(error)}")
+            continue
+        if not _turns_as(made, kind, rope):
+            reasons.append(f"{type(config).__name__} reads {_kind(said, kind)!r} as another rotation")
+            continue
+        if rope.length_dependent:
+            made = Rotary({**others, kind: rope})
+        else:
+            made.config = config
+            made.to(next(iter(child.buffers())).device).train(child.training)
+        before = {attribute: getattr(config, attribute) for attribute in said}
+        said = {attribute: getattr(again, attribute) for attribute in said}
+        return Change(parent, child, made, said, before, {kind} if rope.length_dependent else set())
+    raise UnsupportedModel(f"{name}: no configuration would say {scaling}, because " + "; ".join(reasons))
+
+
+def _words(config: Any, kind: str | None, rope: RoPE, max_length: int | None) -> Iterator[dict[str, Any]]:
+    """What the configuration might say, the scaling's own word first."""
+    try:
+        yield _say(config, kind, rope, rope.scaling, max_length)
+        reason = None
+    except ValueError as error:  # no word for it
+        reason = error
+    if not rope.length_dependent and rope.scaling is not None and all(rope.frequencies()):
+        divisors = tuple(
+            plain / turned for plain, turned in zip(_bare(rope, None).frequencies(), rope.frequencies(), strict=True)
+        )
+        original = getattr(rope.scaling, "original", None) or config.max_position_embeddings
+        lists = LongRoPE(
+            short=divisors, long=divisors, original=original, factor=getattr(rope.scaling, "factor", 1.0),
+            attention_factor=rope.attention_factor,
+        )  # fmt: skip
+        yield _say(config, kind, rope, lists, max_length)
+    elif reason is not None:
+        raise UnsupportedModel(str(reason)) from reason
+
+
+def _say(config: Any, kind: str | None, rope: RoPE, scaling: Scaling | None, max_length: int | None) -> dict[str, Any]:
+    said = rotary.to_config(_bare(rope, scaling), "hf")
+    told = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    parameters = {**{key: told[key] for key in KEPT if key in told}, **said["rope_parameters"]}
+    values = {
+        "rope_parameters": parameters if kind is None else {**config.rope_parameters, kind: parameters},
+        "max_position_embeddings": said.get("max_position_embeddings", _longest(config, rope, max_length)),
+    }
+    original = "original_max_position_embeddings"
+    if hasattr(config, original) and original in parameters:  # Phi-3's is read before the rotation's own
+        values[original] = parameters[original]
+    if getattr(config, "head_dim", 0) is None:  # Mixtral: some of transformers' formulas multiply it
+        values["head_dim"] = rope.head_dim
+    return values
+
+
+def _turns_as(made: Any, kind: str | None, rope: RoPE) -> bool:
+    before = "" if kind is None else f"{kind}_"
+    theirs, factor = getattr(made, f"{before}inv_freq", None), getattr(made, f"{before}attention_scaling", None)
+    ours = torch.tensor(rope.frequencies(), dtype=torch.float64)
+    return (
+        theirs is not None
+        and factor is not None
+        and theirs.shape == ours.shape
+        and torch.allclose(theirs.double().cpu(), ours, rtol=1e-5, atol=0.0)
+        and math.isclose(factor, rope.attention_factor, rel_tol=1e-5)
+    )
+
+
+def _kind(said: dict[str, Any], kind: str | None) -> str:
+    parameters = said["rope_parameters"]
+    return (parameters if kind is None else parameters[kind])["rope_type"]
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+
+
+def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | None]) -> list[Any]:
+    """The layers of these kinds (None: every layer); the others' rotation does not follow the length."""
+    layers = [
+        module
+        for parent in parents
+        for module in parent.modules()
+        if any(hasattr(module, name) for name in ("q_proj", "qkv_proj", "query_key_value"))
+        and (None in kinds or getattr(module, "layer_type", None) in (None, *kinds))
+    ]
+    strange = {type(layer).__name__ for layer in layers if type(layer) not in UNROTATED}
+    if strange or not layers:
         raise UnsupportedModel(
             f"{scaling} follows the length, so keys must be cached unrotated; that is known for "
-            f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(strange))}"
+            f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(strange)) or 'this model'}"
         )
-    for layer in layers:
-        layer.__class__ = UNROTATED[type(layer)]
+    return layers
 
 
-def _ropes(child: Any, scaling: Scaling | None) -> dict[str | None, RoPE]:
-    """A rope for each kind of layer; one for None where there is one kind."""
-    config = child.config
-    kinds = [kind for kind, value in (config.rope_parameters or {}).items() if isinstance(value, dict)]
-    made: dict[str | None, RoPE]
-    if not kinds:
-        made = {None: _scaled(config, None, scaling)}
-    elif FULL in kinds:
-        made = {kind: rotary.from_config(config, layer_type=kind) for kind in kinds if kind != FULL}
-        made[FULL] = _scaled(config, FULL, scaling)
-    else:
-        raise UnsupportedModel(f"{type(child).__name__} rotates {', '.join(kinds)}; which to scale is known for {FULL}")
-    if any(rope.layout != "half" for rope in made.values()):
-        raise UnsupportedModel(f"{type(child).__name__} turns neighbouring channels; known are halves, and GPT-J")
-    return made
+def _rope(config: Any, kind: str | None, scaling: Scaling | None) -> RoPE:
+    """The configuration's rotation with this scaling."""
+    setup = read(config, layer_type=kind)
+    if isinstance(setup.scaling, Proportional) and not isinstance(scaling, Proportional):
+        raise ValueError(
+            f"its rotation is {setup.scaling}, which {scaling} would replace; give Proportional with the same fraction "
+            "and a factor"
+        )
+    options: dict[str, Any] = {**setup.options(), "scaling": scaling}
+    return RoPE(**options)
 
 
-def _scaled(config: Any, kind: str | None, scaling: Scaling | None) -> RoPE:
-    plain = rotary.from_config(config, layer_type=kind)
-    return RoPE(
-        head_dim=plain.head_dim, rotary_dim=plain.rotary_dim, base=plain.base, layout=plain.layout, scaling=scaling
-    )
+def _bare(rope: RoPE, scaling: Scaling | None) -> RoPE:
+    return RoPE(head_dim=rope.rotary_dim, base=rope.base, layout=rope.layout, scaling=scaling)
 
 
 def _longest(config: Any, rope: RoPE, max_length: int | None) -> int:
     original = getattr(rope.scaling, "original", config.max_position_embeddings)
     return max(max_length or int(getattr(rope.scaling, "factor", 1.0) * original), original)
-
-
-def _update(config: Any, ropes: dict[str | None, RoPE], max_length: int | None) -> dict[str, Any]:
-    """Change a configuration to say this rotation; returns what it said before."""
-    kind = FULL if FULL in ropes else None
-    rope, told = ropes[kind], config.rope_parameters if kind is None else config.rope_parameters[kind]
-    said = rotary.to_config(rope, "hf")
-    before = {
-        "rope_parameters": dict(config.rope_parameters),
-        "max_position_embeddings": config.max_position_embeddings,
-    }
-    parameters = dict(said["rope_parameters"])
-    if "partial_rotary_factor" in told:
-        parameters.setdefault("partial_rotary_factor", told["partial_rotary_factor"])
-    config.max_position_embeddings = said.get("max_position_embeddings", _longest(config, rope, max_length))
-    config.rope_parameters = parameters if kind is None else {**config.rope_parameters, kind: parameters}
-    return before
 
 
 def _tables(layers: list[Any], ropes: list[RoPE], max_length: int | None) -> None:

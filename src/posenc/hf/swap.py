@@ -74,7 +74,7 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo `accelerate` and `extend`; returns the same model."""
-    if any(type(module).__name__ == "Rotary" or "posenc_before" in module.__dict__ for module in model.modules()):
+    if any("posenc_before" in module.__dict__ for module in model.modules()):
         importlib.import_module("posenc.hf.extension").undo(model)
     for module in model.modules():
         if "posenc_hook" in module.__dict__:

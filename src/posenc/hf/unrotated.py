@@ -17,9 +17,13 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.mixtral import modeling_mixtral
 from transformers.models.phi import modeling_phi
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen2_moe import modeling_qwen2_moe
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from .. import RoPE, Where
 from . import masks
@@ -91,12 +95,24 @@ class MistralAttention(Unrotated, modeling_mistral.MistralAttention):
     original = modeling_mistral.MistralAttention
 
 
+class MixtralAttention(Unrotated, modeling_mixtral.MixtralAttention):
+    original = modeling_mixtral.MixtralAttention
+
+
 class Qwen2Attention(Unrotated, modeling_qwen2.Qwen2Attention):
     original = modeling_qwen2.Qwen2Attention
 
 
+class Qwen2MoeAttention(Unrotated, modeling_qwen2_moe.Qwen2MoeAttention):
+    original = modeling_qwen2_moe.Qwen2MoeAttention
+
+
 class Qwen3Attention(Unrotated, modeling_qwen3.Qwen3Attention):
     original = modeling_qwen3.Qwen3Attention
+
+
+class Qwen3MoeAttention(Unrotated, modeling_qwen3_moe.Qwen3MoeAttention):
+    original = modeling_qwen3_moe.Qwen3MoeAttention
 
 
 class GemmaAttention(Unrotated, modeling_gemma.GemmaAttention):
@@ -116,6 +132,14 @@ class PhiAttention(Unrotated, modeling_phi.PhiAttention):
 
     def posenc_out(self, merged):
         return self.dense(merged)
+
+
+class Phi3Attention(Unrotated, modeling_phi3.Phi3Attention):
+    original = modeling_phi3.Phi3Attention
+
+    def posenc_qkv(self, states):
+        heads, keys = self.config.num_attention_heads, self.num_key_value_heads
+        return split(self.qkv_proj(states), self.head_dim).split((heads, keys, keys), dim=1)
 
 
 class GPTNeoXAttention(Unrotated, modeling_gpt_neox.GPTNeoXAttention):
@@ -154,7 +178,7 @@ class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
 
 
 LAYERS = (
-    LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention, GemmaAttention, Gemma3Attention, PhiAttention,
-    GPTNeoXAttention, GPTJAttention,
+    LlamaAttention, MistralAttention, MixtralAttention, Qwen2Attention, Qwen2MoeAttention, Qwen3Attention,
+    Qwen3MoeAttention, GemmaAttention, Gemma3Attention, PhiAttention, Phi3Attention, GPTNeoXAttention, GPTJAttention,
 )  # fmt: skip
 UNROTATED = {part.original: part for part in LAYERS}
