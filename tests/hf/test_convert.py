@@ -11,6 +11,8 @@ from transformers import (
     DebertaV2Model,
     LlamaConfig,
     LlamaModel,
+    MistralConfig,
+    MistralModel,
     Qwen2Config,
     Qwen2Model,
     T5Config,
@@ -34,7 +36,7 @@ def randomised(model):
     return model.eval()
 
 
-def back(attention, layer, shared=None):
+def weights_return(attention, layer, shared=None):
     """The layer's weights survive the way there and back."""
     wanted = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
@@ -57,7 +59,7 @@ def test_t5(stack, number):
     if stack == "decoder":
         mask = mask.masked_fill(torch.ones(23, 23, dtype=torch.bool).triu(1), -1e9)
     outputs_agree(attention(X), layer(X, mask=mask, position_bias=first.compute_bias(23, 23))[0])
-    back(attention, layer, first)
+    weights_return(attention, layer, first)
 
 
 @pytest.mark.parametrize("options", [
@@ -80,7 +82,7 @@ def test_deberta(options):
         layer.self(X, mask, relative_pos=encoder.get_rel_pos(X), rel_embeddings=encoder.get_rel_embedding())[0]
     )
     outputs_agree(attention(X, key_mask=MASK)[MASK], theirs[MASK])
-    back(attention, layer, encoder)
+    weights_return(attention, layer, encoder)
     with pytest.raises(ValueError, match=r"to_posenc\(layer\.attention, model\.encoder\)"):
         hf.to_posenc(layer)
 
@@ -97,18 +99,29 @@ def test_xlnet():
              ((x, layer.q), (x, layer.k), (x, layer.v), (waves, layer.r))]  # fmt: skip
     theirs = torch.einsum("ibnd,hnd->bih", layer.rel_attn_core(*heads, seg_mat=pairs), layer.o)
     outputs_agree(attention(X, segments=segments), theirs)
-    back(attention, layer)
+    weights_return(attention, layer)
 
 
-@pytest.mark.parametrize("model, config", [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)])
-def test_llama(model, config):
+@pytest.mark.parametrize("model, config, more", [
+    (LlamaModel, LlamaConfig, dict(head_dim=12, attention_bias=True)),
+    (LlamaModel, LlamaConfig, dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4))),
+    (Qwen2Model, Qwen2Config, {}),
+    (Qwen2Model, Qwen2Config, dict(use_sliding_window=True, sliding_window=7, max_window_layers=0)),
+    (MistralModel, MistralConfig, dict(sliding_window=7)),
+    (MistralModel, MistralConfig, dict(sliding_window=None)),
+])  # fmt: skip
+def test_llama(model, config, more):
     model = randomised(model(config(vocab_size=50, hidden_size=32, intermediate_size=16, num_hidden_layers=1,
-                                    num_attention_heads=4, num_key_value_heads=2)))  # fmt: skip
+                                    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16,
+                                    **more)))  # fmt: skip
     layer = model.layers[0].self_attn
     attention = hf.to_posenc(layer)
     phases = model.rotary_emb(X, torch.arange(23)[None])
-    outputs_agree(attention(X), layer(X, position_embeddings=phases, attention_mask=None)[0])
-    back(attention, layer)
+    back = torch.arange(23)[:, None] - torch.arange(23)
+    seen = (back >= 0) & (back < (more.get("sliding_window") or 23))
+    mask = torch.zeros(1, 1, 23, 23).masked_fill(~seen, -1e9)
+    outputs_agree(attention(X), layer(X, position_embeddings=phases, attention_mask=mask)[0])
+    weights_return(attention, layer)
 
 
 def test_other_layers_are_named():
@@ -116,3 +129,8 @@ def test_other_layers_are_named():
         hf.UnsupportedModel, match="Linear is not a layer that can be converted; these are: T5Attention"
     ):
         hf.to_posenc(torch.nn.Linear(2, 2))
+    config = DebertaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, talking_head=True,
+                           intermediate_size=16, relative_attention=True, pos_att_type=["c2p"])  # fmt: skip
+    encoder = DebertaModel(config).encoder
+    with pytest.raises(hf.UnsupportedModel, match="talking heads"):
+        hf.to_posenc(encoder.layer[0].attention, encoder)

@@ -88,6 +88,8 @@ def _deberta(module: Any, shared: Any) -> Attention:
     core, config = module.self, module.config
     if not core.relative_attention or shared is None or not hasattr(shared, "rel_embeddings"):
         raise ValueError("DeBERTa's positions are the encoder's: to_posenc(layer.attention, model.encoder)")
+    if getattr(core, "talking_head", False):
+        raise UnsupportedModel("DeBERTa's talking heads mix the scores of all heads, which posenc.Attention does not")
     second = hasattr(core, "query_proj")
     buckets = getattr(core, "position_buckets", -1)
     position = DeBERTa(
@@ -164,7 +166,8 @@ def _llama(module: Any, shared: Any) -> Attention:
 
 
 def _window(module: Any) -> tuple[int, None] | None:
-    width = getattr(module, "sliding_window", None)
+    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers ask it each time
+    width = getattr(holder, "sliding_window", None)
     return None if width is None else (width - 1, None)
 
 
