@@ -177,6 +177,24 @@ def test_left_padding_and_generate_with_a_length_dependent_rotation(family, more
     assert torch.equal(both[:, 6:], alone)
 
 
+@pytest.mark.parametrize("padded", [0, 4])
+@pytest.mark.parametrize("family, more", [("llama", {}), ("mistral", dict(sliding_window=7)), ("gptj", {})])
+def test_a_static_cache_gives_the_same_tokens(family, more, padded):
+    """Its slots are there before their tokens are, and a window's move once it is full."""
+    model = hf.extend(make(family, **more), DYNAMIC["dynamic"])
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, :padded] = 0
+    growing, static = (
+        model.generate(
+            IDS[:, :6], attention_mask=mask, max_new_tokens=14, do_sample=False, return_dict_in_generate=True,
+            output_logits=True, cache_implementation=kind,
+        )
+        for kind in (None, "static")
+    )  # fmt: skip
+    assert torch.equal(growing.sequences, static.sequences)
+    outputs_agree(torch.stack(static.logits), torch.stack(growing.logits))
+
+
 def their_table(length, kind, **parameters):
     """GPT-J's [sines, cosines] from transformers' own frequencies."""
     config = LlamaConfig(

@@ -72,11 +72,17 @@ class Unrotated(Layer):
                 "output_attentions=True is not kept by length-dependent rotations; hf.restore(model) first"
             )
         q, k, v = self.posenc_qkv(states)
+        last, first = q.shape[2] - 1, 0  # tokens: that of the last query, and that in the first slot
         if cache is not None:
+            last = cache.get_seq_length(self.layer_idx) + last
+            first = cache.get_mask_sizes(q.shape[2], self.layer_idx)[1]
             k, v = cache.update(k, v, self.layer_idx)
-        # slots are consecutive, so a row's last position says all of them; padding before the text stays at 0
-        back = torch.arange(1 - k.shape[2], 1, device=positions.device)
-        where = Where(positions, (positions[:, -1:] + back).clamp(min=0))
+            if mask is None and cache.is_compileable:  # a text's beginning, in the first slots
+                k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        # tokens are consecutive, so a row's last position says all of them; padding before the text stays at 0, and
+        # slots that a static cache has yet to fill must not lengthen it
+        ahead = torch.arange(k.shape[2], device=positions.device) + (first - last)
+        where = Where(positions, (positions[:, -1:] + ahead.clamp(max=0)).clamp(min=0))
         scale, dropout = self.posenc_size()
         plan = replace(rope.plan(where), scale=scale)
         seen = masks.seen(mask, q.shape[2], causal=getattr(self, "is_causal", True))
