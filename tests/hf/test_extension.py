@@ -177,6 +177,22 @@ def test_left_padding_and_generate_with_a_length_dependent_rotation(family, more
     assert torch.equal(both[:, 6:], alone)
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_packed_texts_keep_their_positions(use_cache, tmp_path):
+    """Two texts in a row, as a trainer packs them: positions begin anew, and transformers' mask keeps them apart."""
+    model = hf.extend(make("llama"), DYNAMIC["dynamic"])
+    model.save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    positions = torch.cat((torch.arange(17), torch.arange(23)))[None]
+    text = torch.arange(40) >= 17
+    seen = (text[:, None] == text) & torch.ones(40, 40, dtype=torch.bool).tril()
+    mask = torch.zeros(1, 1, 40, 40).masked_fill(~seen, -1e9)
+    ours, wanted = (
+        one(IDS[:1], position_ids=positions, attention_mask=mask, use_cache=use_cache).logits for one in (model, theirs)
+    )
+    outputs_agree(ours, wanted)
+
+
 @pytest.mark.parametrize("padded", [0, 4])
 @pytest.mark.parametrize("family, more", [("llama", {}), ("mistral", dict(sliding_window=7)), ("gptj", {})])
 def test_a_static_cache_gives_the_same_tokens(family, more, padded):

@@ -79,10 +79,13 @@ class Unrotated(Layer):
             k, v = cache.update(k, v, self.layer_idx)
             if mask is None and cache.is_compileable:  # a text's beginning, in the first slots
                 k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        # tokens are consecutive, so a row's last position says all of them; padding before the text stays at 0, and
-        # slots that a static cache has yet to fill must not lengthen it
-        ahead = torch.arange(k.shape[2], device=positions.device) + (first - last)
-        where = Where(positions, (positions[:, -1:] + ahead.clamp(max=0)).clamp(min=0))
+        keys = positions
+        if k.shape[2] != q.shape[2]:
+            # tokens are consecutive, so a row's last position says all of them; padding before the text stays at 0,
+            # and slots that a static cache has yet to fill must not lengthen it
+            ahead = torch.arange(k.shape[2], device=positions.device) + (first - last)
+            keys = (positions[:, -1:] + ahead.clamp(max=0)).clamp(min=0)
+        where = Where(positions, keys)
         scale, dropout = self.posenc_size()
         plan = replace(rope.plan(where), scale=scale)
         seen = masks.seen(mask, q.shape[2], causal=getattr(self, "is_causal", True))
