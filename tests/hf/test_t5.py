@@ -61,6 +61,19 @@ def test_outputs_gradients_and_restore(family, attn):
     same(make(family, attn), inputs, target_mask, layers=6)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_padded_on_the_left_is_the_same_at_its_padding(family):
+    """Its first queries see no key, and average all values."""
+    ids, mask = batch()
+    target_mask = torch.ones(3, 11, dtype=torch.long)
+    target_mask[0, :4] = 0
+    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :11], decoder_attention_mask=target_mask)
+    model = make(family, "sdpa")
+    theirs, _ = run(model, inputs, None, backward=False)
+    outputs_agree(run(hf.accelerate(model), inputs, None, backward=False)[0], theirs)
+    same(hf.restore(model), inputs, target_mask, layers=6)
+
+
 @pytest.mark.parametrize("length", [1, 7, 129])
 def test_encoder_of_awkward_lengths(length):
     torch.manual_seed(3)

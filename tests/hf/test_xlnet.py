@@ -60,6 +60,13 @@ def test_memories(mem_len):
         outputs_agree(a, b)
 
 
+def test_an_empty_batch():
+    ids, mask, segments = batch()
+    model = hf.accelerate(make())
+    for more in ({}, dict(attention_mask=mask[:0], token_type_ids=segments[:0])):
+        assert model(input_ids=ids[:0], **more).last_hidden_state.shape == (0, 21, 32)
+
+
 def test_one_padded_text_in_one_direction_and_an_empty_one():
     ids, mask, segments = batch()
     inputs = dict(input_ids=ids[1:2], attention_mask=mask[1:2], token_type_ids=segments[1:2])

@@ -56,8 +56,9 @@ class Bucketed(Layer):
         else:
             first = start.reshape(1) if isinstance(start, Tensor) else start
             plan, causal = self.posenc_plan(Where((first, q.shape[2]), k.shape[2]), table), self.is_decoder
-        out = self.posenc_run(q, k, v, plan, masks.seen(mask, q.shape[2], causal=causal), self.dropout)
-        return self.o(out)
+        seen = masks.seen(mask, q.shape[2], causal=causal)
+        blind = masks.before_all_keys(seen, q.shape[2])
+        return self.o(self.posenc_run(q, k, v, plan, seen, self.dropout, blind))
 
     def posenc_keys(self, states: Tensor, crosses: bool, cache) -> tuple[Tensor, Tensor]:
         """Keys and values, through the cache; those of an encoder are made once."""

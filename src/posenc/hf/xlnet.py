@@ -75,7 +75,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     def forward(
         self, h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems=None, target_mapping=None, output_attentions=False
     ):
-        if not output_attentions:
+        if not output_attentions and h.shape[1]:
             # all rows of the batch are alike; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if self.posenc_two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
@@ -84,7 +84,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     def rel_attn_core(
         self, q_head, k_head_h, v_head_h, k_head_r, seg_mat=None, attn_mask=None, output_attentions=False
     ):
-        if output_attentions or seg_mat is not None:
+        if output_attentions or seg_mat is not None or not q_head.shape[1]:
             return super().rel_attn_core(q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
         content = isinstance(attn_mask, Content)
