@@ -8,7 +8,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
 from posenc.engines import axes
-from tests.hf.compare import interpreted, outputs_agree, run, same
+from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 
 SIZES = dict(vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=37, dropout=0.1)
 
@@ -164,6 +164,16 @@ def test_segments_are_channels(monkeypatch):
     calls.clear()
     model(input_ids=ids, token_type_ids=segments)
     assert len(calls) == 2
+
+
+def test_gradients_of_a_compiled_model_with_padding():
+    ids, mask, _ = batch()
+    model = make(XLNetLMHeadModel)
+    inputs = dict(input_ids=ids[:2], attention_mask=mask[:2])
+    theirs, their_gradients = run(model, inputs, None)
+    ours, our_gradients = run(torch.compile(hf.accelerate(model)), inputs, None)
+    outputs_agree(ours, theirs)
+    gradients_agree({name.removeprefix("_orig_mod."): g for name, g in our_gradients.items()}, their_gradients)
 
 
 def test_a_compiled_model_looks_at_its_segments():

@@ -141,13 +141,20 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         return some if out is None or slots is None else out.index_copy(2, slots, some)
 
     def posenc_own(self, q: Tensor, k: Tensor, here: Tensor, call: Call) -> Tensor:
-        """[B, H, L]: the score of each token with itself; here [H, D] is the table's row for no distance."""
-        vectors = [(self.r_w_bias, k), (self.r_r_bias, here[:, None])]
-        if call.segments is not None:
-            vectors.append((self.r_s_bias, self.seg_embed[0][:, None]))
+        """[B, H, L]: the score of each token with itself; here [H, D] is the table's row for no distance.
+
+        (q + u)·k + (q + v)·here, with products of matrices: Inductor 2.13 fuses sums over biases wrongly on a CPU.
+        """
         wide = torch.promote_types(q.dtype, torch.float32)
-        terms = [((q.to(wide) + bias[:, None]) * vector.to(wide)).sum(-1) for bias, vector in vectors]
-        return torch.stack(terms).sum(0) * self.scale
+        q, k = q.to(wide), k.to(wide)
+        fixed = [(self.r_r_bias, here)]
+        if call.segments is not None:
+            fixed.append((self.r_s_bias, self.seg_embed[0]))
+        score = (q * k).sum(-1) + (k @ self.r_w_bias.to(wide).unsqueeze(-1)).squeeze(-1)
+        for bias, vector in fixed:
+            vector = vector.to(wide)
+            score = score + (q @ vector.unsqueeze(-1)).squeeze(-1) + (bias * vector).sum(-1, keepdim=True)
+        return score * self.scale
 
 
 @torch.library.custom_op("posenc::few_segments", mutates_args=())
