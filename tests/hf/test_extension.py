@@ -32,6 +32,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3MoeConfig,
+    T5Gemma2Config,
+    T5Gemma2ForConditionalGeneration,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -282,6 +284,22 @@ def test_of_a_model_that_sees_only_the_text_is_extended(family, name, tmp_path):
     assert torch.equal(hf.restore(model)(IDS, use_cache=False).logits, plain)
 
 
+def test_both_halves_of_an_encoder_decoder_are_extended(tmp_path):
+    """Their configurations have different types, and the encoder sees, too."""
+    torch.manual_seed(1)
+    half = {**TEXT, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+    vision = {**VISION, "image_size": 16, "patch_size": 8}
+    encoder = dict(text_config=half, vision_config=vision, image_token_index=60, mm_tokens_per_image=1)
+    config = T5Gemma2Config(encoder=encoder, decoder=dict(half), image_token_index=60)
+    model = hf.extend(T5Gemma2ForConditionalGeneration(config).eval(), SCALINGS["yarn"])
+    for part in (model.config.encoder.text_config, model.config.decoder):
+        assert part.rope_parameters["full_attention"]["rope_type"] == "yarn"
+    model.save_pretrained(tmp_path)
+    inputs = dict(input_ids=IDS % 58, decoder_input_ids=IDS[:, :20] % 58)
+    loaded = T5Gemma2ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    outputs_agree(model(**inputs).logits, loaded(**inputs).logits)
+
+
 def refused(model, scaled, match):
     """Nothing was changed."""
     before = (shape_of(model), model.config.to_dict())
@@ -310,6 +328,18 @@ def test_what_cannot_be_extended_says_why():
     refused(make("deepseek_v3", rope_parameters=deep), SCALINGS["yarn"], "mscale_all_dim is inside every layer's scale")
     part = dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5)
     refused(make("llama", rope_parameters=part), SCALINGS["yarn"], "which YaRN.*would replace; give Proportional")
+    with pytest.raises(ValueError, match="max_length=99 cannot be said beside DynamicNTK.*leave max_length out"):
+        hf.extend(make("llama"), DYNAMIC["dynamic"], max_length=99)
+    with pytest.raises(ValueError, match="max_length=9 is shorter than the original length of YaRN"):
+        hf.extend(make("llama"), SCALINGS["yarn"], max_length=9)
+    assert hf.extend(make("llama"), SCALINGS["yarn"], max_length=99).config.max_position_embeddings == 99
+    flexible = make("llama")
+    flexible.set_attn_implementation("flex_attention")
+    refused(flexible, DYNAMIC["dynamic"], r"those of 'flex_attention'; call model.set_attn_implementation\('sdpa'\)")
+    changed = hf.extend(make("llama"), DYNAMIC["dynamic"])
+    changed.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match=r"four sizes.*got BlockMask"):
+        changed(IDS)
     model = make("llama")
     model.model.another = type(model.model.rotary_emb)(model.config)
     refused(model, SCALINGS["yarn"], "model.another rotates too")

@@ -67,7 +67,8 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
     """Swap the rotation of a Llama-like model; returns the same model.
 
     scaling      an object of posenc.scaling (None: plain RoPE)
-    max_length   the context length that the configuration is to state; default: factor · original
+    max_length   the context length that the configuration is to state; default: factor · original (dynamic NTK: the
+                 original, for transformers reads it there)
 
     The configuration is changed to transformers' own words for it. `restore` undoes both. Everything is checked before
     anything is changed.
@@ -75,6 +76,9 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
     versions.check()
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         raise UnsupportedModel("this model is extended already; posenc.hf.restore(model) first")
+    original = getattr(scaling, "original", 1)
+    if max_length is not None and max_length < original:
+        raise ValueError(f"max_length={max_length} is shorter than the original length of {scaling}")
     tables = [module for module in model.modules() if type(module) is modeling_gptj.GPTJAttention]
     found = _found(model)
     if not found and not tables:
@@ -116,13 +120,12 @@ def undo(model: nn.Module) -> None:
 
 def _found(model: nn.Module) -> list[tuple[Any, Any]]:
     """(parent, rotation) of the text's layers."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config().model_type if config is not None and getattr(config, "sub_configs", None) else None
+    texts = _texts(getattr(model, "config", None))
     found = [
         (parent, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if name == "rotary_emb" and hasattr(child, "config") and text in (None, child.config.model_type)
+        if name == "rotary_emb" and hasattr(child, "config") and (not texts or child.config.model_type in texts)
     ]
     ours, kinds = {child for _, child in found}, {type(child) for _, child in found}
     others = [name for name, module in model.named_modules() if type(module) in kinds and module not in ours]
@@ -130,6 +133,13 @@ def _found(model: nn.Module) -> list[tuple[Any, Any]]:
     if others:
         raise UnsupportedModel(f"{others[0]} rotates too, and rotary_emb is the only name known")
     return found
+
+
+def _texts(config: Any) -> set[str]:
+    """The model types of the parts that read or write text; none where a model has no parts."""
+    parts = getattr(config, "sub_configs", None) or {}
+    both = [getattr(config, name) for name in ("encoder", "decoder") if name in parts]
+    return {part.get_text_config().model_type for part in both or [config]} if parts else set()
 
 
 def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
@@ -197,9 +207,15 @@ def _say(config: Any, kind: str | None, rope: RoPE, scaling: Scaling | None, max
     said = rotary.to_config(_bare(rope, scaling), "hf")
     told = config.rope_parameters if kind is None else config.rope_parameters[kind]
     parameters = {**{key: told[key] for key in KEPT if key in told}, **said["rope_parameters"]}
+    longest = said.get("max_position_embeddings", _longest(config, rope, max_length))
+    if max_length not in (None, longest):
+        raise ValueError(
+            f"max_length={max_length} cannot be said beside {scaling}: transformers reads its original length, {longest}, "
+            "from max_position_embeddings; leave max_length out"
+        )
     values = {
         "rope_parameters": parameters if kind is None else {**config.rope_parameters, kind: parameters},
-        "max_position_embeddings": said.get("max_position_embeddings", _longest(config, rope, max_length)),
+        "max_position_embeddings": longest,
     }
     original = "original_max_position_embeddings"
     if hasattr(config, original) and original in parameters:  # Phi-3's is read before the rotation's own
@@ -246,6 +262,13 @@ def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | Non
             f"{scaling} follows the length, so keys must be cached unrotated; that is known for "
             f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(strange)) or 'this model'}"
         )
+    made_for = {str(layer.config._attn_implementation) for layer in layers} - {"eager", "sdpa"}
+    if made_for:
+        raise UnsupportedModel(
+            f"layers that cache keys unrotated need the masks of 'eager' or 'sdpa', and this model makes those of "
+            f"{', '.join(map(repr, sorted(made_for)))}; call model.set_attn_implementation('sdpa') first (posenc's engines "
+            "run either way)"
+        )
     return layers
 
 
@@ -267,7 +290,7 @@ def _bare(rope: RoPE, scaling: Scaling | None) -> RoPE:
 
 def _longest(config: Any, rope: RoPE, max_length: int | None) -> int:
     original = getattr(rope.scaling, "original", config.max_position_embeddings)
-    return max(max_length or int(getattr(rope.scaling, "factor", 1.0) * original), original)
+    return max_length or max(int(getattr(rope.scaling, "factor", 1.0) * original), original)
 
 
 def _tables(layers: list[Any], ropes: list[RoPE], max_length: int | None) -> None:

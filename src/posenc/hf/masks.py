@@ -40,6 +40,11 @@ def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
     """`attend`'s mask arguments for what an attention layer was given."""
     if mask is None:
         return {"causal": causal and q_length > 1}
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        raise ValueError(
+            f"a mask of four sizes is needed, as 'eager' and 'sdpa' make it, got {type(mask).__name__}; "
+            "call model.set_attn_implementation('sdpa')"
+        )
     if is_compact(mask):
         key_mask = None if mask.shape[-1] == 1 else mask[:, 0, 0] != 0
         return {"causal": causal and q_length > 1, "key_mask": key_mask}
