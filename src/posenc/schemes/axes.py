@@ -37,7 +37,7 @@ class ManyAxes(Scheme):
         super().__init__()
         self.axis_of, self.pair_frequencies, self.layout = axis_of, frequencies, layout
         self.attention_factor = factor
-        self.axes = max(axis_of, default=0) + 1
+        self.axes: int = max(axis_of, default=0) + 1
         self._digits = digits(frequencies)
 
     def rotation(self, where: Where) -> Rotation:
@@ -213,9 +213,6 @@ class AxialRoPE(ManyAxes):
         there = torch.arange(cos.shape[1], device=cos.device)[:, None] >= self.prefix
         return torch.where(there, cos * c - sin * s, cos), torch.where(there, sin * c + cos * s, sin)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, convention={self.convention!r}, base={self.base:g}"
-
 
 class MRoPE(ManyAxes):
     """Multimodal RoPE: one ladder of frequencies, its pairs shared out among time, rows and columns.
@@ -293,10 +290,6 @@ class MRoPE(ManyAxes):
             raise ValueError("this configuration has no mrope_section; use posenc.rotary.from_config")
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
 
-    def extra_repr(self) -> str:
-        turn = ", interleaved" if self.interleaved else ""
-        return f"head_dim={self.head_dim}, sections={self.sections}{turn}, base={self.base:g}"
-
 
 def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Axis of each pair when axis a > 0 takes pairs a, a + n, a + 2n, ... until it has its number."""
@@ -321,6 +314,7 @@ class Sinusoidal2D(Scheme):
     """
 
     absolute = True
+    axes = 2
 
     def __init__(
         self,

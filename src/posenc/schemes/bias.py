@@ -74,6 +74,19 @@ class T5(Scheme):
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
         return Plan(where, lookups=(Lookup(self.index, bias=self.table.t()),), scale=self.scale)
 
+    def check_causal(self, causal: bool) -> str | None:
+        if causal and not self.causal:
+            return (
+                "half of this T5 table is for later keys, which a causal layer never sees; "
+                "give T5(causal=True, ...), whose buckets all describe the past, or position='t5'"
+            )
+        if self.causal and not causal:
+            return (
+                "a causal T5 puts every later key into bucket 0, and this layer is not causal; "
+                "give T5(causal=False, ...), or the layer causal=True"
+            )
+        return None
+
     def reset_host(self, host: Host) -> None:
         if self.scale == 1.0:
             width = host.d_model**-0.5

@@ -99,14 +99,6 @@ class RoPE(Scheme):
         dtype = torch.promote_types(self._here.dtype, torch.float32)
         return times(phases(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
 
-    def extra_repr(self) -> str:
-        parts = [f"head_dim={self.head_dim}", f"base={self.base:g}", f"layout={self.layout!r}"]
-        if self.rotary_dim != self.head_dim:
-            parts.insert(1, f"rotary_dim={self.rotary_dim}")
-        if self.scaling is not None:
-            parts.append(f"scaling={self.scaling}")
-        return ", ".join(parts)
-
 
 def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digits:
     """Digits that are Python integers, as tensors."""
