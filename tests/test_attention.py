@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import KVCache
+from posenc.registry import causal_options
 from tests.schemes.every import BOTH_SIDES, NAMES, furthest, layer, make
 
 RELATIVE = [n for n in NAMES if not make(n).absolute]
@@ -228,6 +229,97 @@ def test_bad_layers(make_layer, words):
         make_layer()
 
 
+# ---- causal layers and their encodings --------------------------------------------------------------------------
+def test_a_causal_layer_makes_causal_encodings_by_name():
+    def position(name, causal):
+        return posenc.Attention(16, 4, position=name, causal=causal).position
+
+    assert position("t5", True).causal
+    assert position("transformer_xl", True).causal
+    assert position("xlnet", True).attn_type == "uni"
+    assert position("shaw", True).keys.shape == (1, 17, 4)
+    assert position("clipped", True).table.shape == (4, 17)
+    assert not position("t5", False).causal
+    assert position("shaw", False).keys.shape == (1, 33, 4)
+    assert position("clipped", False).table.shape == (4, 33)
+
+
+@pytest.mark.parametrize("name", ["shaw", "clipped", "transformer_xl", "xlnet"])
+def test_the_causal_form_is_the_past_of_both_sides(name):
+    """What describes later keys is never read by a causal layer: without it, the numbers are the same."""
+    both = posenc.Attention(16, 4, position=make(name, std=1.0), causal=True).double()
+    past = posenc.Attention(16, 4, position=make(name, std=1.0, **causal_options(name)), causal=True).double()
+    weights = both.state_dict()
+    for parameter, value in past.state_dict().items():
+        rows = [slice(None)] * value.dim()
+        if value.shape != weights[parameter].shape:
+            rows[1] = slice(0, value.shape[1])
+        weights[parameter] = weights[parameter][tuple(rows)]
+    past.load_state_dict(weights)
+    x = inputs(30)
+    close(past(x), both(x))
+
+
+@pytest.mark.parametrize("name", ["xpos", "relative_logits"])
+def test_encodings_of_the_past_are_refused_by_a_layer_that_is_not_causal(name):
+    for position in (name, make(name)):
+        with pytest.raises(posenc.OptionError, match="describes the past alone.*give causal=True"):
+            posenc.Attention(16, 4, position=position)
+    with pytest.raises(posenc.OptionError, match="describes the past alone"):
+        posenc.Attention(16, 4, position=posenc.Randomized(scheme=make(name), longest=50))
+    posenc.Attention(16, 4, position=name, causal=True)
+
+
+def test_a_form_that_does_not_fit_gets_a_warning():
+    with pytest.warns(UserWarning, match=r"half of this T5 table is for later keys.*T5\(causal=True"):
+        posenc.Attention(16, 4, position=posenc.T5(heads=4), causal=True)
+    with pytest.warns(UserWarning, match="causal T5 puts every later key into bucket 0"):
+        posenc.Attention(16, 4, position=posenc.T5(heads=4, causal=True))
+    with pytest.warns(UserWarning, match="causal XLNet gives every later key the row of distance 0"):
+        posenc.Attention(16, 4, position=make("xlnet", attn_type="uni"))
+
+
+# ---- axes ---------------------------------------------------------------------------------------------------------
+ONE_AXIS = [name for name in NAMES if make(name).axes == 1]
+
+
+@pytest.mark.parametrize("name", ONE_AXIS)
+def test_an_axis_that_nobody_reads_is_an_error(name):
+    attn, x, cache = layer(name).double(), inputs(5), KVCache()
+    two = torch.arange(10).view(1, 5, 2)
+    for arguments in ({"positions": two}, {"segments": torch.zeros(2, 5, dtype=torch.int64)}):
+        with pytest.raises(ValueError, match="positions have 2 axes, and .* reads 1 axis; give one axis"):
+            attn(x, cache=cache, **arguments)
+    with pytest.raises(ValueError, match="positions have 2 axes"):
+        attn(x, x, positions=two, context_positions=two)
+    with pytest.raises(ValueError, match="positions have 2 axes"):
+        attn.position.plan(posenc.Where(two), x=x, host=attn)
+    assert cache.layers == ()
+    close(attn(x, positions=two[..., 0] // 2), attn(x))
+
+
+def test_which_axes_are_read():
+    assert set(NAMES) - set(ONE_AXIS) == {"sinusoidal_2d", "axial", "mrope", "xlnet"}
+    attn = layer("mrope").double()
+    with pytest.raises(ValueError, match="positions have 4 axes, and MRoPE reads 3 axes"):
+        attn(inputs(5), positions=torch.zeros(2, 5, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["sinusoidal_2d", "axial"])
+def test_rows_and_columns_may_be_given_to_a_layer(name):
+    numbered = layer(name).double()  # a grid with 4 columns
+    attn = posenc.Attention(16, 4, kv_heads=2, position=make(name, columns=None), causal=True).double()
+    attn.load_state_dict(numbered.state_dict())
+    x, patches = inputs(8), posenc.rotary.grid_positions(2, 4)
+    close(attn(x, positions=patches), numbered(x))
+    cache = KVCache()
+    parts = [attn(x[:, i : i + 2], positions=patches[:, i : i + 2], cache=cache) for i in (0, 2, 4, 6)]
+    close(torch.cat(parts, 1), numbered(x))
+    close(attn(x, x, positions=patches, context_positions=patches), numbered(x, x))
+    with pytest.raises(ValueError, match="give all tokens of a sequence the same axes"):
+        attn(x[:, :1], positions=torch.zeros(2, 1, dtype=torch.int64), cache=cache)
+
+
 def test_position_must_be_a_scheme():
     with pytest.raises(TypeError, match="a Scheme, a scheme's name or None, got Linear"):
         posenc.Attention(16, 4, position=torch.nn.Linear(1, 1))
@@ -245,8 +337,11 @@ def test_position_must_be_a_scheme():
         (dict(memory=torch.zeros(2, 5, 16), cache=KVCache()), "not both"),
         (dict(positions=torch.arange(4)), r"positions must be \[2, 5\]"),
         (dict(positions=torch.arange(5.0)), "must be integers"),
+        (dict(key_mask=torch.ones(2, 5)), "key_mask must be bool"),
         (dict(key_mask=torch.ones(2, 4, dtype=torch.bool)), r"key_mask must be \[B, L\] = \[2, 5\]"),
         (dict(documents=torch.ones(2, 4, dtype=torch.int64)), "documents must be int ids"),
+        (dict(documents=torch.ones(2, 5)), "documents must be int ids .* got torch.float32"),
+        (dict(documents=[0, 0, 0, 1, 1]), "documents must be int ids .* got list"),
         (dict(segments=torch.ones(5, dtype=torch.int64)), "segments must be int ids"),
         (dict(segments=(torch.ones(2, 5, dtype=torch.int64),)), r"\(ids, \(lowest, highest\)\)"),
         (dict(segments=(torch.ones(2, 5, dtype=torch.int64), 3)), r"\(lowest, highest\), got 3"),

@@ -80,15 +80,15 @@ class LayerCache:
         """
         if self._k is None or self._v is None:
             return Appended(k, v, (k, v), k.shape[2], False)  # the caller's own: never written to
-        for new, stored in ((k, self._k), (v, self._v)):
-            if new.shape[:2] != stored.shape[:2] or new.shape[3] != stored.shape[3]:
+        for new, old in ((k, self._k), (v, self._v)):
+            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
                 raise ValueError(
-                    f"the cache holds keys of shape {list(stored.shape[:2])} + [L, {stored.shape[3]}], "
-                    f"got {list(new.shape)}; a slot serves one layer and one batch: make a new KVCache for another"
+                    f"the cache holds keys of shape {list(old.shape[:2])} + [L, {old.shape[3]}], got {list(new.shape)}; "
+                    "a slot serves one layer and one batch: make a new KVCache for another"
                 )
-            if new.dtype != stored.dtype or new.device != stored.device:
+            if new.dtype != old.dtype or new.device != old.device:
                 raise ValueError(
-                    f"the cache holds {stored.dtype} on {stored.device}, got {new.dtype} on {new.device}; "
+                    f"the cache holds {old.dtype} on {old.device}, got {new.dtype} on {new.device}; "
                     "decode as the cache was filled (autocast included), or make a new KVCache"
                 )
         length = self.length + k.shape[2]
@@ -230,7 +230,7 @@ class KVCache:
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
         """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
-        slot = self.layer(layer, cross=cross)
+        slot = self.layer(key_of(layer), cross=cross)
         owner = None if slot._layer is None else slot._layer()
         if owner is None or not slot.filled:
             slot._layer = weakref.ref(layer.layer_key)
@@ -302,13 +302,12 @@ class KVCache:
         return f"KVCache({self.length} tokens, {len(self.layers)} layers)"
 
 
-def key_of(layer: Hashable) -> Hashable:
+def key_of(layer: Any) -> Hashable:
     """What a layer's slot is called: its layer_idx, or else its key; anything else is its own name."""
     own = getattr(layer, "layer_key", None)
     if not isinstance(own, LayerKey):
         return layer
-    idx = layer.layer_idx  # type: ignore[attr-defined]
-    return own if idx is None else idx
+    return own if layer.layer_idx is None else layer.layer_idx
 
 
 def _room(like: Tensor, length: int) -> Tensor:
