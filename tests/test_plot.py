@@ -123,7 +123,7 @@ def test_rotary_wavelengths_and_each_scaling():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_terms_sum_to_the_layer_s_scores(name):
     scheme = posenc.create(name, d_model=32, heads=2, **numbers.DRAWN.get(name, {}))
-    layer = posenc.Attention(32, 2, position=scheme).double()
+    layer = posenc.Attention(32, 2, position=scheme, causal=scheme.causal_only).double()
     x, where = torch.randn(1, 7, 32, dtype=torch.float64), posenc.Where(7)
     figure = posenc.plot.decomposition(layer, x, head=1)
     total, *terms = images(figure)

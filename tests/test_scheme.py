@@ -147,7 +147,7 @@ def test_repr_shows_the_options(name):
 
 def test_repr_shows_what_was_given():
     assert repr(posenc.T5(heads=4, buckets=8, causal=True)) == (
-        "T5(heads=4, buckets=8, max_distance=128, causal=True, scale=1.0)"
+        "T5(heads=4, buckets=8, max_distance=128, causal=True, scale=1.0, std=0.02)"
     )
     assert repr(posenc.Learned(max_len=4, d_model=2).resize(8)) == "Learned(max_len=8, d_model=2, offset=0, std=0.02)"
     scaled = posenc.RoPE(head_dim=8, scaling=posenc.scaling.Linear(factor=2))

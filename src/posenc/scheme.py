@@ -28,7 +28,21 @@ class Host(Protocol):
     o_proj: nn.Linear
 
 
-class Scheme(nn.Module):
+class _Recorded(nn.Module):
+    """Keeps the settings it was made with, for `repr`: not every option stays an attribute.
+
+    A class of its own, so that `inspect.signature` of a scheme is that of its __init__.
+    """
+
+    _options: dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any):
+        self = super().__new__(cls)  # copies and pickles come here without options, and bring theirs
+        object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
+        return self
+
+
+class Scheme(_Recorded):
     """A positional encoding. A subclass fills in the places where it enters and nothing else:
 
     embed      1. the input:        x + P[p]                  absolute schemes
@@ -47,13 +61,6 @@ class Scheme(nn.Module):
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _here: Tensor
-    _options: dict[str, Any]
-
-    def __new__(cls, *args: Any, **options: Any):
-        self = super().__new__(cls)
-        # for `repr`: not every option stays an attribute. Copies and pickles come here without any, and bring theirs
-        object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
-        return self
 
     def __init__(self):
         super().__init__()
@@ -104,12 +111,14 @@ class Scheme(nn.Module):
         return None
 
     def extra_repr(self) -> str:
-        """The options, in the order of the constructor; what is None by default and was not given is left out."""
+        """The options as they are used, in the order of the constructor; what is None by default and stays so is left
+        out.
+        """
         shown = []
         for option in inspect.signature(type(self).__init__).parameters.values():
             value = self._options.get(option.name, option.default)
             now = self.__dict__.get(option.name)
-            if type(now) is type(value):  # Learned.resize changes max_len
+            if now is not None and _is_plain(now):  # what None stood for; Learned.resize changes max_len
                 value = now
             if option.name != "self" and _is_plain(value) and not (value is None and option.default is None):
                 shown.append(f"{option.name}={value!r}")
