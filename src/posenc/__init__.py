@@ -1,6 +1,6 @@
 """posenc: every positional encoding for attention, behind one interface.
 
-    scheme = posenc.create("t5", heads=8)
+    scheme = posenc.create("t5", heads=8, causal=True)
     attn = posenc.Attention(512, 8, position=scheme, causal=True)
     y = attn(x)
 
