@@ -251,6 +251,21 @@ def test_shared_weights_have_explicit_slots():
     assert len(cache.layers) == 3
 
 
+@pytest.mark.parametrize(
+    "position",
+    [
+        lambda: posenc.Sinusoidal2D(d_model=16, columns=4, prefix=1),
+        lambda: posenc.Randomized(scheme=posenc.Sinusoidal(d_model=16), longest=50),
+    ],
+)
+def test_what_is_added_to_a_whole_input_has_no_second_step(position):
+    attn, cache = posenc.Attention(16, 4, position=position(), causal=True).double(), KVCache()
+    attn(inputs(5), cache=cache)
+    with pytest.raises(ValueError, match="added to a whole input at once, and the cache holds 5 tokens"):
+        attn(inputs(1), cache=cache)
+    assert len(cache) == 5
+
+
 def test_explicit_slots_of_another_kind_raise():
     attn, x, cache = layer("t5").double(), inputs(4), KVCache()
     attn(x, cache=cache.layer("own"))

@@ -158,6 +158,11 @@ class Attention(nn.Module):
         else:
             raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
         slot.check(x.shape[0], cross)
+        if slot.length and self.position.embeds_whole:
+            raise ValueError(
+                f"{type(self.position).__name__} is added to a whole input at once, and the cache holds {slot.length} "
+                "tokens of this one already; add it to the whole input with embed(), or use no cache"
+            )
         return slot
 
     def _trains(self, q: Tensor) -> bool:

@@ -58,6 +58,8 @@ class Scheme(_Recorded):
     """Whether the rotation depends on the total length, so that keys must be cached unrotated."""
     axes: int | None = 1
     """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
+    embeds_whole = False
+    """Whether `embed` needs the whole input at once, so that a cache cannot go on from a part of it."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _here: Tensor

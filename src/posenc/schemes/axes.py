@@ -335,6 +335,7 @@ class Sinusoidal2D(Scheme):
         if first not in ("rows", "columns"):
             raise ValueError(f"first={first!r} is unknown; use 'rows' or 'columns'")
         self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
+        self.embeds_whole = prefix > 0  # the first tokens of a later step are no prefix
         self.columns = _checked(columns)
         self._digits = digits(inverse_frequencies(d_model // 2, float(base)))
 

@@ -30,6 +30,7 @@ class Randomized(Scheme):
             raise ValueError(f"longest={longest} must be at least the number of tokens")
         self.scheme, self.longest, self.seed = scheme, longest, seed
         self.absolute = scheme.absolute
+        self.embeds_whole = type(scheme).embed is not Scheme.embed
 
     def draw(self, where: Where) -> Where:
         """The same tokens at random places."""
