@@ -106,6 +106,29 @@ def test_copies_pickles_and_strict_state_dicts(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_repr_shows_the_options(name):
+    scheme = make(name)
+    text = repr(scheme)
+    for option, value in inspect.signature(type(scheme).__init__).parameters.items():
+        if option != "self" and value.default not in (None, value.empty):
+            assert f"{option}=" in text
+    assert text == repr(copy.deepcopy(scheme)) == repr(pickle.loads(pickle.dumps(scheme)))
+
+
+def test_repr_shows_what_was_given():
+    assert repr(posenc.T5(heads=4, buckets=8, causal=True)) == (
+        "T5(heads=4, buckets=8, max_distance=128, causal=True, scale=1.0, std=0.02)"
+    )
+    assert repr(posenc.Learned(max_len=4, d_model=2).resize(8)) == "Learned(max_len=8, d_model=2, offset=0, std=0.02)"
+    scaled = posenc.RoPE(head_dim=8, scaling=posenc.scaling.Linear(factor=2))
+    assert "head_dim=8, base=10000.0" in repr(scaled)
+    assert "scaling=Linear(factor=2)" in repr(scaled)
+    assert "keys=False, values=True" in repr(posenc.Shaw(head_dim=4, keys=False, values=True))
+    table = torch.nn.Parameter(torch.zeros(8, 4))
+    assert "table" not in repr(posenc.DeBERTa(d_model=4, heads=2, max_distance=4, table=table))  # no setting
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradient_checkpointing(name):
     attn = layer(name)
     x = inputs(requires_grad=True)
@@ -133,26 +156,3 @@ def test_empty_and_single_inputs(name):
     assert attn(torch.randn(2, 1, 16)).shape == (2, 1, 16)
     assert attn(torch.randn(0, 3, 16)).shape == (0, 3, 16)
     assert attn(torch.randn(2, 0, 16)).shape == (2, 0, 16)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_repr_shows_the_options(name):
-    scheme = make(name)
-    text = repr(scheme)
-    for option, value in inspect.signature(type(scheme).__init__).parameters.items():
-        if option != "self" and value.default not in (None, value.empty):
-            assert f"{option}=" in text
-    assert text == repr(copy.deepcopy(scheme)) == repr(pickle.loads(pickle.dumps(scheme)))
-
-
-def test_repr_shows_what_was_given():
-    assert repr(posenc.T5(heads=4, buckets=8, causal=True)) == (
-        "T5(heads=4, buckets=8, max_distance=128, causal=True, scale=1.0, std=0.02)"
-    )
-    assert repr(posenc.Learned(max_len=4, d_model=2).resize(8)) == "Learned(max_len=8, d_model=2, offset=0, std=0.02)"
-    scaled = posenc.RoPE(head_dim=8, scaling=posenc.scaling.Linear(factor=2))
-    assert "head_dim=8, base=10000.0" in repr(scaled)
-    assert "scaling=Linear(factor=2)" in repr(scaled)
-    assert "keys=False, values=True" in repr(posenc.Shaw(head_dim=4, keys=False, values=True))
-    table = torch.nn.Parameter(torch.zeros(8, 4))
-    assert "table" not in repr(posenc.DeBERTa(d_model=4, heads=2, max_distance=4, table=table))  # no setting
