@@ -100,6 +100,11 @@ def group_masks():
     ids = torch.tensor([[0] * 20 + [1] * 17 + [2] * 16, [7] * 53])
     check(q, k, v, mixed, documents=(ids[:, 19:], ids), **causal)
     check(q, k, v, mixed, documents=(ids[:1, 19:], ids[:1] * 3), window=9)  # most queries see nothing
+    # documents without a query, one of which shares its tile of keys with the next
+    early = torch.tensor([[0] * 7 + [1] * 12 + [3] * 34, [2] * 19 + [5] * 20 + [6] * 14])
+    check(q, k, v, mixed, documents=(early[:, 19:], early), **causal)
+    for slots in (("bias",), ("dot_query",), ("dot_key",)):
+        check(q, k, v, plan_of(slots, q, k, v), documents=(early[:, 19:], early))
     padding = torch.arange(53)[None] < torch.tensor([[50], [30]])
     check(q, k, v, mixed, documents=(ids[:, 19:].flip(1), ids), key_mask=padding)
     check(q, k, v, mixed, documents=(ids[:, 19:], ids[:, torch.randperm(53)]))  # nobody knows where they begin

@@ -516,11 +516,15 @@ def segments(
 
 @triton.jit
 def of_documents(sees, row, b, own, length):
-    """Where the documents of a block of tokens begin and end on the other side, and whether they are one, and known."""
+    """Where the documents of a block of tokens begin and end on the other side, and whether they are one, and known.
+
+    Both bounds are compared: a document without a token on the other side is an empty range that begins where the next
+    document does.
+    """
     at = sees + b * row + tl.minimum(own, length - 1) * 2
     first, last = tl.load(at), tl.load(at + 1)
-    begin = tl.min(first, 0)
-    return begin, tl.max(last, 0), (begin == tl.max(first, 0)) & (begin >= 0)
+    begin, end = tl.min(first, 0), tl.max(last, 0)
+    return begin, end, (begin == tl.max(first, 0)) & (end == tl.min(last, 0)) & (begin >= 0)
 
 
 @triton.jit
