@@ -283,6 +283,16 @@ def test_what_cannot_be_asked(tiny, tmp_path):
         from_dict({"tasks": [{"task": "copy", "train": 1, "test": [1], "schemes": ["none"], "steps": "3"}]}, "x")
 
 
+def test_without_safetensors_nothing_is_started(tmp_path, monkeypatch, capsys):
+    from posenc.cli import main
+
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert main(["compare", "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "the lab needs safetensors" in said and "pip install 'posenc[lab]'" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_learning_rate_check_adds_cells(tiny):
     plain = tiny(tasks=("previous",))
     checked = plain.change(rates=(0.5, 2.0))
@@ -377,18 +387,13 @@ def test_no_room_for_the_weights(tmp_path, text, jobs):
     assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("*.train.json"))
 
 
-def test_two_commands_in_one_folder(tmp_path, text):
+def test_two_commands_in_one_folder(tmp_path, text, capsys):
+    from posenc.cli import main
+
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     out = tmp_path / "run"
-    first = start(preset, out, text, "--jobs", "1", "--steps", "100000")
-    try:
-        while not (out / "settings.json").exists() and first.poll() is None:
-            time.sleep(0.02)
-        second = start(preset, out, text, "--jobs", "1")
-        said = second.communicate(timeout=300)[0]
-        assert second.returncode == 2 and f"another command (process {first.pid})" in said
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.communicate()
+    with Store(out).alone():
+        assert main(["compare", "--preset", str(preset), "--out", str(out), "--text", str(text), "--jobs", "1"]) == 2
+    assert f"another command (process {os.getpid()}) is working in" in capsys.readouterr().err
+    assert not list(out.glob("cells/*"))

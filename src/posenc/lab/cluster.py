@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from .store import MemoryStore, Store
 from .workers import Event, cores
 
 LOOPBACK = "127.0.0.1"
+ONLY_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's variable; 0 is its default on those systems
 PREFIX = "posenc-ray-"
+LONGEST_PLACE = 25  # the name of a socket has at most 107 characters; Ray's session takes 60 of them, this prefix 20
 
 
 def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | None, address: str) -> Iterator[Event]:
@@ -37,18 +40,17 @@ def _cluster(address: str, jobs: int | None) -> Iterator[Any]:
     # Ray replaces a loopback address by the machine's own, unless it is told, before it is imported, that there are no
     # other machines; its servers then bind to the loopback address only.
     local = address == "ray"
-    before = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    before = os.environ.get(ONLY_HERE)
     if local:
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ[ONLY_HERE] = "0"
     try:
         import ray
     except ImportError:
         raise LabError("--on ray needs Ray, which is not installed: pip install ray") from None
     finally:
-        if local and before is None:
-            del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
-        elif local and before is not None:
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = before
+        os.environ.pop(ONLY_HERE, None)
+        if before is not None:
+            os.environ[ONLY_HERE] = before
     if ray.is_initialized():  # the caller's own
         yield ray
         return
@@ -59,6 +61,7 @@ def _cluster(address: str, jobs: int | None) -> Iterator[Any]:
         finally:
             ray.shutdown()
         return
+    _refuse_other_addresses(ray)
     with _folder() as folder:
         try:
             ray.init(
@@ -66,15 +69,19 @@ def _cluster(address: str, jobs: int | None) -> Iterator[Any]:
                 configure_logging=False, _node_ip_address=LOOPBACK, _temp_dir=str(folder),
                 runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(_import_paths())}},
             )  # fmt: skip
-            bound = ray.util.get_node_ip_address()
-            if bound != LOOPBACK:
-                raise LabError(
-                    f"--on ray would listen on {bound}, not on this machine alone, for Ray was imported before; set "
-                    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before Python starts, or use --jobs without Ray"
-                )
+            _refuse_other_addresses(ray)
             yield ray
         finally:
             ray.shutdown()
+
+
+def _refuse_other_addresses(ray: Any) -> None:
+    bound = ray.util.get_node_ip_address()
+    if bound != LOOPBACK:
+        raise LabError(
+            f"--on ray would listen on {bound}, not on this machine alone, for Ray was imported before; set "
+            f"{ONLY_HERE}=0 before Python starts, or use --jobs without Ray"
+        )
 
 
 @contextlib.contextmanager
@@ -82,12 +89,12 @@ def _folder() -> Iterator[Path]:
     """Where the local cluster keeps its logs and sockets, removed at the end. What a killed command left is removed by
     the next one: its lock is free."""
     place = Path(tempfile.gettempdir())
-    if os.name == "posix" and len(str(place)) > 30:
-        place = Path("/tmp")  # the name of a socket has at most 107 characters, of which Ray needs 60
+    if os.name == "posix" and len(str(place)) > LONGEST_PLACE:
+        place = Path("/tmp")
     for lock in place.glob(f"{PREFIX}*/.lock"):
         with contextlib.suppress(OSError, ImportError):
             os.close(files.lock(lock))
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            _remove(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     held = None
     with contextlib.suppress(ImportError):
@@ -95,9 +102,20 @@ def _folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         if held is not None:
             os.close(held)
+
+
+def _remove(folder: Path) -> None:
+    """Ray's processes may write for a moment after they were stopped."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+    with contextlib.suppress(OSError):
+        (folder / ".lock").touch()  # the next command tries again
 
 
 def _run(ray: Any, cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | None) -> Iterator[Event]:

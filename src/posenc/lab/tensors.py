@@ -50,7 +50,7 @@ def load(content: bytes, cell: str, kind: str) -> tuple[dict[str, Tensor], Any]:
         size = int.from_bytes(content[:8], "little")
         about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][ENTRY])
         digest = about.pop("sha256")
-        owner = (about["cell"], about["kind"])
+        owner, state = (about["cell"], about["kind"]), about["state"]
         whole = digest == _digest(tensors, about)
     except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is no file of a cell: {error}") from None
@@ -58,7 +58,7 @@ def load(content: bytes, cell: str, kind: str) -> tuple[dict[str, Tensor], Any]:
         raise Damaged("its content is not what was written (SHA-256)")
     if owner != (cell, kind):
         raise Damaged(f"it holds {owner[1]} of the cell {owner[0]}")
-    return tensors, about["state"]
+    return tensors, state
 
 
 def read(store: Store, cell: str, kind: str) -> tuple[dict[str, Tensor], Any] | None:
