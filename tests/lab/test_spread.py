@@ -59,7 +59,7 @@ except Cut:
     pass
 record = train.train(cell.training, Store(folder + "/resumed"), team=members)
 if members.first:
-    Store(folder + "/resumed").put("it", "train.json", record)
+    Store(folder + "/resumed").put("it", "note.json", record)
 sys.exit(cli.compare(["--preset", preset, "--out", folder + "/two"]))
 """
 
@@ -91,7 +91,7 @@ def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
         assert ("error" in a) == ("error" in b)
         assert b.get("loss", 0) == pytest.approx(a.get("loss", 0), rel=5e-3)
     whole = one.trainings[0]["curve"]
-    resumed = Store(tmp_path / "resumed").get("it", "train.json")["curve"]
+    resumed = Store(tmp_path / "resumed").get("it", "note.json")["curve"]
     assert _near(whole, resumed), list(zip(whole, resumed))
     seen = []
     alone = train.train(cell.training, Store(tmp_path / "cut"), progress=lambda step, _: seen.append(step))
@@ -160,7 +160,7 @@ def test_a_local_ray_cluster(preset, tmp_path, place):
     process.wait()
     # the cluster goes down with the command; Ray's agents take a minute to notice
     assert not psutil.wait_procs([p for p in seen if "Agent" not in names[p.pid]], timeout=60)[1]
-    assert folder.exists()  # what a killed command cannot remove, the next one does
+    assert (folder / ".lock").exists()
 
     process = start(preset, tmp_path / "ray", place)
     sockets = set()
@@ -170,7 +170,8 @@ def test_a_local_ray_cluster(preset, tmp_path, place):
         time.sleep(0.05)
     said = (tmp_path / "ray.log").read_text()
     assert process.wait() == 0, said[-3000:]
-    assert not list(place.glob("posenc*"))
+    # a worker of the killed cluster that started too late may have made its empty directories again
+    assert not [p for p in place.glob("posenc*") if p != folder or [f for f in p.rglob("*") if f.is_file()]]
     assert {"gcs_server", "raylet"} <= {name for name, _ in sockets} and len({name for name, _ in sockets}) >= 4
     assert {ip for _, ip in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, sockets
     one, many = compare(load(preset), tmp_path / "one", jobs=1), results.read(tmp_path / "ray")
@@ -207,8 +208,9 @@ def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
 def test_folders_of_killed_commands_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cluster, "LONGEST_PLACE", 1000)
-    for name in ("posenc-ray-killed", "posenc-ray-used", "posenc-ray-new", "other"):
+    for name in ("posenc-ray-killed", "posenc-ray-used", "posenc-ray-new", "posenc-ray-again", "other"):
         (tmp_path / name / "session").mkdir(parents=True)
+    os.utime(tmp_path / "posenc-ray-again", (0, 0))  # made again after its removal: old, and without a lock
     for name in ("posenc-ray-killed", "posenc-ray-used", "other"):
         (tmp_path / name / ".lock").touch()
     held = files.lock(tmp_path / "posenc-ray-used" / ".lock")

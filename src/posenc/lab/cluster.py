@@ -26,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 ONLY_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's variable; 0 is its default on those systems
 PREFIX = "posenc-ray-"
 LONGEST_PLACE = 25  # the name of a socket has at most 107 characters; Ray's session takes 60 of them, this prefix 20
+NEW = 60.0  # seconds
 
 
 def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | None, address: str) -> Iterator[Event]:
@@ -86,15 +87,12 @@ def _refuse_other_addresses(ray: Any) -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """Where the local cluster keeps its logs and sockets, removed at the end. What a killed command left is removed by
-    the next one: its lock is free."""
+    """Where the local cluster keeps its logs and sockets, removed at the end; the folder of a killed command, by a
+    later one."""
     place = Path(tempfile.gettempdir())
     if os.name == "posix" and len(str(place)) > LONGEST_PLACE:
         place = Path("/tmp")
-    for lock in place.glob(f"{PREFIX}*/.lock"):
-        with contextlib.suppress(OSError, ImportError):
-            os.close(files.lock(lock))
-            _remove(lock.parent)
+    _sweep(place)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     held = None
     with contextlib.suppress(ImportError):
@@ -105,6 +103,18 @@ def _folder() -> Iterator[Path]:
         _remove(folder)
         if held is not None:
             os.close(held)
+
+
+def _sweep(place: Path) -> None:
+    """Remove what killed commands have left: folders whose lock is free, and those that workers which started too late
+    have made again, without a lock."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, ImportError):
+            if (folder / ".lock").exists():
+                os.close(files.lock(folder / ".lock"))
+            elif time.time() - folder.stat().st_mtime < NEW:
+                continue  # its command is about to lock it
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:
