@@ -30,7 +30,7 @@ COMMANDS: dict[str, Command] = {
     "show": Command("show:show_scheme", "one scheme: formula, options and a picture, e.g. posenc show t5"),
     "plot": Command("plot.command:main", "a picture of a scheme, e.g. posenc plot t5 -o t5.png", "plot"),
     "rope-diff": Command("rope_diff:main", "where two RoPE configurations turn differently: A.json B.json --length N"),
-    # the lab runs with torch alone; its extra adds the live table and the HTML report
+    # a report needs torch alone; the lab's extra adds training (safetensors), the live table and figures that move
     "compare": Command("lab.cli:compare", "train small models that differ in their encoding and say which to use"),
     "report": Command("lab.cli:show_report", "build a comparison's report again, or set two side by side"),
     "claims": Command("lab.claims:main", "what textbooks say about positional encodings, put on trial"),
@@ -43,7 +43,7 @@ COMMANDS: dict[str, Command] = {
 # What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.
 EXTRAS: dict[str | None, tuple[str, ...]] = {
     "hf": ("transformers",),
-    "lab": ("numpy", "plotly", "rich"),
+    "lab": ("numpy", "plotly", "rich", "safetensors"),
     "plot": ("matplotlib",),
     "explorer": ("gradio", "matplotlib", "plotly"),
     "bench": ("matplotlib", "psutil", "rich"),

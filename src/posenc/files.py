@@ -1,4 +1,4 @@
-"""Writing a file: whole or not at all."""
+"""Writing a file: whole or not at all. Locks that end with their process."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def lock(path: Path) -> int:
+    """Hold a file's lock until the descriptor is closed or the process ends, however it ends.
+
+    BlockingIOError: another process holds it. ImportError: this system (Windows) has no such locks.
+    """
+    import fcntl
+
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held

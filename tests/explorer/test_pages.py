@@ -387,16 +387,19 @@ def test_drawing_leaves_the_random_state_alone():
 
 
 def test_results_draw_the_numbers_of_a_run_of_the_lab(tmp_path):
+    from dataclasses import asdict
+
+    from posenc.lab.presets import from_dict
     from posenc.lab.results import Results
 
-    task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "lr": 0.001}
+    task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
     rows = [
         {"task": "copy", "scheme": scheme, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
         for scheme, value in (("alibi", 0.4), ("rope", 0.2))
         for size in (16, 32)
         for seed in (0, 1)
     ]
-    run = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
+    run = Results(asdict(from_dict({"tasks": [task]}, "tiny")), {}, [], rows, 4, 4)
     (tmp_path / "results.json").write_bytes(run.as_json())
     view = draw("results", run=tmp_path)
     (panel,) = view.panels()

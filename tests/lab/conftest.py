@@ -1,8 +1,12 @@
-"""A comparison that takes a second."""
+"""A comparison that takes a second, trained once for every test that reads one."""
+
+import gc
+import shutil
 
 import pytest
 
 from posenc.lab.presets import from_dict
+from posenc.lab.run import compare
 
 TINY = {
     "title": "tiny", "schemes": ["none", "learned", "alibi", "rope", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
@@ -14,12 +18,15 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections():
+    """The lab collects garbage before each cell; what the test session has loaded need not be looked through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
-def tiny_settings():
-    return TINY
-
-
-@pytest.fixture
 def tiny():
     """from_dict of the tiny preset, with changes at the top and one or both tasks."""
 
@@ -29,6 +36,19 @@ def tiny():
         return from_dict(content, "tiny")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory, text, tiny):
+    """A finished run with two seeds and a learning-rate check. For reading: `run_copy` is there to be changed."""
+    folder = tmp_path_factory.mktemp("run")
+    compare(tiny(seeds=2, rates=[2.0]), folder, text=text, jobs=1)
+    return folder
+
+
+@pytest.fixture
+def run_copy(run_folder, tmp_path):
+    return shutil.copytree(run_folder, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,7 @@ import pytest
 
 from posenc.lab import cli, report, results, side_by_side, svg, verdict
 from posenc.lab.errors import LabError
-from posenc.lab.presets import from_dict
 from posenc.lab.results import Mean, Results, mean
-from posenc.lab.run import compare
 
 
 def made(losses, metric="loss", task="text", train=64, seeds=1):
@@ -76,14 +74,6 @@ def test_when_nothing_holds_nothing_is_recommended():
     assert "No scheme keeps its quality on every task here; b comes nearest." in verdict.sentences(run)
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory, text, tiny_settings):
-    folder = tmp_path_factory.mktemp("run")
-    experiment = from_dict({**tiny_settings, "seeds": 2}, "tiny").change(rates=(2.0,))
-    compare(experiment, folder, text=text, jobs=1)
-    return folder
-
-
 def test_the_files_of_a_report(run_folder):
     page = (run_folder / "report.html").read_text(encoding="utf-8")
     head = page[: page.index("<script>")] + page[page.index("</head>") :]
@@ -101,7 +91,8 @@ def test_the_files_of_a_report(run_folder):
     assert {row["scheme"] for row in rows} == {"none", "learned", "alibi", "rope", "rope+ntk:8"}
 
 
-def test_report_builds_again_from_cells_and_from_json_alone(run_folder, tmp_path, capsys):
+def test_report_builds_again_from_cells_and_from_json_alone(run_copy, tmp_path, capsys):
+    run_folder = run_copy
     before = (run_folder / "results.csv").read_bytes()
     (run_folder / "report.html").unlink()
     assert cli.show_report([str(run_folder)]) == 0

@@ -14,49 +14,129 @@ import pytest
 import torch
 
 from posenc.lab import corpus, evaluate, results, train, work, workers
-from posenc.lab.errors import LabError
+from posenc.lab.errors import CellFailure, LabError
 from posenc.lab.presets import from_dict
 from posenc.lab.run import compare
-from posenc.lab.store import Store
+from posenc.lab.store import MemoryStore, Store
 
 
 def records(folder, kind):
     return {p.name: json.loads(p.read_text()) for p in sorted(Path(folder, "cells").glob(f"*.{kind}.json"))}
 
 
-def test_a_second_run_computes_nothing_and_more_schemes_only_what_is_new(tiny, tmp_path, text, monkeypatch):
-    first = compare(tiny(), tmp_path, text=text, jobs=1)
-    assert first.finished == first.wanted == 8
-    calls = []
+@pytest.fixture
+def calls(monkeypatch):
+    """What a run has computed."""
+    made = []
     trained, tested = train.train, evaluate.evaluate
-    monkeypatch.setattr(work, "train", lambda *a, **k: calls.append("train") or trained(*a, **k))
-    monkeypatch.setattr(work, "evaluate", lambda *a, **k: calls.append("test") or tested(*a, **k))
-    again = compare(tiny(), tmp_path, text=text, jobs=1)
+    monkeypatch.setattr(work, "train", lambda *a, **k: made.append("train") or trained(*a, **k))
+    monkeypatch.setattr(work, "evaluate", lambda *a, **k: made.append("test") or tested(*a, **k))
+    return made
+
+
+def test_a_second_run_computes_nothing_and_more_schemes_only_what_is_new(tiny, run_copy, text, calls):
+    first = results.read(run_copy)
+    assert first.finished == first.wanted == 24
+    again = compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1)
     assert not calls and again.rows == first.rows
-    compare(tiny().change(schemes=("rope", "rope+linear:2")), tmp_path, text=text, jobs=1)
+    compare(tiny().change(schemes=("rope", "rope+linear:2")), run_copy, text=text, jobs=1)
     assert calls == ["test", "test"]  # one a task, on the same weights
     calls.clear()
-    compare(tiny(tasks=("previous",)).change(schemes=("rope",), lr=5e-3), tmp_path, jobs=1)
+    compare(tiny(tasks=("previous",)).change(schemes=("rope",), lr=5e-3), run_copy, jobs=1)
     assert calls == ["train", "test"]
 
 
-def test_learned_positions_say_that_they_end(tiny, tmp_path, text):
-    found = compare(tiny(tasks=("text",)).change(schemes=("learned",)), tmp_path, text=text, jobs=1)
-    here, far = found.rows
+def test_learned_positions_say_that_they_end(run_folder):
+    rows = [r for r in results.read(run_folder).rows if (r["task"], r["scheme"]) == ("text", "learned")]
+    here, far = rows[:2]
     assert here["loss"] > 0 and "error" not in here
     assert "max_len=16" in far["error"] and "loss" not in far
 
 
-def test_workers_and_this_process_give_the_same_numbers(tiny, tmp_path, text):
-    a = compare(tiny(), tmp_path / "a", text=text, jobs=1)
-    b = compare(tiny(), tmp_path / "b", text=text, jobs=2)
-    assert a.rows == b.rows
-    assert [t["curve"] for t in a.trainings] == [t["curve"] for t in b.trainings]
+def test_workers_and_this_process_give_the_same_files_and_a_cell_that_fails_stops_no_other(
+    tiny, tmp_path, text, run_folder
+):
+    """learned:max_len=4 breaks in the middle of its training, in a worker."""
+    experiment = tiny(tasks=("text",), schemes=["none", "learned:max_len=4", "rope", "rope+ntk:8"])
+    with pytest.raises(CellFailure, match="learned:max_len=4 failed.*\n[^$]*max_len=4"):
+        compare(experiment, tmp_path, text=text, jobs=2)
+    found = results.read(tmp_path)
+    assert found.finished == 2 and found.wanted == 3
+    assert "only 2 of 3 cells" in (tmp_path / "report.html").read_text().lower()
+    assert len(found.rows) == 6 and all(row in results.read(run_folder).rows for row in found.rows)
+    weights = list(tmp_path.glob("cells/*.weights"))
+    assert len(weights) == 2  # the same bits: a cell has its own number of threads
+    assert all(path.read_bytes() == (run_folder / "cells" / path.name).read_bytes() for path in weights)
+
+
+def test_the_threads_around_a_cell_change_nothing():
+    """A cell of this size gives other bits with two threads: its own number counts, not that of the process."""
+    wide = {"task": "copy", "train": 32, "test": [32], "batch": 32, "width": 64, "steps": 2, "count": 64}
+    settings = {"schemes": ["alibi"], "seeds": 1, "heads": 2, "layers": 1, "tasks": [wide]}
+    cell = from_dict(settings, "wide").cells()[0]
+    files, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            store = MemoryStore({})
+            work.do(cell, store)
+            assert torch.get_num_threads() == threads
+            files.append(store.read(cell.training.key, "weights"))
+    finally:
+        torch.set_num_threads(before)
+    assert files[0] == files[1]
+    two = from_dict({**settings, "threads": 2}, "wide").cells()[0]
+    assert two.training.threads == 2 and two.training.key != cell.training.key
+
+
+def test_swapped_weights_are_told_and_computed_again(tiny, run_copy, text, capsys, calls):
+    """none, alibi and rope have weights of the same shapes: only the file itself knows whose it is."""
+    experiment = tiny(tasks=("text",))
+    store = Store(run_copy)
+    cells = {c.name(): c for c in experiment.cells(corpus.read(text).digest)}
+    paths = [store.path(cells[name].training.key, "weights") for name in ("none", "alibi")]
+    whole = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, reversed(whole)):
+        path.write_bytes(content)
+    first = results.read(run_copy)
+    for name in ("none", "alibi"):
+        store.drop(cells[name].test_key(cells[name].tests[0]), "test.json")
+    compare(experiment, run_copy, text=text, jobs=1)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split("; ")[1] for line in said] == [f"text, {n}, seed 0 is computed again" for n in ("none", "alibi")]
+    assert all("it holds weights of the cell" in line for line in said)
+    assert calls == ["train", "test"] * 2
+    assert [path.read_bytes() for path in paths] == whole
+    assert compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1).rows == first.rows
+
+
+def test_swapped_and_damaged_checkpoints_are_told_and_no_start(tiny, tmp_path, text, run_folder, capsys):
+    class Cut(Exception):
+        pass
+
+    def stop(step, loss):
+        if step == 7:
+            raise Cut
+
+    words = corpus.read(text)
+    experiment = tiny(tasks=("text",), schemes=["none", "alibi", "rope"])
+    store, cells = Store(tmp_path), experiment.cells(words.digest)
+    for cell in cells:
+        with pytest.raises(Cut):
+            train.train(cell.training, store, words, progress=stop, checkpoint_seconds=0)
+    a, b, c = (store.path(cell.training.key, "checkpoint") for cell in cells)
+    content = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(content)
+    c.write_bytes(content[:-1])
+    found = compare(experiment, tmp_path, text=text, jobs=1)
+    assert capsys.readouterr().err.count("is computed again") == 3
+    assert found.finished == 3 and all(row in results.read(run_folder).rows for row in found.rows)
 
 
 def test_going_on_from_a_checkpoint_equals_never_stopping(tiny, tmp_path, text):
     words = corpus.read(text)
-    for cell in tiny().change(steps=20, schemes=("t5", "none")).cells(words.digest):
+    for cell in tiny(steps=20, schemes=["t5"]).cells(words.digest):
         whole = train.train(cell.training, Store(tmp_path / "whole"), words, checkpoint_seconds=0)
         store = Store(tmp_path / "cut")
 
@@ -111,11 +191,14 @@ count = 256
 """
 
 
-def test_killed_at_any_moment_it_goes_on(tmp_path, text):
+@pytest.mark.parametrize(
+    "kills", [((0.05, "1"),), pytest.param(((0.05, "2"), (0.3, "1"), (1.0, "2")), marks=pytest.mark.slow)]
+)
+def test_killed_at_any_moment_it_goes_on(tmp_path, text, kills):
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     out = tmp_path / "run"
-    for delay, jobs in ((0.05, "2"), (0.3, "1")):
+    for delay, jobs in kills:
         process = start(preset, out, text, "--jobs", jobs)
         before = time.time()
         while not list(out.glob("cells/*.json")) and time.time() - before < 300 and process.poll() is None:
@@ -136,6 +219,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, text):
     assert "Verdict" in said
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_one_that_dies_twice_is_told(tiny, tmp_path):
     cells = tiny(tasks=("previous",)).change(schemes=("alibi",)).cells()
     cells += tiny(tasks=("previous",)).change(steps=1000, schemes=("none",)).cells()
@@ -151,7 +235,8 @@ def test_a_worker_that_dies_is_replaced_and_one_that_dies_twice_is_told(tiny, tm
                 steps.append(event.step)
                 for child in multiprocessing.active_children():
                     child.kill()
-    assert store.has(cells[0].training.key, "train.json") and not store.has(cells[1].training.key, "train.json")
+    first, second = (store.get(cell.training.key, "train.json") for cell in cells)
+    assert first is not None and second is None
     assert steps
 
 
@@ -195,8 +280,18 @@ def test_what_cannot_be_asked(tiny, tmp_path):
         from_dict({"tasks": [{"task": "copy", "stepz": 3}]}, "x")
     with pytest.raises(LabError, match="train, test, steps, schemes missing"):
         from_dict({"tasks": [{"task": "copy"}]}, "x")
-    with pytest.raises(LabError, match="steps='3' must be int"):
+    with pytest.raises(LabError, match="steps must be an integer from 1 to .*, got '3'"):
         from_dict({"tasks": [{"task": "copy", "train": 1, "test": [1], "schemes": ["none"], "steps": "3"}]}, "x")
+
+
+def test_without_safetensors_nothing_is_started(tmp_path, monkeypatch, capsys):
+    from posenc.cli import main
+
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert main(["compare", "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "the lab needs safetensors" in said and "pip install 'posenc[lab]'" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_learning_rate_check_adds_cells(tiny):
@@ -223,7 +318,7 @@ def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, 
 
 
 def test_damaged_files_are_made_again(tiny, tmp_path, text):
-    experiment = tiny(tasks=("text",)).change(schemes=("t5",))
+    experiment = tiny(tasks=("text",), schemes=["t5"], steps=4)
     first = compare(experiment, tmp_path, text=text, jobs=1)
     (trained,), (tested,), (weights,) = (
         list(tmp_path.glob(f"cells/*.{kind}")) for kind in ("train.json", "test.json", "weights")
@@ -243,23 +338,6 @@ def test_damaged_files_are_made_again(tiny, tmp_path, text):
     assert compare(experiment, tmp_path, text=text, jobs=1).rows == first.rows
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_cell_that_fails_stops_no_other(tmp_path, text, jobs):
-    """A scheme that breaks in the middle of training, in this process and in a worker."""
-    from posenc.lab.errors import CellFailure
-
-    broken = {
-        "title": "broken", "seeds": 1, "batch": 2, "width": 16, "heads": 2, "layers": 1, "steps": 4, "count": 64,
-        "schemes": ["none", "learned:max_len=4", "alibi"],
-        "tasks": [{"task": "text", "train": 16, "test": [16]}],
-    }  # fmt: skip
-    with pytest.raises(CellFailure, match="learned:max_len=4 failed.*\n[^$]*max_len=4"):
-        compare(from_dict(broken, "broken"), tmp_path, text=text, jobs=jobs)
-    found = results.read(tmp_path)
-    assert found.finished == 2 and found.wanted == 3
-    assert "only 2 of 3 cells" in (tmp_path / "report.html").read_text().lower()
-
-
 def test_the_command_tells_failed_cells_without_its_own_traceback(tmp_path, text, capsys, monkeypatch):
     from posenc.lab import cli
 
@@ -269,14 +347,32 @@ def test_the_command_tells_failed_cells_without_its_own_traceback(tmp_path, text
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     monkeypatch.setattr(work, "train", broken)
-    arguments = ["--preset", preset, "--out", tmp_path / "run", "--text", text, "--jobs", "1", "--schemes", "none"]
+    arguments = [
+        "--preset",
+        preset,
+        "--out",
+        tmp_path / "run",
+        "--text",
+        text,
+        "--jobs",
+        "1",
+        "--schemes",
+        "none",
+        "alibi",
+    ]
     assert cli.compare([*map(str, arguments), "--seeds", "1"]) == 1
     said = capsys.readouterr().err
-    assert "text, none failed" in said and "ZeroDivisionError: in the middle" in said and "report.html" in said
+    assert said.count("failed:") == 2  # the first stops not the second
+    assert (
+        "text, none failed" in said
+        and "text, alibi failed" in said
+        and "ZeroDivisionError: in the middle" in said
+        and "report.html" in said
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of a file")
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_no_room_for_the_weights(tmp_path, text, jobs):
     """A limit that records fit in and weights do not: said in a sentence, and the same command goes on."""
     preset = tmp_path / "kill.toml"
@@ -292,18 +388,13 @@ def test_no_room_for_the_weights(tmp_path, text, jobs):
     assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("*.train.json"))
 
 
-def test_two_commands_in_one_folder(tmp_path, text):
+def test_two_commands_in_one_folder(tmp_path, text, capsys):
+    from posenc.cli import main
+
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     out = tmp_path / "run"
-    first = start(preset, out, text, "--jobs", "1", "--steps", "100000")
-    try:
-        while not (out / "settings.json").exists() and first.poll() is None:
-            time.sleep(0.02)
-        second = start(preset, out, text, "--jobs", "1")
-        said = second.communicate(timeout=300)[0]
-        assert second.returncode == 2 and f"another command (process {first.pid})" in said
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.communicate()
+    with Store(out).alone():
+        assert main(["compare", "--preset", str(preset), "--out", str(out), "--text", str(text), "--jobs", "1"]) == 2
+    assert f"another command (process {os.getpid()}) is working in" in capsys.readouterr().err
+    assert not list(out.glob("cells/*"))

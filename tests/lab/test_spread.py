@@ -1,12 +1,19 @@
 """Cells elsewhere: a local Ray cluster, and one cell on two processes under torchrun with FSDP2."""
 
+import contextlib
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
-from posenc.lab import results, train
+from posenc import files
+from posenc.lab import cluster, results, train
 from posenc.lab.presets import load
 from posenc.lab.run import compare
 from posenc.lab.store import Store
@@ -52,11 +59,12 @@ except Cut:
     pass
 record = train.train(cell.training, Store(folder + "/resumed"), team=members)
 if members.first:
-    Store(folder + "/resumed").put("it", "train.json", record)
+    Store(folder + "/resumed").put("it", "note.json", record)
 sys.exit(cli.compare(["--preset", preset, "--out", folder + "/two"]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
     """One launch: cells as a whole, a sharded checkpoint that one process goes on from, and the other way round."""
     one = compare(load(preset), tmp_path / "one", jobs=1)
@@ -83,7 +91,7 @@ def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
         assert ("error" in a) == ("error" in b)
         assert b.get("loss", 0) == pytest.approx(a.get("loss", 0), rel=5e-3)
     whole = one.trainings[0]["curve"]
-    resumed = Store(tmp_path / "resumed").get("it", "train.json")["curve"]
+    resumed = Store(tmp_path / "resumed").get("it", "note.json")["curve"]
     assert _near(whole, resumed), list(zip(whole, resumed))
     seen = []
     alone = train.train(cell.training, Store(tmp_path / "cut"), progress=lambda step, _: seen.append(step))
@@ -94,16 +102,125 @@ def _near(a, b):
     return len(a) == len(b) and all(x == pytest.approx(y, rel=1e-3) for (_, x), (_, y) in zip(a, b))
 
 
+# ---- Ray ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def place():
+    """Where temporary files go: a short name, for Ray's sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="pe"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(preset, out, place, *more):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(place)}
+    command = [sys.executable, "-m", "posenc", "compare", "--preset", str(preset), "--out", str(out), "--on", "ray"]
+    with open(out.with_suffix(".log"), "wb") as log:
+        return subprocess.Popen([*command, "--jobs", "2", *more], stdout=log, stderr=subprocess.STDOUT, env=env)
+
+
+def family(psutil, process):
+    """The processes that one has started, itself included, as far as they still run."""
+    try:
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def listening(psutil, processes):
+    """The addresses on which they wait for connections, with the process's name."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            listens = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            found |= {(process.name(), c.laddr.ip) for c in listens}
+    return found
+
+
 @pytest.mark.slow
-def test_a_local_ray_cluster_gives_the_same_numbers(preset, tmp_path, text):
-    """In a process of its own: Ray leaves threads and warnings behind."""
+def test_a_local_ray_cluster(preset, tmp_path, place):
+    """Killed workers and a killed command leave no folders behind, all sockets are this machine's own, and the numbers
+    are those of this process. In processes of their own: Ray leaves threads and warnings behind."""
     pytest.importorskip("ray")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, "-m", "posenc", "compare", "--preset", str(preset), "--out", str(tmp_path / "ray")]
-    done = subprocess.run(
-        [*command, "--on", "ray", "--jobs", "2"], capture_output=True, text=True, env=env, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    psutil = pytest.importorskip("psutil")
+    process = start(preset, tmp_path / "ray", place, "--steps", "100000")
+    seen, workers = [], []
+    until = time.time() + 200
+    while process.poll() is None and time.time() < until and not workers:
+        time.sleep(0.3)
+        seen = family(psutil, process)
+        names = {p.pid: _command(psutil, p) for p in seen}
+        workers = [p for p in seen if "_remote" in names[p.pid]]
+    assert workers, (tmp_path / "ray.log").read_text()[-3000:]
+    workers[0].send_signal(signal.SIGKILL)
+    time.sleep(1)
+    (folder,) = place.glob("posenc*")
+    assert folder.name.startswith("posenc-ray-")  # the cluster's own, no worker's
+    process.kill()
+    process.wait()
+    # the cluster goes down with the command; Ray's agents take a minute to notice
+    assert not psutil.wait_procs([p for p in seen if "Agent" not in names[p.pid]], timeout=60)[1]
+    assert (folder / ".lock").exists()
+
+    process = start(preset, tmp_path / "ray", place)
+    sockets = set()
+    until = time.time() + 400
+    while process.poll() is None and time.time() < until:
+        sockets |= listening(psutil, family(psutil, process))
+        time.sleep(0.05)
+    said = (tmp_path / "ray.log").read_text()
+    assert process.wait() == 0, said[-3000:]
+    # a worker of the killed cluster that started too late may have made its empty directories again
+    assert not [p for p in place.glob("posenc*") if p != folder or [f for f in p.rglob("*") if f.is_file()]]
+    assert {"gcs_server", "raylet"} <= {name for name, _ in sockets} and len({name for name, _ in sockets}) >= 4
+    assert {ip for _, ip in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, sockets
     one, many = compare(load(preset), tmp_path / "one", jobs=1), results.read(tmp_path / "ray")
     assert many.finished == 3 and many.rows == one.rows
-    assert all((tmp_path / "ray" / "cells" / f"{c.training.key}.weights").exists() for c in load(preset).cells())
+    for cell in load(preset).cells():
+        ours, theirs = (
+            Store(tmp_path / name).read(cell.training.key, kind) for name in ("one", "ray") for kind in ("weights",)
+        )
+        assert ours == theirs
+
+
+def _command(psutil, process):
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
+
+
+@pytest.mark.slow
+def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
+    """Imported before, Ray has read its settings already."""
+    pytest.importorskip("ray")
+    code = (
+        "import ray\nfrom posenc.lab import cluster\nfrom posenc.lab.errors import LabError\n"
+        "try:\n    with cluster._cluster('ray', 1): print('listens')\n"
+        "except LabError as error: print(error)\nprint(ray.is_initialized())"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+    said = done.stdout.splitlines()
+    assert "not on this machine alone" in said[-2] and said[-1] == "False", done.stdout + done.stderr[-2000:]
+
+
+def test_folders_of_killed_commands_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "LONGEST_PLACE", 1000)
+    for name in ("posenc-ray-killed", "posenc-ray-used", "posenc-ray-new", "posenc-ray-again", "other"):
+        (tmp_path / name / "session").mkdir(parents=True)
+    os.utime(tmp_path / "posenc-ray-again", (0, 0))  # made again after its removal: old, and without a lock
+    for name in ("posenc-ray-killed", "posenc-ray-used", "other"):
+        (tmp_path / name / ".lock").touch()
+    held = files.lock(tmp_path / "posenc-ray-used" / ".lock")
+    try:
+        with cluster._folder() as folder:
+            (folder / "session").mkdir()
+            there = {path.name for path in tmp_path.iterdir()}
+            with pytest.raises(BlockingIOError):
+                files.lock(folder / ".lock")
+        assert there == {"posenc-ray-used", "posenc-ray-new", "other", folder.name}
+        assert {path.name for path in tmp_path.iterdir()} == {"posenc-ray-used", "posenc-ray-new", "other"}
+    finally:
+        os.close(held)

@@ -1,7 +1,8 @@
-"""Files are whole or absent; tensors are the safetensors format; settings name their results."""
+"""Files are whole or absent; tensors belong to a cell and damage is refused; settings name their results."""
 
 import errno
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from posenc.lab import cells, store, tensors
 from posenc.lab.cells import Training
 from posenc.lab.errors import LabError
-from posenc.lab.store import Store
+from posenc.lab.store import MemoryStore, Store
 
 TRAINING = Training(
     task="previous", scheme="alibi", seed=0, train=8, steps=10, batch=4, width=16, heads=2, layers=1, lr=1e-3,
@@ -77,61 +78,122 @@ def test_one_command_at_a_time_even_after_a_kill(tmp_path):
         assert not list(tmp_path.rglob("*.part"))
 
 
-def test_records_and_carried_files(tmp_path):
-    a, b = Store(tmp_path / "a"), Store(tmp_path / "b")
-    assert a.get("k", "train.json") is None
-    a.put("k", "train.json", {"x": 1})
-    store.write(a.path("k", "weights"), b"w")
-    a.put("other", "train.json", {})
-    b.add(a.files(["k"]))
-    assert b.get("k", "train.json") == {"x": 1} and b.path("k", "weights").read_bytes() == b"w"
-    assert not b.has("other", "train.json")
-    with pytest.raises(LabError, match="not a file name"):
-        b.add({"../evil": b""})
+def test_files_are_carried_to_a_store_in_memory_and_back(run_folder, tmp_path):
+    kept = Store(run_folder)
+    train, test = (next(run_folder.glob(f"cells/*.{kind}.json")).name.split(".")[0] for kind in ("train", "test"))
+    carried = kept.files([train, test])
+    assert set(carried) == {f"{train}.train.json", f"{train}.weights", f"{test}.test.json"}
+    memory = MemoryStore(carried)
+    assert memory.get(train, "train.json") == kept.get(train, "train.json")
+    assert memory.files([train, test]) == carried and memory.read("other", "weights") is None
+    memory.drop(train, "weights")
+    assert set(memory.files([train])) == {f"{train}.train.json"}
+    other = Store(tmp_path)
+    other.add(carried)
+    assert other.files([train, test]) == carried
+    for name in ("../evil", "a.b", "x/y.weights", ".weights", "a.weights.part"):
+        with pytest.raises(LabError, match="no file of a cell"):
+            other.add({name: b""})
 
 
 def test_a_damaged_record_is_as_good_as_none(tmp_path):
     kept = Store(tmp_path)
-    kept.put("k", "train.json", {"x": 1.25, "y": [1, None]})
-    path = kept.path("k", "train.json")
+    kept.put("k", "note.json", {"x": 1.25, "y": [1, None]})
+    path = kept.path("k", "note.json")
     content = path.read_bytes()
-    assert kept.get("k", "train.json") == {"x": 1.25, "y": [1, None]}
-    for damage in (b"", content[:-2], content.replace(b"1.25", b"1.26"), b"[]", b"{}", b"\xff\xfe"):
+    assert kept.get("k", "note.json") == {"x": 1.25, "y": [1, None]}
+    deep = b"[" * 100_000
+    for damage in (b"", content[:-2], content.replace(b"1.25", b"1.26"), b"[]", b"{}", b"\xff\xfe", deep, b"NaN"):
         path.write_bytes(damage)
-        assert kept.get("k", "train.json") is None
+        assert kept.get("k", "note.json") is None
     path.write_bytes(content)
-    assert kept.get("k", "train.json") is not None
-    os.replace(path, kept.path("other", "train.json"))
-    assert kept.get("other", "train.json") is None
+    assert kept.get("k", "note.json") is not None
+    os.replace(path, kept.path("other", "note.json"))
+    assert kept.get("other", "note.json") is None
 
 
-def test_tensors_are_read_by_safetensors_and_back(tmp_path):
-    saved = {
-        "a": torch.randn(3, 5), "b": torch.randn(4).bfloat16(), "c": torch.tensor(7.0), "d": torch.arange(6).view(2, 3),
-        "e": torch.empty(0, 3), "f": torch.randn(2, 2).double().t(),
-    }  # fmt: skip
-    path = tmp_path / "t.safetensors"
-    path.write_bytes(tensors.dump(saved, {"note": "n"}))
-    theirs = safetensors.torch.load_file(path)
-    ours, note = tensors.load(path)
-    assert note == {"note": "n"} and theirs.keys() == ours.keys() == saved.keys()
-    for name, tensor in saved.items():
-        assert torch.equal(theirs[name], tensor) and torch.equal(ours[name], tensor)
-        assert ours[name].dtype == tensor.dtype
-    safetensors.torch.save_file({"x": saved["a"]}, path)
-    assert torch.equal(tensors.load(path)[0]["x"], saved["a"])
+def test_a_record_with_a_right_digest_is_checked_all_the_same(run_copy):
+    """Anybody can write a digest: what a record holds, and whose settings it has, is looked at too."""
+    kept = Store(run_copy)
+    key = next(run_copy.glob("cells/*.train.json")).name.split(".")[0]
+    record = kept.get(key, "train.json")
+    for change in ({"curve": [[1, "x"]]}, {"curve": 3}, {"seconds": -1.0}, {"memory": "much"}, {"status": None},
+                   {"settings": {**record["settings"], "seed": 77}}, {"settings": []}):  # fmt: skip
+        kept.put(key, "train.json", {**record, **change})
+        assert kept.get(key, "train.json") is None, change
+    kept.put(key, "train.json", record)
+    assert kept.get(key, "train.json") == record
 
 
-@pytest.mark.parametrize("cut", [4, 30, -3])
-def test_broken_tensor_files_are_refused(tmp_path, cut):
-    path = tmp_path / "t"
-    content = tensors.dump({"a": torch.randn(9)}, {"note": "n"})
-    path.write_bytes(content[:cut])
-    with pytest.raises(LabError, match="not a whole safetensors file"):
-        tensors.load(path)
-    flipped = bytearray(content)
-    flipped[cut] ^= 1
-    path.write_bytes(flipped)
-    assert not tensors.sound(path)
-    path.write_bytes(content)
-    assert tensors.sound(path) and not tensors.sound(tmp_path / "none")
+TENSORS = {
+    "a": torch.randn(3, 5), "b": torch.randn(4).bfloat16(), "c": torch.tensor(7.0), "d": torch.arange(6).view(2, 3),
+    "e": torch.empty(0, 3), "f": torch.randn(2, 2).double().t(),
+}  # fmt: skip
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+    )
+
+
+def test_tensors_and_state_come_back(tmp_path):
+    content = tensors.dump(TENSORS, "cell", "weights", {"step": 3})
+    assert content == tensors.dump(TENSORS, "cell", "weights", {"step": 3})  # files of one cell are equal
+    ours, state = tensors.load(content, "cell", "weights")
+    assert state == {"step": 3} and same(ours, TENSORS) and same(safetensors.torch.load(content), TENSORS)
+    kept = Store(tmp_path)
+    assert tensors.read(kept, "cell", "weights") is None and tensors.damage(kept, "cell", "weights") is None
+    kept.write("cell", "weights", content)
+    assert same(tensors.read(kept, "cell", "weights")[0], TENSORS)
+    kept.write("other", "weights", content)
+    assert "weights of the cell cell" in tensors.damage(kept, "other", "weights")
+
+
+def test_tensors_of_another_cell_kind_or_without_a_digest_are_refused():
+    content = tensors.dump(TENSORS, "cell", "weights")
+    with pytest.raises(tensors.Damaged, match="it holds weights of the cell cell"):
+        tensors.load(content, "another", "weights")
+    with pytest.raises(tensors.Damaged, match="it holds weights"):
+        tensors.load(content, "cell", "checkpoint")
+    for metadata in (
+        None,
+        {"x": "y"},
+        {"posenc": "{}"},
+        {"posenc": "["},
+        {"posenc": '{"cell": "cell", "kind": "weights"}'},
+    ):
+        bare = safetensors.torch.save({"a": TENSORS["a"]}, metadata)
+        with pytest.raises(tensors.Damaged, match="no file of a cell"):
+            tensors.load(bare, "cell", "weights")
+
+
+def test_damage_of_many_bytes_is_refused_or_changes_nothing():
+    """Bytes changed, cut out, put in, swapped; as often in the header as in the data."""
+    content = tensors.dump(TENSORS, "cell", "weights", {"step": 3})
+    header = 8 + int.from_bytes(content[:8], "little")
+    draw, count, refused = random.Random(0), 20_000, 0
+    for _ in range(count):
+        damaged = bytearray(content)
+        for _ in range(draw.randint(1, 8)):
+            place = draw.randrange(draw.choice((header, len(content))))
+            size = draw.choice((1, 1, 1, 2, 8))
+            match draw.randrange(5):
+                case 0 | 1:
+                    damaged[place : place + size] = draw.randbytes(size)
+                case 2:
+                    del damaged[place : place + size]
+                case 3:
+                    damaged[place:place] = draw.choice((b" ", b"0", b"1", b'"', b"a", b"}", b"\0"))
+                case 4:
+                    other = draw.randrange(max(1, len(damaged)))
+                    a, b = damaged[place : place + size], damaged[other : other + size]
+                    if len(a) == len(b) == size:
+                        damaged[place : place + size], damaged[other : other + size] = b, a
+        try:
+            ours, state = tensors.load(bytes(damaged), "cell", "weights")
+        except tensors.Damaged:
+            refused += 1
+        else:
+            assert state == {"step": 3} and same(ours, TENSORS), bytes(damaged)
+    assert refused > 0.9 * count

@@ -36,6 +36,7 @@ class Training:
     compile: bool
     engine: str
     text: str  # a digest, empty where the task reads no text
+    threads: int = 1  # of the CPU: another number of them sums in another order
     rules: int = RULES
 
     @property

@@ -19,7 +19,7 @@ from torch import nn
 
 import posenc
 
-from . import corpus, presets, run, train, words
+from . import corpus, presets, run, train, words, work
 from .corpus import Corpus
 from .model import Transformer
 from .results import Mean, Results
@@ -230,6 +230,7 @@ def _text_loss(m: Measured, scaling) -> float:
     cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.scheme == "rope")
     task = train.make_task(cell.training, m.corpus)
     model = train.make_model(cell.training, task)
+    work.trained(cell, m.store, m.corpus, weights=True)
     train.load_weights(model, cell.training, m.store)
     for block in model.blocks:
         attention: Any = block.attention

@@ -18,9 +18,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from . import positions, tasks, words
+from . import positions, tasks, validate, words
 from .cells import Cell, Testing, Training
-from .errors import LabError
+from .errors import LabError, OptionError
 
 FOLDER = Path(__file__).parent / "presets"
 
@@ -47,6 +47,8 @@ class TaskSettings:
     windows: int = 64
     rates: tuple[float, ...] = ()
     """Learning-rate check: multiples of lr that are trained too, with the first seed."""
+    threads: int = 1
+    """Of the CPU, in every cell: part of its settings, for another number of them sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Experiment:
                 task=t.task, scheme=trained, seed=seed, train=t.train, steps=t.steps, batch=t.batch, width=t.width,
                 heads=t.heads, layers=t.layers, lr=t.lr * times, position_lr=t.position_lr,
                 weight_decay=t.weight_decay, device=self.device, precision=self.precision, compile=self.compile,
-                engine=self.engine, text=text if task.needs_text else "",
+                engine=self.engine, text=text if task.needs_text else "", threads=t.threads,
             )  # fmt: skip
             sizes = t.test if times == 1.0 else (t.train,)
             sliding = t.sliding if task.needs_text and times == 1.0 else 0
@@ -116,14 +118,24 @@ class Experiment:
             task = tasks.create(t.task)
             if not t.schemes:
                 raise LabError(f"task {t.task} has no schemes")
+            if t.width % t.heads:
+                raise LabError(f"task {t.task}: width={t.width} must be a multiple of heads={t.heads}")
             if t.sliding and task.needs_text and not t.sliding <= min(t.test):
                 raise LabError(f"sliding={t.sliding} must be at most the shortest test size, {min(t.test)}")
+            try:
+                sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise LabError(f"task {t.task} of size {t.train}: {error}") from None
             for word in t.schemes:
                 trained, extension = words.scheme(word)
-                sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
-                positions.build(trained, layers=1, causal=task.causal, **sizes)
-                if extension:
-                    positions.extended(trained, extension, **sizes)
+                try:
+                    positions.build(trained, layers=1, causal=task.causal, **sizes)
+                    if extension:
+                        positions.extended(trained, extension, **sizes)
+                except OptionError:  # it says what is wrong
+                    raise
+                except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+                    raise LabError(f"task {t.task}, scheme {word}: {error}") from None
 
 
 def names() -> list[str]:
@@ -135,58 +147,59 @@ def load(name: str | Path) -> Experiment:
     path = Path(name)
     if path.suffix != ".toml":
         path = FOLDER / f"{name}.toml"
-        if not path.exists():
+        if str(name) not in names():
             raise LabError(f"unknown preset {str(name)!r}; the presets are {', '.join(names())}, or give a .toml file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LabError(f"cannot read the preset {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise LabError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise LabError(f"the preset {path} is nested too deeply") from None
+    except ValueError as error:  # not TOML, not UTF-8, not a path
+        raise LabError(f"{str(path)!r} is not TOML: {error}") from None
     return from_dict(content, path.stem)
 
 
+MOST_CELLS = 100_000
+
+
 def from_dict(content: dict[str, Any], name: str) -> Experiment:
+    from .published import TABLES
+
     content = dict(content)
     listed = content.pop("tasks", None)
-    if not isinstance(listed, list) or not listed:
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise LabError(f"preset {name} has no [[tasks]]")
     known = {f.name: f for f in fields(TaskSettings)}
-    whole = {"title", "device", "published"}
+    whole = {"title": validate.text, "device": validate.DEVICE, "published": validate.each(validate.one_of(*TABLES))}
     common = {key: value for key, value in content.items() if key not in whole}
     made = []
-    for entry in listed:
-        given = {**common, **entry}
-        unknown = [key for key in given if key not in known]
-        if unknown:
-            raise LabError(
-                f"preset {name} has unknown settings {', '.join(unknown)}; they are {', '.join([*whole, *known])}"
-            )
-        missing = [f.name for f in known.values() if f.default is MISSING and f.name not in given]
-        if missing:
-            raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
-        made.append(TaskSettings(**{k: _checked(name, known[k], v) for k, v in given.items()}))
+    try:
+        about = {key: whole[key](value, key) for key, value in content.items() if key in whole}
+        for entry in listed:
+            given = {**common, **entry}
+            unknown = [key for key in given if key not in known]
+            if unknown:
+                raise LabError(
+                    f"preset {name} has unknown settings {', '.join(unknown)}; they are {', '.join([*whole, *known])}"
+                )
+            missing = [f.name for f in known.values() if f.default is MISSING and f.name not in given]
+            if missing:
+                raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
+            checked: dict[str, Any] = {key: validate.TASK[key](value, key) for key, value in given.items()}
+            for key, value in checked.items():
+                checked[key] = tuple(value) if isinstance(value, list) else value
+            made.append(TaskSettings(**checked))
+    except validate.Wrong as error:
+        raise LabError(f"preset {name}: {error}") from None
     if len({t.task for t in made}) < len(made):
         raise LabError(f"preset {name} has a task twice; give each its own preset")
+    number = sum(len(t.schemes) * (t.seeds + len(t.rates)) for t in made)
+    if number > MOST_CELLS:
+        raise LabError(f"preset {name} has {number} cells, schemes times seeds; at most {MOST_CELLS} are possible")
+    for t in made:
+        tasks.create(t.task)
     experiment = Experiment(
-        name=name,
-        title=str(content.get("title", name)),
-        tasks=tuple(made),
-        published=tuple(content.get("published", ())),
+        name=name, title=about.get("title", name), tasks=tuple(made), published=tuple(about.get("published", ()))
     )
-    return experiment.on(str(content.get("device", "cpu")))
-
-
-def _checked(name: str, known: Any, value: Any) -> Any:
-    kind = str(known.type)
-    if kind.startswith("tuple"):
-        inner: Any = {"tuple[int, ...]": int, "tuple[float, ...]": (int, float), "tuple[str, ...]": str}[kind]
-        if not isinstance(value, (list, tuple)) or not all(isinstance(v, inner) for v in value):
-            raise LabError(f"preset {name}: {known.name}={value!r} must be a list ({kind[6:-6]})")
-        return tuple(value)
-    wanted: Any = {"int": int, "float": (int, float), "str": str}[kind]
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise LabError(f"preset {name}: {known.name}={value!r} must be {kind}")
-    if kind == "int" and value < (0 if known.name == "sliding" else 1):
-        raise LabError(f"preset {name}: {known.name}={value} must be at least 1")
-    return float(value) if kind == "float" else value
+    return experiment.on(about.get("device", "cpu"))

@@ -104,10 +104,12 @@ class Live(Progress):
 
     def tell(self, cell: Cell) -> None:
         self.working.pop(cell.training.key, None)
+        from rich.text import Text
+
         for scheme, shown in self.points(cell):
+            seed = f"seed {cell.training.seed}"
             self.console.print(
-                f"[dim]{cell.training.task}[/dim]  [bold]{scheme}[/bold]  [dim]seed {cell.training.seed}[/dim]  {shown}",
-                highlight=False,
+                Text.assemble((cell.training.task, "dim"), "  ", (scheme, "bold"), "  ", (seed, "dim"), "  ", shown)
             )
         self.draw()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
+from .markup import Markup, join, tag
 from .results import Mean, Results
 
 # perplexities as printed in the papers; sizes in tokens, all trained at 512
@@ -105,17 +105,17 @@ def sentence(name: str, results: Results) -> str:
     return f"{said} The order of the schemes is another at {len(other)} of {len(ranked)} lengths, best first: {'; '.join(other)}."
 
 
-def as_html(name: str, results: Results) -> str:
-    lines = "".join(
-        f"<tr><td>{html.escape(scheme)}</td><td>{size}</td><td>{published:+.2f}</td>"
-        f"<td>{'–' if measured is None else f'{measured:+.2f}'}</td><td>{agreement(published, measured)}</td></tr>"
-        for scheme, size, published, measured in rows(name, results)
+def as_html(name: str, results: Results) -> Markup:
+    lines = [tag("tr", *(tag("th", head) for head in ("scheme", "length", "published", "measured", "")))]
+    for scheme, size, published, measured in rows(name, results):
+        here = "–" if measured is None else f"{measured:+.2f}"
+        shown = (scheme, size, f"{published:+.2f}", here, agreement(published, measured))
+        lines.append(tag("tr", *(tag("td", part) for part in shown)))
+    about = (
+        "Change of the loss from the training length, in nats per token there and nats per byte here: only the sign and "
+        "the order can agree."
     )
-    return (
-        f"<h2>Next to {html.escape(TABLES[name][0])}</h2><p>Change of the loss from the training length, in nats per token "
-        "there and nats per byte here: only the sign and the order can agree.</p>"
-        f"<table><tr><th>scheme</th><th>length</th><th>published</th><th>measured</th><th></th></tr>{lines}</table>"
-    )
+    return join([tag("h2", f"Next to {TABLES[name][0]}"), tag("p", about), tag("table", *lines)])
 
 
 def as_text(name: str, results: Results) -> str:

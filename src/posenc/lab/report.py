@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import published, svg, verdict
+from .markup import Markup, data, escaped, join, tag
 from .results import Mean, Results, metric_of
 from .store import write
 
@@ -36,59 +37,69 @@ def save(results: Results, folder: Path, *, still: bool = False) -> list[Path]:
     return [folder / name for name in files]
 
 
-def as_html(results: Results, *, still: bool = False) -> str:
+def as_html(results: Results, *, still: bool = False) -> Markup:
     """The page; its figures are still pictures where asked or without Plotly."""
-    parts: list[str] = []
-    figures: list[dict[str, Any]] = []
-
-    def figure(made: dict[str, Any]) -> None:
-        parts.append(f'<div id="figure{len(figures)}"></div>')
-        figures.append(made)
-
     title = results.experiment["title"]
-    parts.append(f"<h1>{html.escape(title)}</h1>")
-    said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in verdict.sentences(results))
-    parts.append(f'<div class="verdict">{said}</div>')
+    said = [tag("p", sentence) for sentence in verdict.sentences(results)]
+    parts: list[Markup | dict[str, Any]] = [tag("h1", title), tag("div", *said, class_="verdict")]
     for task in results.tasks():
         metric = metric_of(task)
-        parts.append(f"<h2>{html.escape(task['task'])}</h2>")
-        figure(_curves(results, task, metric, TITLES[metric]))
-        parts.append(_table(results, task, metric))
+        parts += [
+            tag("h2", task["task"]),
+            _curves(results, task, metric, TITLES[metric]),
+            _table(results, task, metric),
+        ]
         if task.get("sliding") and metric == "loss":
             stride = task["sliding"]
-            parts.append(
-                f"<p>Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length. "
+            about = (
+                f"Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length. "
                 "A gain that is seen above and not here comes from the first bytes of a window having little "
-                "before them.</p>"
+                "before them."
             )
-            figure(_curves(results, task, "sliding", f"loss of the last {stride} bytes, nats per byte"))
-        parts.append("<h3>Training</h3>")
-        figure(_training(results, task))
-        parts.append(_costs(results, task))
-        parts.append(_rates(results, task))
+            figure = _curves(results, task, "sliding", f"loss of the last {stride} bytes, nats per byte")
+            parts += [tag("p", about), figure]
+        parts += [tag("h3", "Training"), _training(results, task), _costs(results, task), _rates(results, task)]
     parts += [published.as_html(name, results) for name in results.experiment.get("published", ())]
-    parts.append("<h2>Settings</h2>")
     shown = {"experiment": results.experiment, "machine": results.machine}
-    parts.append(f"<pre>{html.escape(json.dumps(shown, indent=1))}</pre>")
-    return page(title, parts, figures, None if still else plotly_script())
+    parts += [tag("h2", "Settings"), tag("pre", json.dumps(shown, indent=1))]
+    return page(title, parts, None if still else plotly_script())
 
 
-def page(title: str, parts: list[str], figures: list[dict[str, Any]], script: str | None) -> str:
-    """parts has a <div id="figureN"></div> where figure N goes; `script` is Plotly, None draws still pictures."""
-    if script is None:
-        pictures = {f'<div id="figure{n}"></div>': svg.draw(figure) for n, figure in enumerate(figures)}
-        parts = [pictures.get(part, part) for part in parts]
-        figures, script = [], ""
-    data = json.dumps(figures).replace("</", "<\\/")
-    draw = "figures.forEach((f, i) => Plotly.newPlot('figure' + i, f.data, f.layout, {responsive: true, displaylogo: false}));"
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<meta name='viewport' content='width=device-width'><title>{html.escape(title)}</title>"
-        f"<style>{STYLE}</style>{f'<script>{script}</script>' if script else ''}</head><body>"
-        + "\n".join(parts)
-        + (f"<script>const figures = {data};\n{draw}</script>" if script else "")
-        + "</body></html>\n"
-    )
+def page(title: str, parts: Iterable[Markup | dict[str, Any]], script: str | None) -> Markup:
+    """A whole page. A part is Markup or a figure in Plotly's form; `script` is Plotly, None draws still pictures."""
+    figures: list[dict[str, Any]] = []
+    body: list[Markup] = []
+    for part in parts:
+        if isinstance(part, Markup):
+            body.append(part)
+        elif script is None:
+            body.append(svg.draw(part))
+        else:
+            body.append(tag("div", id=f"figure{len(figures)}"))
+            figures.append(escaped(part))
+    head = [
+        tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width"), tag("title", title),
+        tag("style", Markup(STYLE)),
+    ]  # fmt: skip
+    if script is not None:
+        draw = "figures.forEach((f, i) => Plotly.newPlot('figure' + i, f.data, f.layout, {responsive: true, displaylogo: false}));"
+        head.append(tag("script", Markup(script)))
+        body.append(tag("script", Markup(f"const figures = {data(figures)};\n{draw}")))
+    whole = tag("html", tag("head", *head), tag("body", join(body, "\n")), lang="en")
+    return Markup(f"<!doctype html>{whole}\n")
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
+    """Cells that are a <td> already go in as they are."""
+    lines = [tag("tr", *(tag("th", name) for name in head))]
+    for row in rows:
+        lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
+    return tag("div", tag("table", *lines), class_="wide")
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names read from a file may hold control characters, which could do anything there."""
+    return "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
 
 
 def plotly_script() -> str | None:
@@ -119,7 +130,7 @@ def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 
 def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> dict[str, Any]:
-    data: list[dict[str, Any]] = []
+    traces: list[dict[str, Any]] = []
     styles = line_styles(results.schemes(task))
     for scheme, (colour, dash) in styles.items():
         points = [(size, results.point(task, scheme, size, metric)) for size in sorted(task["test"])]
@@ -130,11 +141,11 @@ def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> 
         if any(p.half is not None for _, p in known):
             upper = [p.value + (p.half or 0) for _, p in known]
             lower = [p.value - (p.half or 0) for _, p in known]
-            data.append({
+            traces.append({
                 "x": x + x[::-1], "y": upper + lower[::-1], "fill": "toself", "fillcolor": colour, "opacity": 0.12,
                 "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": scheme, "mode": "lines",
             })  # fmt: skip
-        data.append({
+        traces.append({
             "x": x, "y": [p.value for _, p in known], "name": scheme, "mode": "lines+markers", "legendgroup": scheme,
             "line": {"color": colour, "dash": dash},
         })  # fmt: skip
@@ -145,39 +156,36 @@ def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> 
     }  # fmt: skip
     axis = {"type": "log", "tickvals": sizes, "ticktext": [str(s) for s in sizes]}
     more: dict[str, Any] = {"yaxis": {"range": [0, 1.03]}} if metric == "accuracy" else {}
-    return {"data": data, "layout": _layout("size (training up to the dotted line)", title, xaxis=axis, shapes=[train], **more)}  # fmt: skip
+    return {"data": traces, "layout": _layout("size (training up to the dotted line)", title, xaxis=axis, shapes=[train], **more)}  # fmt: skip
 
 
-def _table(results: Results, task: dict[str, Any], metric: str) -> str:
+def _table(results: Results, task: dict[str, Any], metric: str) -> Markup:
     sizes = sorted(task["test"])
-    head = "".join(f"<th>{size}{' (trained)' if size == task['train'] else ''}</th>" for size in sizes)
+    head = [f"{size}{' (trained)' if size == task['train'] else ''}" for size in sizes]
     rows = []
     for s in verdict.standings(results, task):
-        cells = ""
-        for size in sizes:
-            point = results.point(task, s.scheme, size, metric)
-            cells += f"<td>{point}</td>" if isinstance(point, Mean) else f"<td>{'cannot' if point else '–'}</td>"
-        why = f'<td class="why">{html.escape(s.reason)}</td>'
-        rows.append(f'<tr><td>{html.escape(s.scheme)}</td>{cells}<td class="{s.word}">{s.word}</td>{why}</tr>')
-    return f'<div class="wide"><table><tr><th>scheme</th>{head}<th>at {max(sizes)}</th><th></th></tr>{"".join(rows)}</table></div>'
+        points = [results.point(task, s.scheme, size, metric) for size in sizes]
+        shown = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
+        rows.append([s.scheme, *shown, tag("td", s.word, class_=s.word), tag("td", s.reason, class_="why")])
+    return table(["scheme", *head, f"at {max(sizes)}", ""], rows)
 
 
 def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
     trained = list(dict.fromkeys(s.split("+")[0] for s in results.schemes(task)))
     styles = line_styles(trained)
-    data = []
+    traces = []
     for scheme in trained:
         for number, record in enumerate(results.training(task, scheme)):
             steps = [step for step, _ in record["curve"]]
             losses = [loss for _, loss in record["curve"]]
-            data.append({
+            traces.append({
                 "x": steps, "y": losses, "name": scheme, "mode": "lines", "legendgroup": scheme,
                 "showlegend": number == 0, "line": {"color": styles[scheme][0], "width": 1.2},
             })  # fmt: skip
-    return {"data": data, "layout": _layout("step", "training loss, nats")}
+    return {"data": traces, "layout": _layout("step", "training loss, nats")}
 
 
-def _costs(results: Results, task: dict[str, Any]) -> str:
+def _costs(results: Results, task: dict[str, Any]) -> Markup:
     """Speed and memory: as seen in this run, where cells may have shared the machine."""
     rows = []
     for scheme in dict.fromkeys(s.split("+")[0] for s in results.schemes(task)):
@@ -187,22 +195,19 @@ def _costs(results: Results, task: dict[str, Any]) -> str:
         first = records[0]
         speeds = [r["tokens_per_second"] for r in records if r["tokens_per_second"]]
         memories = [r["memory"] for r in records if r["memory"] is not None]
-        rows.append(
-            f"<tr><td>{html.escape(scheme)}</td><td>{first['parameters']:,}</td><td>{first['position_parameters']:,}</td>"
-            f"<td>{mean_of(speeds, '{:,.0f}')}</td><td>{mean_of(memories, '{:,.0f}', 1e-6)}</td>"
-            f"<td>{mean_of([r['seconds'] for r in records], '{:.1f}')}</td>"
-            f"<td>{html.escape(', '.join(sorted({r['status'] for r in records})))}</td></tr>"
-        )
-    return (
-        '<div class="wide"><table><tr><th>scheme</th><th>parameters</th><th>of the encoding</th><th>tokens/s</th>'
-        f"<th>peak memory, MB</th><th>seconds</th><th>training</th></tr>{''.join(rows)}</table></div>"
-    )
+        rows.append([
+            scheme, f"{first['parameters']:,}", f"{first['position_parameters']:,}", mean_of(speeds, "{:,.0f}"),
+            mean_of(memories, "{:,.0f}", 1e-6), mean_of([r["seconds"] for r in records], "{:.1f}"),
+            ", ".join(sorted({r["status"] for r in records})),
+        ])  # fmt: skip
+    head = ("scheme", "parameters", "of the encoding", "tokens/s", "peak memory, MB", "seconds", "training")
+    return table(head, rows)
 
 
-def _rates(results: Results, task: dict[str, Any]) -> str:
+def _rates(results: Results, task: dict[str, Any]) -> Markup:
     """The learning-rate check, where one was run."""
     if not task.get("rates"):
-        return ""
+        return Markup("")
     metric = metric_of(task)
     rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
     rows = []
@@ -213,13 +218,10 @@ def _rates(results: Results, task: dict[str, Any]) -> str:
             continue
         pick = min if metric == "loss" else max
         best = pick(known, key=lambda rate: known[rate])
-        cells = "".join(f"<td>{known[r]:.3f}{' *' if r == best else ''}</td>" if r in known else "<td>–</td>" for r in rates)  # fmt: skip
-        rows.append(f"<tr><td>{html.escape(scheme)}</td>{cells}</tr>")
-    head = "".join(f"<th>{rate:g}</th>" for rate in rates)
-    return (
-        f"<h3>Learning-rate check</h3><p>Score at the training size, first seed; * is the best, {task['lr']:g} was used.</p>"
-        f"<table><tr><th>scheme</th>{head}</tr>{''.join(rows)}</table>"
-    )
+        rows.append([scheme, *(f"{known[r]:.3f}{' *' if r == best else ''}" if r in known else "–" for r in rates)])
+    about = f"Score at the training size, first seed; * is the best, {task['lr']:g} was used."
+    head = ["scheme", *(f"{rate:g}" for rate in rates)]
+    return join([tag("h3", "Learning-rate check"), tag("p", about), table(head, rows)])
 
 
 def mean_of(values: list[float], form: str, times: float = 1.0) -> str:
@@ -243,4 +245,5 @@ def as_text(results: Results) -> str:
             lines.append(f"{row}  {s.word}")
     for name in results.experiment.get("published", ()):
         lines += ["", published.as_text(name, results)]
-    return "\n".join([*lines, "", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))])
+    lines += ["", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))]
+    return printable("\n".join(lines))

@@ -9,10 +9,11 @@ import math
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from . import validate
 from .cells import Cell
 from .errors import LabError
 from .presets import Experiment, from_dict
@@ -96,7 +97,7 @@ class Results:
             same = row["task"] == task["task"] and row["scheme"] == scheme and row["size"] == task["train"]
             if same and row["seed"] == 0:
                 value = row.get(metric)
-                found[row["lr"]] = row["error"] if value is None else mean([value])
+                found[row["lr"]] = row.get("error") or "unknown" if value is None else mean([value])
         return found
 
     # ---- files ----------------------------------------------------------------------------------------------
@@ -150,24 +151,28 @@ def collect(experiment: Experiment, cells: list[Cell], store: Store, asked: dict
 def read(folder: str | Path) -> Results:
     """A run's results, from its cells where they are, or from results.json alone."""
     root = Path(folder)
-    if (root / "settings.json").exists() and (root / "cells").is_dir():
-        asked = json.loads((root / "settings.json").read_text(encoding="utf-8"))
-        experiment = experiment_of(asked["experiment"])
-        cells = experiment.cells(asked["text"].get("digest", ""))
+    saved = (root / "results.json").is_file()
+    if (root / "settings.json").is_file() and (root / "cells").is_dir():
+        asked = validate.read_json(root / "settings.json", validate.SETTINGS)
+        experiment = experiment_of(asked["experiment"], root / "settings.json")
+        cells = experiment.cells(str(asked["text"].get("digest", "")))
         found = collect(experiment, cells, Store(root), asked)
-        if found.rows or not (root / "results.json").exists():
+        if found.rows or not saved:
             return found
-    if not (root / "results.json").exists():
+    if not saved:
         raise LabError(f"{root} is not the folder of a run: it has neither settings.json with cells nor results.json")
-    return Results(**json.loads((root / "results.json").read_text(encoding="utf-8")))
+    content = validate.read_json(root / "results.json", validate.RESULTS)
+    experiment_of(content["experiment"], root / "results.json")
+    return Results(**content)
 
 
-def experiment_of(saved: dict[str, Any]) -> Experiment:
+def experiment_of(saved: dict[str, Any], path: Path) -> Experiment:
     """An Experiment from its saved form."""
-    from dataclasses import replace
-
     whole = {key: saved[key] for key in ("title", "device", "published")} | {"tasks": saved["tasks"]}
-    made = from_dict(whole, saved["name"])
+    try:
+        made = from_dict(whole, saved["name"])
+    except LabError as error:
+        raise LabError(f"{path} cannot be used: {error}") from None
     return replace(made, precision=saved["precision"], compile=saved["compile"], engine=saved["engine"])
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import cluster, corpus, progress, report, results, work, workers
+from . import cluster, corpus, progress, report, results, tensors, work, workers
 from .cells import Cell
 from .corpus import Corpus
 from .errors import CellFailure, LabError
@@ -35,6 +35,7 @@ def compare(
     jobs   worker processes; 1 works in this process; None: one for each processor on the CPU, 1 on a GPU
     on     "here", "ray" (a local cluster) or an address such as ray://host:10001
     """
+    tensors.library()
     experiment.check()
     if on != "here" and on != "ray" and not on.startswith("ray://"):
         raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
@@ -71,6 +72,7 @@ def complete(
     experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None
 ) -> Results:
     """The same without a report: the cells that are missing in a folder, and the results of this experiment."""
+    tensors.library()
     experiment.check()
     words = corpus.read(text) if experiment.needs_text else None
     cells = experiment.cells(words.digest if words else "")
@@ -84,6 +86,8 @@ def complete(
 def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
     """What is left, as every process of a team sees it before any of them starts."""
     left = [cell for cell in cells if work.missing(cell, store)]
+    for cell in left if team.first else ():
+        work.tell_damage(cell, store)
     team.wait()
     return left
 

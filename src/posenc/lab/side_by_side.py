@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any, NamedTuple
 
-from .report import line_styles, page, plotly_script
+from .markup import Markup, tag
+from .report import line_styles, page, plotly_script, printable, table
 from .results import Mean, Results, metric_of
 
 
@@ -61,7 +61,7 @@ def as_text(a: Results, b: Results, names: list[str]) -> str:
     lines = [f"A {names[0]}   B {names[1]}", *(f"  differs: {line}" for line in settings_that_differ(a, b))]
     found = rows(a, b)
     if not found:
-        return "\n".join([*lines, "they have no (task, scheme, size) in common"])
+        return printable("\n".join([*lines, "they have no (task, scheme, size) in common"]))
     wide = max(len(row.scheme) for row in found)
     for row in found:
         mark = "  apart" if row.apart else ""
@@ -69,15 +69,14 @@ def as_text(a: Results, b: Results, names: list[str]) -> str:
             f"  {row.task:<10} {row.scheme:<{wide}} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
             f"{row.b.value - row.a.value:+.3f}{mark}"
         )
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
-def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) -> str:
+def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) -> Markup:
     found = rows(a, b)
     title = f"{names[0]} and {names[1]}"
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    parts += [f"<p>Differs: {html.escape(line)}</p>" for line in settings_that_differ(a, b)]
-    figures: list[dict[str, Any]] = []
+    parts: list[Markup | dict[str, Any]] = [tag("h1", title)]
+    parts += [tag("p", f"Differs: {line}") for line in settings_that_differ(a, b)]
     for task in dict.fromkeys(row.task for row in found):
         own = [row for row in found if row.task == task]
         data = []
@@ -91,12 +90,10 @@ def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) ->
                     "x": [row.size for row in points], "y": values, "name": f"{scheme} {label}",
                     "mode": "lines+markers", "line": {"color": colour, "dash": dash},
                 })  # fmt: skip
-        parts += [f"<h2>{html.escape(task)}</h2>", f'<div id="figure{len(figures)}"></div>']
-        figures.append({"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}})
-        lines = "".join(
-            f"<tr><td>{html.escape(row.scheme)}</td><td>{row.size}</td><td>{row.a}</td><td>{row.b}</td>"
-            f"<td>{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}</td></tr>"
+        figure = {"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}}
+        lines = [
+            (row.scheme, row.size, row.a, row.b, f"{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}")
             for row in own
-        )
-        parts.append(f"<table><tr><th>scheme</th><th>size</th><th>A</th><th>B</th><th>B − A</th></tr>{lines}</table>")
-    return page(title, parts, figures, None if still else plotly_script())
+        ]
+        parts += [tag("h2", task), figure, table(("scheme", "size", "A", "B", "B − A"), lines)]
+    return page(title, parts, None if still else plotly_script())

@@ -4,8 +4,8 @@ is whole: killed at any moment, the same command goes on from what is there.
     DIR/settings.json            what was asked
     DIR/cells/KEY.train.json     the record of a training
     DIR/cells/KEY.test.json      the record of a test
-    DIR/cells/KEY.weights        trained weights (safetensors)
-    DIR/cells/KEY.checkpoint     weights and optimiser state in the middle of a training (safetensors, JSON inside)
+    DIR/cells/KEY.weights        trained weights (see tensors.py)
+    DIR/cells/KEY.checkpoint     weights and optimiser state in the middle of a training
     DIR/results.json, results.csv, report.html
 """
 
@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from . import cells, validate
 from .errors import LabError
+
+KINDS = ("train.json", "test.json", "weights", "checkpoint")
 
 
 class Store:
@@ -36,70 +39,97 @@ class Store:
     def path(self, key: str, kind: str) -> Path:
         return self.cells / f"{key}.{kind}"
 
-    def has(self, key: str, kind: str) -> bool:
-        return self.path(key, kind).exists()
-
-    def get(self, key: str, kind: str) -> dict[str, Any] | None:
-        """A JSON record, or None where there is none (yet). One that is damaged is as good as none: whoever needs it
-        makes it again, in its place."""
+    def read(self, key: str, kind: str) -> bytes | None:
+        """A file's content, or None where there is none (yet)."""
         try:
-            record = json.loads(self.path(key, kind).read_text(encoding="utf-8"))
+            return self.path(key, kind).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise LabError(f"cannot read {self.path(key, kind)}: {error.strerror}") from None
-        except ValueError:  # not JSON, not UTF-8
+
+    def write(self, key: str, kind: str, content: bytes) -> None:
+        write(self.path(key, kind), content)
+
+    def drop(self, key: str, kind: str) -> None:
+        self.path(key, kind).unlink(missing_ok=True)
+
+    def get(self, key: str, kind: str) -> dict[str, Any] | None:
+        """A JSON record, or None where there is none (yet). One that is damaged or belongs to other settings is as good
+        as none: whoever needs it makes it again, in its place."""
+        content = self.read(key, kind)
+        if content is None:
             return None
-        if not isinstance(record, dict) or record.pop("digest", None) != _digest(key, kind, record):
+        try:
+            record = validate.parse(content)
+            if not isinstance(record, dict) or record.pop("digest", None) != _digest(key, kind, record):
+                return None
+            if kind in validate.RECORDS:
+                checked = validate.RECORDS[kind](record, "")
+                return checked if cells.key(record["settings"]) == key else None
+        except ValueError:  # not JSON, not UTF-8, not a record of this kind
             return None
         return record
 
     def put(self, key: str, kind: str, record: dict[str, Any]) -> None:
         content = {**record, "digest": _digest(key, kind, record)}
-        write(self.path(key, kind), json.dumps(content, indent=1).encode())
-
-    def drop(self, key: str, kind: str) -> None:
-        self.path(key, kind).unlink(missing_ok=True)
+        self.write(key, kind, json.dumps(content, indent=1).encode())
 
     def files(self, keys: list[str]) -> dict[str, bytes]:
         """Every file of some cells, to be carried to another machine."""
-        return {p.name: p.read_bytes() for key in keys for p in sorted(self.cells.glob(f"{key}.*")) if _whole(p)}
+        found = {f"{key}.{kind}": self.read(key, kind) for key in keys for kind in KINDS}
+        return {name: content for name, content in found.items() if content is not None}
 
     def add(self, files: dict[str, bytes]) -> None:
         """What `files` gave elsewhere; records go last, for they say that the rest is there."""
         for name in sorted(files, key=lambda name: name.endswith(".json")):
-            if Path(name).name != name:
-                raise LabError(f"{name!r} is not a file name")
-            write(self.cells / name, files[name])
+            key, _, kind = name.partition(".")
+            if not (key.isalnum() and kind in KINDS):
+                raise LabError(f"{name!r} is no file of a cell")
+            self.write(key, kind, files[name])
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """One command at a time works in a folder. The lock goes away with the process, however it ends."""
+        place = self.root / ".lock"
         try:
-            import fcntl
+            held = files.lock(place)
         except ImportError:  # Windows: nothing is broken by two commands, work may be done twice
             yield
             return
-        try:
-            lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except BlockingIOError:
+            owner = place.read_text(errors="replace")[:20].strip() or "unknown"
+            raise LabError(
+                f"another command (process {owner}) is working in {self.root}; wait for it or give another --out"
+            ) from None
         except OSError as error:
             raise LabError(f"cannot work in {self.root}: {error.strerror}; make room, or give another --out") from None
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                owner = os.read(lock, 20).decode().strip() or "unknown"
-                raise LabError(
-                    f"another command (process {owner}) is working in {self.root}; wait for it or give another --out"
-                ) from None
             with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
-                os.ftruncate(lock, 0)
-                os.write(lock, str(os.getpid()).encode())
+                os.ftruncate(held, 0)
+                os.write(held, str(os.getpid()).encode())
             for part in self.root.rglob(".*.part"):  # of a command that was killed while it wrote
                 part.unlink(missing_ok=True)
             yield
         finally:
-            os.close(lock)
+            os.close(held)
+
+
+class MemoryStore(Store):
+    """The same without a folder, for a cell on another machine: a worker that is killed leaves nothing behind."""
+
+    def __init__(self, files: dict[str, bytes]):
+        self.content: dict[tuple[str, str], bytes] = {}
+        self.add(files)
+
+    def read(self, key: str, kind: str) -> bytes | None:
+        return self.content.get((key, kind))
+
+    def write(self, key: str, kind: str, content: bytes) -> None:
+        self.content[key, kind] = content
+
+    def drop(self, key: str, kind: str) -> None:
+        self.content.pop((key, kind), None)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -118,7 +148,3 @@ def write(path: Path, content: bytes) -> None:
 def _digest(key: str, kind: str, record: dict[str, Any]) -> str:
     """Belongs to one record in one place: a number changed, or a file under another name, is damage."""
     return hashlib.sha256(json.dumps([key, kind, record], sort_keys=True).encode()).hexdigest()[:20]
-
-
-def _whole(path: Path) -> bool:
-    return not path.name.startswith(".")

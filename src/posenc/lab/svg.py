@@ -5,21 +5,22 @@ Lines, markers, bands and the dotted line at the training size are drawn; the re
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
+
+from .markup import Markup, tag
 
 WIDTH, HEIGHT = 1000, 440
 LEFT, RIGHT, TOP, BOTTOM = 60, 210, 15, 45  # margins; the legend stands at the right
 DASHES = {"solid": "", "dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4", "longdash": "14 6"}
 
 
-def draw(figure: dict[str, Any]) -> str:
+def draw(figure: dict[str, Any]) -> Markup:
     """The figure as an <svg> element."""
     data, layout = figure["data"], figure["layout"]
     points = [(x, y) for trace in data for x, y in zip(trace["x"], trace["y"]) if y is not None]
     if not points:
-        return "<p>nothing to draw</p>"
+        return tag("p", "nothing to draw")
     log = layout.get("xaxis", {}).get("type") == "log"
     across = _scale([x for x, _ in points], LEFT, WIDTH - RIGHT, log)
     up = _scale(layout.get("yaxis", {}).get("range") or _roomy([y for _, y in points]), HEIGHT - BOTTOM, TOP, False)
@@ -28,14 +29,12 @@ def draw(figure: dict[str, Any]) -> str:
         place = [(across(x), up(y)) for x, y in zip(trace["x"], trace["y"]) if y is not None]
         parts += _band(trace, place) if trace.get("fill") else _line(trace, place)
     for shape in layout.get("shapes", ()):
-        x = across(shape["x0"])
-        parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#999" stroke-dasharray="2 4"/>')
+        parts.append(
+            _path(f"M{across(shape['x0']):.1f} {TOP}V{HEIGHT - BOTTOM}", stroke="#999", stroke_dasharray="2 4")
+        )
     parts += _legend(data)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" style="width:100%;font:13px system-ui,sans-serif" fill="none">'
-        + "".join(parts)
-        + "</svg>"
-    )
+    style = "width:100%;font:13px system-ui,sans-serif"
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", style=style, fill="none")
 
 
 def _scale(values, start: float, end: float, log: bool):
@@ -56,51 +55,50 @@ def _roomy(values: list[float]) -> tuple[float, float]:
     return min(values) - margin, max(values) + margin
 
 
-def _axes(layout: dict[str, Any], across, up) -> list[str]:
+def _axes(layout: dict[str, Any], across, up) -> list[Markup]:
     made = []
     for value in _ticks(*up.range):
         y = up(value)
-        made.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>')
+        made.append(_path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", stroke="#e4e4e4"))
         made.append(_text(LEFT - 8, y + 4, f"{value:g}", "end"))
     x_axis = layout.get("xaxis", {})
     values = x_axis.get("tickvals") or _ticks(*across.range)
     for value, label in zip(values, x_axis.get("ticktext") or [f"{v:g}" for v in values]):
         made.append(_text(across(value), HEIGHT - BOTTOM + 18, label, "middle"))
-    made.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="#555"/>')
+    made.append(_path(f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}", stroke="#555"))
     title = x_axis.get("title", {}).get("text", "")
     made.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, title, "middle"))
     title = layout.get("yaxis", {}).get("title", {}).get("text", "")
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    turned = _text(0, 0, title, "middle")
-    made.append(f'<g transform="translate(14 {middle:.0f}) rotate(-90)">{turned}</g>')
+    made.append(tag("g", _text(0, 0, title, "middle"), transform=f"translate(14 {middle:.0f}) rotate(-90)"))
     return made
 
 
 def _ticks(low: float, high: float) -> list[float]:
     """About six round values."""
-    rough = (high - low) / 6 or 1.0
+    rough = (high - low) / 6
+    if not rough > 1e-12 * max(abs(low), abs(high), 1e-200):  # one value: its digits end before a step would show
+        return [low]
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
+    step = next(power * times for times in (1, 2, 5, 10, 20) if power * times >= rough)
     first = math.ceil(low / step)
-    return [round(step * n, 12) for n in range(first, math.floor(high / step) + 1)]
+    return [float(f"{step * n:.12g}") for n in range(first, math.floor(high / step) + 1)]
 
 
-def _line(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[str]:
+def _line(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[Markup]:
     line = trace.get("line", {})
     colour, dash = line.get("color", "#000"), DASHES[line.get("dash", "solid")]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place)
-    made = [f'<path d="{path}" stroke="{colour}" stroke-width="{line.get("width", 2)}" stroke-dasharray="{dash}"/>']
+    made = [_path(_through(place), stroke=colour, stroke_width=line.get("width", 2), stroke_dasharray=dash)]
     if "markers" in trace.get("mode", ""):
-        made += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in place]
+        made += [tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=colour) for x, y in place]
     return made
 
 
-def _band(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[str]:
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place) + "Z"
-    return [f'<path d="{path}" fill="{trace["fillcolor"]}" opacity="{trace.get("opacity", 0.12)}"/>']
+def _band(trace: dict[str, Any], place: list[tuple[float, float]]) -> list[Markup]:
+    return [_path(_through(place) + "Z", fill=trace["fillcolor"], opacity=trace.get("opacity", 0.12))]
 
 
-def _legend(data: list[dict[str, Any]]) -> list[str]:
+def _legend(data: list[dict[str, Any]]) -> list[Markup]:
     made, y = [], TOP + 10
     for trace in data:
         if trace.get("showlegend", True) and trace.get("name"):
@@ -111,5 +109,13 @@ def _legend(data: list[dict[str, Any]]) -> list[str]:
     return made
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#333">{html.escape(text)}</text>'
+def _through(place: list[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in place)
+
+
+def _path(d: str, **attributes: object) -> Markup:
+    return tag("path", d=d, **attributes)
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Markup:
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, fill="#333")

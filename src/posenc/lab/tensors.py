@@ -1,86 +1,87 @@
-"""Tensors in a file, without pickle: the safetensors format, whose whole specification is one line.
-
-    8 bytes: n, little endian │ n bytes of JSON: {name: {dtype, shape, data_offsets}, "__metadata__": {..}} │ the data
-
-Written here so that a training machine needs nothing but torch; the safetensors package reads these files. The
-metadata has a digest of the rest, so that damage is seen: a wrong weight would be a wrong result.
+"""Tensors in a file (safetensors) that knows whose it is: the metadata has the cell's key, what the file is for, and a
+SHA-256 of all of it. A damaged file, or one under another cell's name, is refused: a wrong weight would be a wrong
+result, and nothing else would tell.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
-import math
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .errors import LabError
 
-TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
-NAMES = {dtype: name for name, dtype in TYPES.items()}
-DIGEST = "sha256"
+if TYPE_CHECKING:
+    from .store import Store
+
+ENTRY = "posenc"  # one entry of metadata, for safetensors writes several in any order and files of one cell are equal
 
 
-def dump(tensors: dict[str, Tensor], note: dict[str, str] | None = None) -> bytes:
-    """A file's content."""
-    header: dict[str, object] = {}
-    parts, place = [], 0
-    for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        data = ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
-        header[name] = {
-            "dtype": NAMES[flat.dtype],
-            "shape": list(flat.shape),
-            "data_offsets": [place, place + len(data)],
-        }
-        parts.append(data)
-        place += len(data)
-    data = b"".join(parts)
-    header["__metadata__"] = {**(note or {}), DIGEST: _digest(header, note or {}, data)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
-    return len(text).to_bytes(8, "little") + text + data
+class Damaged(LabError):
+    """A file of tensors that cannot be used; whoever needs it computes it again."""
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file and its note."""
-    content = path.read_bytes()
+def library() -> Any:
+    """safetensors, or a sentence: asked for before any work is done."""
     try:
+        import numpy  # noqa: F401  the bytes of a tensor are reached through it
+        import safetensors.torch
+    except ImportError as error:
+        raise LabError(f"the lab needs {error.name}, which is not installed: pip install 'posenc[lab]'") from None
+    return safetensors
+
+
+def dump(tensors: dict[str, Tensor], cell: str, kind: str, state: Any = None) -> bytes:
+    """A file's content: the tensors of a cell, and a state that JSON can hold."""
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    about = {"cell": cell, "kind": kind, "state": state}
+    about["sha256"] = _digest(flat, about)
+    return library().torch.save(flat, {ENTRY: json.dumps(about, sort_keys=True)})
+
+
+def load(content: bytes, cell: str, kind: str) -> tuple[dict[str, Tensor], Any]:
+    """The tensors and the state of a file that was written for this cell and kind."""
+    safetensors = library()
+    try:
+        tensors = safetensors.torch.load(content)
         size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])
-        note = header.pop("__metadata__", {})
-        if DIGEST in note and note.pop(DIGEST) != _digest(header, note, content[8 + size :]):
-            raise ValueError("its digest is another")
-        tensors = {name: _tensor(entry, content, 8 + size) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LabError(f"{path} is not a whole safetensors file ({error}); delete it and run again") from None
-    return tensors, note
+        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][ENTRY])
+        digest = about.pop("sha256")
+        owner, state = (about["cell"], about["kind"]), about["state"]
+        whole = digest == _digest(tensors, about)
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"it is no file of a cell: {error}") from None
+    if not whole:
+        raise Damaged("its content is not what was written (SHA-256)")
+    if owner != (cell, kind):
+        raise Damaged(f"it holds {owner[1]} of the cell {owner[0]}")
+    return tensors, state
 
 
-def sound(path: Path) -> bool:
-    """Whether there is a file and nothing is wrong with it."""
+def read(store: Store, cell: str, kind: str) -> tuple[dict[str, Tensor], Any] | None:
+    """The same from a run's folder; None where there is no such file."""
+    content = store.read(cell, kind)
+    return None if content is None else load(content, cell, kind)
+
+
+def damage(store: Store, cell: str, kind: str) -> str | None:
+    """What is wrong with a file; None where nothing is, or where there is none."""
     try:
-        load(path)
-    except (LabError, OSError):
-        return False
-    return True
+        read(store, cell, kind)
+    except Damaged as error:
+        return str(error)
+    return None
 
 
-def _digest(header: dict, note: dict[str, str], data: bytes) -> str:
-    whole = hashlib.sha256(json.dumps([header, note], sort_keys=True).encode())
-    whole.update(data)
+def _digest(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
+    """Of everything that a reader gets: about, names, types, shapes and bytes."""
+    ordered = [tensors[name] for name in sorted(tensors)]
+    forms = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in zip(sorted(tensors), ordered)]
+    whole = hashlib.sha256(json.dumps([about, forms], sort_keys=True).encode())
+    for tensor in ordered:
+        if tensor.numel():
+            whole.update(tensor.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return whole.hexdigest()
-
-
-def _tensor(entry: dict, content: bytes, base: int) -> Tensor:
-    dtype = TYPES[entry["dtype"]]
-    start, stop = entry["data_offsets"]
-    number = math.prod(entry["shape"])
-    if not 0 <= start <= stop <= len(content) - base or stop - start != number * dtype.itemsize:
-        raise ValueError("a tensor lies outside the file")
-    if number == 0:
-        return torch.empty(entry["shape"], dtype=dtype)
-    return torch.frombuffer(bytearray(content[base + start : base + stop]), dtype=dtype).reshape(entry["shape"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -12,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import memory, positions, tasks, tensors
+from . import memory, positions, tasks, tensors, validate
 from .cells import Training
 from .corpus import Corpus
 from .model import Transformer
-from .store import Store, write
+from .store import Store
 from .tasks import IGNORE, Batch, Task
 from .team import ALONE, Team
 
@@ -157,7 +156,7 @@ def train(
     seconds = spent + end - began
     weights = {name: team.whole(p.detach()) for name, p in model.named_parameters()}
     if team.first:
-        write(store.path(training.key, "weights"), tensors.dump(weights, {"scheme": training.scheme}))
+        store.write(training.key, "weights", tensors.dump(weights, training.key, "weights"))
     return {
         "settings": asdict(training),
         "status": status,
@@ -174,10 +173,7 @@ def train(
 
 def _compile(model: Transformer, task: Task, training: Training, team: Team) -> str:
     """Compile the block, whose code all layers share, and try it; what cannot be compiled runs as it is, and says so."""
-    import torch._inductor.config
-
     torch.compiler.reset()  # the code of earlier cells counts against the limit of versions, and serves none of this one
-    torch._inductor.config.compile_threads = torch.get_num_threads()  # workers share the processors
     for block in model.blocks:
         block.compile()
     try:
@@ -197,10 +193,25 @@ def _compile(model: Transformer, task: Task, training: Training, team: Team) -> 
 
 def load_weights(model: nn.Module, training: Training, store: Store) -> None:
     """The trained weights into a model of the same settings."""
-    saved, _ = tensors.load(store.path(training.key, "weights"))
+    found = tensors.read(store, training.key, "weights")
+    if found is None or not _fits(found[0], model, ""):
+        raise tensors.Damaged(f"{training.scheme} has no weights in this folder; run the same command again")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(saved[name])
+            parameter.copy_(found[0][name])
+
+
+def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
+    """Whether there is a tensor of the right shape for every parameter."""
+    return all(
+        prefix + name in saved and saved[prefix + name].shape == parameter.shape
+        for name, parameter in model.named_parameters()
+    )
+
+
+STEP = validate.whole(1, 10**9)
+FINITE = validate.each(validate.pair(STEP, validate.number()), least=1, most=10**5)
+STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)})
 
 
 def _checkpoint(training, store, model, optimiser, team, step, curve, seconds) -> None:
@@ -210,20 +221,20 @@ def _checkpoint(training, store, model, optimiser, team, step, curve, seconds) -
         for part, value in optimiser.state.get(parameter, {}).items():
             content[f"{part}/{name}"] = team.whole(value)
     if team.first:
-        note = {"state": json.dumps({"step": step, "curve": curve, "seconds": seconds})}
-        write(store.path(training.key, "checkpoint"), tensors.dump(content, note))
+        state = {"step": step, "curve": curve, "seconds": seconds}
+        store.write(training.key, "checkpoint", tensors.dump(content, training.key, "checkpoint", state))
 
 
 def _resume(training, store, model, optimiser, team) -> tuple[int, list, float]:
     """The step to go on from, the curve so far and the seconds spent."""
-    path = store.path(training.key, "checkpoint")
-    if not team.agree(tensors.sound(path), torch.device(training.device)):  # a damaged one is as good as none
+    found = _read_checkpoint(training, store, model)
+    if not team.agree(found is not None, torch.device(training.device)):  # a damaged one is as good as none
         return 0, [], 0.0
-    saved, note = tensors.load(path)
-    state = json.loads(note["state"])
+    assert found is not None
+    saved, state = found
     for name, parameter in model.named_parameters():
         team.fill(parameter, saved[f"weight/{name}"])
-        parts = {key.split("/")[0]: value for key, value in saved.items() if key.split("/", 1)[1] == name}
+        parts = {key.split("/")[0]: value for key, value in saved.items() if key.partition("/")[2] == name}
         held = optimiser.state[parameter]
         for part in parts.keys() - {"weight"}:
             if parts[part].shape == parameter.shape and parts[part].dim():
@@ -232,3 +243,15 @@ def _resume(training, store, model, optimiser, team) -> tuple[int, list, float]:
             else:
                 held[part] = parts[part]
     return state["step"], state["curve"], state["seconds"]
+
+
+def _read_checkpoint(training, store, model) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """A checkpoint that this training can go on from."""
+    try:
+        found = tensors.read(store, training.key, "checkpoint")
+        if found is None or not _fits(found[0], model, "weight/"):
+            return None
+        state = STATE(found[1], "state")
+    except (tensors.Damaged, validate.Wrong):
+        return None
+    return (found[0], state) if state["step"] < training.steps else None

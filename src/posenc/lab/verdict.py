@@ -80,10 +80,10 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
     sign = 1 if metric == "loss" else -1
     near = sorted((s for s in ranked if s.here is not None), key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
     unit = "nats a byte" if metric == "loss" else "of the answers right"
+    best = f"At the training size {near[0].scheme} is best with {near[0].here} {unit}; at" if near else "At"
     said = [
         f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
-        f"At the training size {_name(near[0])} is best with {near[0].here} {unit}; "
-        f"at {times:g} × it is {_name(known[0])} with {known[0].far}."
+        f"{best} {times:g} × it is {known[0].scheme} with {known[0].far}."
     ]
     for word, phrase in (
         ("holds", "keep their quality"),
@@ -137,7 +137,3 @@ def _overall(results: Results) -> list[str]:
 
 def _moved(s: Standing) -> str:
     return f"{s.scheme} ({s.here.value:.3f} → {s.far.value:.3f})"  # type: ignore[union-attr]
-
-
-def _name(s: Standing) -> str:
-    return s.scheme

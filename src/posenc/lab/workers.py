@@ -42,12 +42,12 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
     busy: dict[Any, tuple[Any, Cell]] = {}
     idle: list[tuple[Any, Any]] = []
     everyone: list[Any] = []
-    threads = max(1, cores() // jobs)
+    share = max(1, cores() // jobs)
     failures: list[str] = []
 
     def start() -> tuple[Any, Any]:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, store.root, corpus, threads))
+        process = context.Process(target=_serve, args=(theirs, store.root, corpus, share))
         process.start()
         theirs.close()
         everyone.append(process)
@@ -100,16 +100,14 @@ def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int) -
             process.join()
 
 
-def _serve(pipe: Connection, root: Path, corpus: Corpus | None, threads: int) -> None:
+def _serve(pipe: Connection, root: Path, corpus: Corpus | None, share: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    import torch
-
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(share))
     from .work import do
 
-    torch.set_num_threads(threads)
     store = Store(root)
     while True:
         try:

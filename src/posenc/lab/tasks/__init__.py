@@ -63,8 +63,6 @@ def names() -> list[str]:
 def create(word: str) -> Task:
     """A task from its word, such as copy:unique=true."""
     name, options = split(word)
-    if name not in names():
-        raise LabError(f"unknown task {name!r}; the tasks are {', '.join(names())}")
     cls = task_class(name)
     accepted = [p for p in inspect.signature(cls).parameters if p not in ("args", "kwargs")]
     unknown = [option for option in options if option not in accepted]
@@ -73,10 +71,15 @@ def create(word: str) -> Task:
             f"task {name} has no option {', '.join(unknown)}; "
             + (f"its options are {', '.join(accepted)}" if accepted else "it takes none")
         )
-    return cls(**options)
+    try:
+        return cls(**options)
+    except (ValueError, TypeError) as error:
+        raise LabError(f"task {word}: {error}") from None
 
 
 def task_class(name: str) -> type[Task]:
+    if name not in names():
+        raise LabError(f"unknown task {name!r}; the tasks are {', '.join(names())}")
     module = importlib.import_module(f"{__name__}.{name}")
     found: list[Any] = [
         value

@@ -1,0 +1,53 @@
+"""HTML and SVG in which every string is escaped, unless this module wrote it.
+
+    tag("td", scheme)                         a <td> with whatever text `scheme` is
+    tag("tr", tag("td", a), tag("td", b))     what `tag` returns is Markup and goes in as it is
+
+An f-string or a sum of strings is a plain string again, so forgetting something escapes too much, never too little.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from typing import Any
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+EMPTY = {"meta", "path", "circle"}  # elements that have no content
+
+
+def tag(name: str, /, *content: object, **attributes: object) -> Markup:
+    """An element. An attribute's underscores are hyphens (stroke_width), one at its end is dropped (class_)."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"' for key, value in attributes.items()
+    )
+    if name in EMPTY:
+        return Markup(f"<{name}{given}/>")
+    return Markup(f"<{name}{given}>{join(content)}</{name}>")
+
+
+def join(parts: Iterable[object], between: str = "") -> Markup:
+    """Parts one after another; those that are not Markup are escaped."""
+    return Markup(between.join(part if isinstance(part, Markup) else html.escape(str(part)) for part in parts))
+
+
+def data(value: Any) -> Markup:
+    """A value as JSON inside a <script>: nothing in it can end the script or start a comment."""
+    text = json.dumps(value)  # ASCII, so the line separators of Unicode are escaped too
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def escaped(value: Any) -> Any:
+    """A figure for Plotly, which reads some HTML in names and titles: every string in it escaped."""
+    if isinstance(value, str):
+        return html.escape(value, quote=False)
+    if isinstance(value, dict):
+        return {key: escaped(part) for key, part in value.items()}
+    return [escaped(part) for part in value] if isinstance(value, (list, tuple)) else value

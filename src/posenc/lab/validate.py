@@ -1,0 +1,207 @@
+"""What is read from a file is checked before it is used: types, ranges, sizes, depth. A file may be damaged, of another
+version, or made to do harm; each of them ends in one sentence.
+
+A check takes a value and where it stands ("rows[3].loss") and returns the value, or raises Wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import LabError
+
+Check = Callable[[Any, str], Any]
+
+MOST_BYTES = 1 << 28  # of a JSON file
+LONGEST = 20_000  # characters of a text: a compiler's error message fits
+
+
+class Wrong(ValueError):
+    """What is wrong with a value, and where."""
+
+
+def text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST or any("\ud800" <= c <= "\udfff" for c in value):
+        raise _wrong(value, where, f"text of at most {LONGEST} characters")  # half a character cannot be written
+    return value
+
+
+def flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(value, where, "true or false")
+    return value
+
+
+def whole(low: int, high: int) -> Check:
+    def check(value: Any, where: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _wrong(value, where, f"an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def number(low: float = -1e300, high: float = 1e300) -> Check:
+    def check(value: Any, where: str) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise _wrong(value, where, f"a finite number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def one_of(*allowed: str) -> Check:
+    def check(value: Any, where: str) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise _wrong(value, where, " or ".join(allowed))
+        return value
+
+    return check
+
+
+def maybe(inner: Check) -> Check:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def each(inner: Check, *, least: int = 0, most: int = 1000) -> Check:
+    def check(value: Any, where: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)) or not least <= len(value) <= most:
+            raise _wrong(value, where, f"a list of {least} to {most} values")
+        return [inner(part, f"{where}[{n}]") for n, part in enumerate(value)]
+
+    return check
+
+
+def record(required: dict[str, Check], optional: dict[str, Check] | None = None) -> Check:
+    """A table of known fields; others are left out, for a later version may have written them."""
+    known = {**required, **(optional or {})}
+
+    def check(value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wrong(value, where, "a table")
+        missing = [name for name in required if name not in value]
+        if missing:
+            raise Wrong(f"{where} has no {', '.join(missing)}")
+        inside = f"{where}." if where else ""
+        return {name: known[name](part, inside + name) for name, part in value.items() if name in known}
+
+    return check
+
+
+def remarks(value: Any, where: str) -> dict[str, Any]:
+    """A flat table of anything that can be shown: the machine, the text's source."""
+    if not isinstance(value, dict) or len(value) > 100:
+        raise _wrong(value, where, "a table of at most 100 entries")
+    for name, part in value.items():
+        text(name, where)
+        if not (part is None or isinstance(part, bool)):
+            (text if isinstance(part, str) else number())(part, f"{where}.{name}")
+    return value
+
+
+def pair(first: Check, second: Check) -> Check:
+    def check(value: Any, where: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            raise _wrong(value, where, "a pair")
+        return [first(value[0], where), second(value[1], where)]
+
+    return check
+
+
+def _wrong(value: Any, where: str, allowed: str) -> Wrong:
+    return Wrong(f"{where or 'it'} must be {allowed}, got {reprlib.repr(value)}")
+
+
+def read_json(path: Path, check: Check) -> Any:
+    """A JSON file's content, checked; a LabError says what is wrong."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise Wrong(f"it has more than {MOST_BYTES >> 20} MiB")
+        return check(parse(path.read_bytes()), "")
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise LabError(f"{path} cannot be used: {error}") from None
+
+
+def parse(content: bytes) -> Any:
+    """JSON; a ValueError where it is none, is nested too deeply, or has a NaN."""
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_no_constant)
+    except RecursionError:
+        raise Wrong("it is nested too deeply") from None
+
+
+def _no_constant(name: str) -> None:
+    raise Wrong(f"{name} is not JSON")
+
+
+# ---- the lab's own files ------------------------------------------------------------------------------------------
+SIZE = whole(1, 1 << 24)  # of a problem, in its task's units
+MODEL: dict[str, Check] = {
+    "task": text, "train": SIZE, "steps": whole(1, 10**9), "batch": whole(1, 1 << 20), "width": whole(1, 1 << 16),
+    "heads": whole(1, 1 << 12), "layers": whole(1, 1000), "lr": number(0), "position_lr": number(0),
+    "weight_decay": number(0), "threads": whole(1, 1024),
+}  # fmt: skip
+TASK: dict[str, Check] = {
+    **MODEL, "test": each(SIZE, least=1), "schemes": each(text), "seeds": whole(1, 1000), "count": whole(1, 1 << 40),
+    "sliding": whole(0, 1 << 24), "windows": whole(1, 1 << 24), "rates": each(number(0), most=100),
+}  # fmt: skip
+"""The settings of a task, in presets and in what a run has written down."""
+
+DEVICE, PRECISION = one_of("cpu", "cuda"), one_of("float32", "bfloat16")
+TASKS_REQUIRED = ("task", "train", "test", "steps", "schemes", "seeds", "width", "heads", "lr")
+
+EXPERIMENT = record(
+    {
+        "name": text, "title": text, "device": DEVICE, "published": each(text, most=20),
+        "tasks": each(
+            record({name: TASK[name] for name in TASKS_REQUIRED}, TASK), least=1, most=100
+        ),
+        "precision": PRECISION, "compile": flag, "engine": text,
+    },
+    {"text": remarks},
+)  # fmt: skip
+SETTINGS = record({"experiment": EXPERIMENT, "text": remarks, "machine": remarks})
+
+TRAINING = record(
+    {
+        **{name: check for name, check in MODEL.items() if name != "threads"}, "scheme": text, "seed": whole(0, 1 << 31),
+        "device": DEVICE, "precision": PRECISION, "compile": flag, "engine": text, "text": text, "rules": whole(0, 10**6),
+    },
+    {"threads": MODEL["threads"]},
+)  # fmt: skip
+CURVE = each(pair(whole(0, 10**9), maybe(number())), most=10**5)
+COUNT = whole(0, 1 << 60)
+TRAINED = record({
+    "settings": TRAINING, "status": text, "curve": CURVE, "seconds": number(0),
+    "tokens_per_second": maybe(number(0)), "memory": maybe(COUNT), "compile": text, "compile_seconds": number(0),
+    "torch": text, "parameters": COUNT, "position_parameters": COUNT,
+})  # fmt: skip
+TESTING = record({
+    "extension": maybe(text), "test": each(SIZE), "count": TASK["count"], "sliding": TASK["sliding"],
+    "windows": whole(0, 1 << 24), "rules": whole(0, 10**6),
+})  # fmt: skip
+SCORES: dict[str, Check] = {name: maybe(number()) for name in ("loss", "accuracy", "exact", "sliding")}
+POINT: dict[str, Check] = {"length": whole(1, 1 << 30), **SCORES, "error": maybe(text)}
+TESTED = record(
+    {
+        "settings": record({"training": TRAINING, "testing": TESTING}),
+        "points": each(record({"size": SIZE}, POINT)),
+    },
+    {"seconds": number(0)},
+)  # fmt: skip
+RECORDS: dict[str, Check] = {"train.json": TRAINED, "test.json": TESTED}
+
+ROW = record(
+    {"task": text, "scheme": text, "seed": whole(0, 1 << 31), "lr": number(0), "size": SIZE},
+    {"train_size": SIZE, **POINT},
+)
+RESULTS = record({
+    "experiment": EXPERIMENT, "machine": remarks, "trainings": each(TRAINED, most=10**5), "rows": each(ROW, most=10**6),
+    "wanted": COUNT, "finished": COUNT,
+})  # fmt: skip

@@ -1,0 +1,288 @@
+"""What is read from files: whatever it holds, it is used as it is meant or refused in a sentence; pages escape all text."""
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from posenc.cli import main
+from posenc.lab import presets, report, results, side_by_side, validate
+from posenc.lab.errors import LabError
+from posenc.lab.results import Results
+
+ODD = (None, True, "x", "", -1, 0, 10**30, 1e308, float("nan"), float("inf"), [], [[]], {}, {"a": 1}, "\ud800")
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)></pre></svg></style>&amp;\u2028\u2029\x1b[2J"
+TAGS = {
+    "html", "head", "meta", "title", "style", "script", "body", "h1", "h2", "h3", "p", "div", "table", "tr", "th", "td",
+    "pre", "svg", "g", "path", "circle", "text",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(run_folder):
+    """results.json with two rows and one training a task."""
+    content = json.loads((run_folder / "results.json").read_text())
+    names = [task["task"] for task in content["experiment"]["tasks"]]
+    content["rows"] = [next(r for r in content["rows"] if r["task"] == n and r["size"] == s)
+                       for n, s in zip((names[0], names[0], names[1], names[1]), (6, 12, 16, 32))]  # fmt: skip
+    content["trainings"] = [next(t for t in content["trainings"] if t["settings"]["task"] == n) for n in names]
+    for training in content["trainings"]:
+        training["curve"] = training["curve"][:2]
+    content["experiment"]["published"] = ["alibi"]
+    content["rows"][0]["error"] = "cannot run"
+    return content
+
+
+def leaves(value, path=()):
+    """The path of every value, tables and lists included."""
+    if path:
+        yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield from leaves(part, (*path, key))
+
+
+def get(content, path):
+    for key in path:
+        content = content[key]
+    return content
+
+
+def changed(content, path, value):
+    made = copy.deepcopy(content)
+    get(made, path[:-1])[path[-1]] = value
+    return made
+
+
+def refusal(make, *arguments):
+    """The sentence with which something is refused, or None; anything but an OptionError fails the test."""
+    try:
+        make(*arguments)
+    except presets.OptionError as error:
+        return str(error)
+    return None
+
+
+def shown(found):
+    return report.as_html(found, still=True), report.as_text(found), found.as_csv(), found.as_json()
+
+
+STRIDES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+
+
+def some(content, stride):
+    """Every place with each odd value, or with one of a few: place n gets values n, n + stride, .. ."""
+    return [(place, value) for n, place in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
+    """Each is replaced by odd values: the page is written, or a sentence says what is wrong."""
+    path = tmp_path / "results.json"
+    refused = 0
+    tried = some(saved, stride)
+    for place, value in tried:
+        path.write_text(json.dumps(changed(saved, place, value)))
+        said = refusal(lambda: shown(results.read(tmp_path)))
+        refused += said is not None
+        assert said is None or (str(path) in said and "\n" not in said)
+    assert refused > 0.6 * len(tried)
+    path.write_text(json.dumps(saved))
+    assert all(shown(results.read(tmp_path)))
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_every_value_of_settings_json_may_be_odd(run_folder, tmp_path, stride):
+    asked = json.loads((run_folder / "settings.json").read_text())
+    (tmp_path / "cells").mkdir()
+    path = tmp_path / "settings.json"
+    for place, value in some(asked, stride):
+        path.write_text(json.dumps(changed(asked, place, value)))
+        said = refusal(lambda: shown(results.read(tmp_path)))
+        assert said is None or "\n" not in said
+
+
+BROKEN = {
+    "empty": b"", "cut": b'{"experiment": {', "list": b"[]", "number": b"3", "bytes": b"\xff\xfe\x00",
+    "deep": b'{"experiment":' * 50_000, "deep list": b"[" * 200_000, "nan": b'{"wanted": NaN}',
+    "digits": b'{"wanted": ' + b"9" * 10_000 + b"}", "null": b"null",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["settings.json", "results.json"])
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_the_command_says_what_is_wrong_with_a_damaged_file(run_folder, tmp_path, capsys, name, content):
+    if name == "settings.json":
+        (tmp_path / "cells").mkdir()
+    (tmp_path / name).write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and name in said and "Traceback" not in said
+
+
+def test_a_damaged_settings_file_is_written_again_by_the_same_command(tiny, run_copy, text, capsys):
+    before = (run_copy / "results.csv").read_bytes()
+    (run_copy / "settings.json").write_bytes(b"{")
+    with pytest.raises(LabError, match=r"settings\.json cannot be used"):
+        results.read(run_copy)
+    from posenc.lab.run import compare
+
+    compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1)
+    assert (run_copy / "results.csv").read_bytes() == before
+
+
+def test_a_file_that_is_a_folder_or_cannot_be_found(tmp_path, capsys):
+    (tmp_path / "a.toml").mkdir()
+    for arguments in (["report", str(tmp_path)], ["report", "\0"], ["compare", "--preset", str(tmp_path / "a.toml")],
+                      ["compare", "--preset", str(tmp_path / "none.toml")], ["compare", "--preset", "a\0b"],
+                      ["compare", "--preset", "../presets/quick"], ["compare", "--preset", ""]):  # fmt: skip
+        assert main(arguments) == 2, arguments
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# ---- presets ------------------------------------------------------------------------------------------------------
+PRESET = {
+    "title": "t", "device": "cpu", "published": ["alibi"], "schemes": ["none", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
+    "heads": 2, "layers": 1, "steps": 2, "count": 16, "rates": [2.0], "lr": 1e-3, "threads": 1, "weight_decay": 0.0,
+    "tasks": [{"task": "text", "train": 16, "test": [16], "sliding": 8, "windows": 4}, {"task": "copy:unique=true", "train": 4, "test": [4]}],
+}  # fmt: skip
+
+
+def test_every_value_of_a_preset_may_be_odd():
+    def make(content):
+        made = presets.from_dict(content, "x")
+        made.check()
+        assert 0 < len(made.cells()) < presets.MOST_CELLS
+
+    make(PRESET)
+    said = [refusal(make, changed(PRESET, place, value)) for place in leaves(PRESET) for value in ODD]
+    assert sum(sentence is not None for sentence in said) > 200
+
+
+ODD_PRESETS = {
+    "not toml": "=", "deep": "a = " + "[" * 100_000, "tasks of numbers": "tasks = [1, 2]", "tasks table": "[tasks]\ntask = 'text'",
+    "nan": "lr = nan\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "true is no number": "[[tasks]]\ntask='text'\ntrain=true\ntest=[4]\nsteps=1\nschemes=['none']",
+    "no sizes": "[[tasks]]\ntask='text'\ntrain=4\ntest=[]\nsteps=1\nschemes=['none']",
+    "date": "title = 1979-05-27\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "width": "width=10\nheads=4\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "published": "published=['nobody']\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=[" + "'none'," * 900 + "]",
+    "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
+    "scheme value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['t5:buckets=many']",
+    "odd scheme": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['rope+ntk:x,y']",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ODD_PRESETS.values(), ids=ODD_PRESETS)
+def test_odd_presets_are_refused_in_a_sentence(tmp_path, capsys, content):
+    path = tmp_path / "odd.toml"
+    path.write_text(content)
+    assert main(["compare", "--preset", str(path), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("posenc: ") and said.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+# ---- escaping -----------------------------------------------------------------------------------------------------
+class Reader(HTMLParser):
+    """Fails where the page has an element or an attribute that the lab does not write."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.scripts = [], 0
+
+    def handle_starttag(self, tag, attributes):
+        assert tag in TAGS, tag
+        self.scripts += tag == "script"
+        for name, _ in attributes:
+            assert not name.startswith("on") and name not in ("src", "href"), (tag, name)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read_page(page, scripts):
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.scripts == scripts
+    assert "<script>alert" not in page and "<img" not in page
+    return "".join(reader.texts)
+
+
+def strings(content):
+    return [path for path in leaves(content) if isinstance(get(content, path), str)]
+
+
+def pages(run, monkeypatch):
+    """Every page, with still pictures and with Plotly (whose own code is left out here)."""
+    monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
+    monkeypatch.setattr(side_by_side, "plotly_script", lambda: "/* Plotly */")
+    names = [HOSTILE, HOSTILE]
+    for still, scripts in ((True, 0), (False, 2)):
+        for page in (report.as_html(run, still=still), side_by_side.as_html(run, run, names, still=still)):
+            yield page, read_page(page, scripts)
+
+
+def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeypatch):
+    """Through the file: a field refuses it, or it arrives as text."""
+    path = tmp_path / "results.json"
+    arrived = 0
+    for place in strings(saved):
+        path.write_text(json.dumps(changed(saved, place, HOSTILE)))
+        try:
+            run = results.read(tmp_path)
+        except LabError:
+            continue
+        arrived += 1
+        for page, _ in pages(run, monkeypatch):
+            assert HOSTILE not in page
+        assert "\x1b" not in report.as_text(run) + side_by_side.as_text(run, run, ["a", "b"])
+    assert arrived > 20
+
+
+def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
+    """Past the checks of the file: pages escape by themselves, whatever they are given."""
+    evil = copy.deepcopy(saved)
+    for place in strings(evil):
+        if place[-1] not in ("task", "published") and place[:2] != ("experiment", "published"):
+            get(evil, place[:-1])[place[-1]] = HOSTILE
+    evil["experiment"]["tasks"][1]["sliding"] = HOSTILE
+    for number, training in enumerate(evil["trainings"]):
+        training["settings"]["task"] = saved["trainings"][number]["settings"]["task"]
+    seen = [text for _, text in pages(Results(**evil), monkeypatch)]
+    assert HOSTILE in seen[0] and f"last {HOSTILE} bytes" in seen[0]  # it is there, as text
+    assert seen[0].count("<script>alert(1)</script>") > 10
+
+
+def test_figures_survive_their_escaping(saved, monkeypatch):
+    monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
+    saved = copy.deepcopy(saved)
+    saved["experiment"]["tasks"][0]["schemes"] = [HOSTILE]
+    for row in saved["rows"]:
+        row["scheme"] = HOSTILE
+    page = report.as_html(Results(**saved))
+    figures = json.loads(re.search(r"const figures = (.*);\n", page)[1])
+    names = {trace.get("name") for trace in figures[0]["data"]}
+    assert names == {HOSTILE.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}  # Plotly reads some HTML
+
+
+def test_published_results_can_be_read():
+    """The files in docs, of an earlier version."""
+    for name in ("quick", "paper"):
+        found = results.read(f"docs/results/{name}")
+        assert found.finished == found.wanted and len(found.rows) > 200
+
+
+def test_the_checks_themselves():
+    assert validate.record({"a": validate.whole(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
+    for check, wrong, says in (
+        (validate.whole(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
+        (validate.each(validate.text, least=1), [], "list of 1 to"), (validate.record({"a": validate.text}), {}, "has no a"),
+        (validate.each(validate.whole(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
+    ):  # fmt: skip
+        with pytest.raises(validate.Wrong, match=says):
+            check(wrong, "it")
