@@ -127,7 +127,9 @@ def log_buckets(buckets: int, max_distance: int, *, causal: bool, axis: int = 0)
     return Index(lo, hi, rows, buckets, axis)
 
 
-def deberta_buckets(size: int, max_distance: int, *, reversed_sign: bool = False, axis: int = 0) -> Index:
-    """DeBERTa's 2 * size rows of query - key; size = max_distance is v1's plain clip."""
+def deberta_buckets(
+    size: int, max_distance: int | None = None, *, reversed_sign: bool = False, axis: int = 0
+) -> Index:
+    """DeBERTa's 2 * size rows of query - key; without max_distance v1's plain clip."""
     lo, hi, rows = formulas.deberta_rows(size, max_distance, reversed_sign)
     return Index(lo, hi, rows, 2 * size, axis)

@@ -65,8 +65,9 @@ class DeBERTa(Scheme):
         self.heads, self.head_dim, self.std, self.dropout = heads, head_dim, std, dropout
         self.active, self.projections, self.sign = active, projections, sign
         size = max_distance if buckets is None else buckets
-        self.index = index.deberta_buckets(size, max_distance)
-        self.back_index = index.deberta_buckets(size, max_distance, reversed_sign=True)
+        farthest = None if buckets is None else max_distance
+        self.index = index.deberta_buckets(size, farthest)
+        self.back_index = index.deberta_buckets(size, farthest, reversed_sign=True)
         self._own_table = table is None
         self.table = nn.Parameter(torch.empty(2 * size, d_model)) if table is None else table
         if tuple(self.table.shape) != (2 * size, d_model):
