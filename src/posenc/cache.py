@@ -1,83 +1,327 @@
-"""KVCache: the keys and values of one attention layer, with what is known of each token."""
+"""KVCache: the keys and values of a model, a slot for each attention layer, with what is known of each token."""
 
 from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 
-class KVCache:
-    """Keys and values seen so far, [B, Hkv, L, D], one cache for each Attention layer.
+class LayerKey:
+    """The name of a layer in caches. A layer holds its own, so that a cache keeps no model alive; a copy of the layer
+    (deepcopy, pickle) has another.
+    """
 
-    `Attention` fills it. Keys of a scheme whose rotation depends on the total length are stored unrotated, those of
-    others rotated. `marks` holds one fact per token where it was given (positions, key_mask, documents, segments).
-    Storage doubles as it grows, so that a step costs no copy of the past.
+
+class Layer(Protocol):
+    """What a cache asks of an attention layer."""
+
+    layer_idx: int | None
+    layer_key: LayerKey
+
+
+class Appended(NamedTuple):
+    """Keys and values with the new ones behind them, not yet part of a cache."""
+
+    k: Tensor  # [B, Hkv, L, D]
+    v: Tensor
+    stored: tuple[Tensor, Tensor]
+    length: int
+    own: bool
+
+
+class LayerCache:
+    """One layer's slot: keys and values [B, Hkv, L, D] of `length` tokens.
+
+    Keys of an encoding whose rotation depends on the total length are stored unrotated, those of others rotated.
+    `marks` holds one fact per token where it was given (positions, key_mask, documents, segments).
+
+    A slot of cross-attention holds the keys of a context, which do not grow: `length` and `marks` count the queries
+    so far, `context` holds the facts of the context's keys.
+
+    A forward computes with `append` and changes the slot at its end, with `commit`: what raises in between leaves
+    it as it was. Storage doubles as it grows, so that a step costs no copy of the past.
     """
 
     def __init__(self) -> None:
         self.length = 0
         self.marks: dict[str, Tensor] = {}
+        self.context: dict[str, Tensor] | None = None
         self._k: Tensor | None = None
         self._v: Tensor | None = None
-        self._own = False  # the first keys are the caller's: never written to
+        self._own = False  # storage that only this slot knows, made here: free to be written past `length`
+        self._found = False  # by a layer itself, not by the caller
+        self._layer: weakref.ref[LayerKey] | None = None
+
+    @property
+    def filled(self) -> bool:
+        """Whether a forward has succeeded with it."""
+        return self._k is not None
 
     @property
     def k(self) -> Tensor | None:
-        return None if self._k is None else self._k[:, :, : self.length]
+        return None if self._k is None else self._k[:, :, : self._keys]
 
     @property
     def v(self) -> Tensor | None:
-        return None if self._v is None else self._v[:, :, : self.length]
+        return None if self._v is None else self._v[:, :, : self._keys]
+
+    @property
+    def _keys(self) -> int | None:
+        return self.length if self.context is None else None
+
+    def append(self, k: Tensor, v: Tensor, *, differentiable: bool = False) -> Appended:
+        """Everything with k, v [B, Hkv, n, D] behind it; `commit` makes it the slot's.
+
+        differentiable: a graph may hold what the slot has stored, or what it returns.
+        """
+        if self._k is None or self._v is None:
+            return Appended(k, v, (k, v), k.shape[2], False)  # the caller's own: never written to
+        for new, stored in ((k, self._k), (v, self._v)):
+            if new.shape[:2] != stored.shape[:2] or new.shape[3] != stored.shape[3]:
+                raise ValueError(
+                    f"the cache holds keys of shape {list(stored.shape[:2])} + [L, {stored.shape[3]}], "
+                    f"got {list(new.shape)}; a slot serves one layer and one batch: make a new KVCache for another"
+                )
+            if new.dtype != stored.dtype or new.device != stored.device:
+                raise ValueError(
+                    f"the cache holds {stored.dtype} on {stored.device}, got {new.dtype} on {new.device}; "
+                    "decode as the cache was filled (autocast included), or make a new KVCache"
+                )
+        length = self.length + k.shape[2]
+        if differentiable or (torch.is_grad_enabled() and (k.requires_grad or self._k.requires_grad)):
+            k, v = (torch.cat(both, dim=2) for both in ((self.k, k), (self.v, v)))  # type: ignore[arg-type]
+            return Appended(k, v, (k, v), length, False)
+        stored = self._written(self._k, k, length), self._written(self._v, v, length)
+        return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
+
+    def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
+        """Storage with `new` past the tokens so far: this slot's own where it has room."""
+        if not self._own or length > stored.shape[2]:
+            past, stored = stored[:, :, : self.length], _room(stored, max(length, 2 * self.length))
+            stored[:, :, : self.length] = past.detach()
+        stored[:, :, self.length : length] = new
+        return stored
+
+    def commit(self, appended: Appended, marks: dict[str, Tensor]) -> None:
+        """Make it the slot's. `marks` has every fact of all its tokens."""
+        (self._k, self._v), self._own = appended.stored, appended.own
+        self.length, self.marks = appended.length, marks
+
+    def commit_cross(
+        self, k: Tensor, v: Tensor, context: dict[str, Tensor], length: int, marks: dict[str, Tensor]
+    ) -> None:
+        """The keys of a context, and `length` queries so far."""
+        self._k, self._v, self.context = k, v, context
+        self.length, self.marks = length, marks
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v [B, Hkv, n, D] and return everything."""
-        if self._k is None or self._v is None:
-            self._k, self._v = k, v
-        else:
-            if k.shape[:2] != self._k.shape[:2] or k.shape[3] != self._k.shape[3]:
-                raise ValueError(
-                    f"the cache holds keys of shape {list(self._k.shape[:2])} + [L, {self._k.shape[3]}], "
-                    f"got {list(k.shape)}; a cache serves one layer and one batch"
-                )
-            self._k, self._v = self._append(self._k, k), self._append(self._v, v)
-            self._own = True
-        self.length += k.shape[2]
-        return self._k[:, :, : self.length], self._v[:, :, : self.length]
+        appended = self.append(k, v)
+        self.commit(appended, self.marks)
+        return appended.k, appended.v
 
-    def _append(self, stored: Tensor, new: Tensor) -> Tensor:
-        """`new` behind the tokens so far, in place where there is room and no gradient to keep."""
-        if torch.is_grad_enabled() and (stored.requires_grad or new.requires_grad):
-            return torch.cat((stored[:, :, : self.length], new), dim=2)
-        end = self.length + new.shape[2]
-        if end > stored.shape[2] or stored.requires_grad or not self._own:
-            grown = stored.new_empty(*stored.shape[:2], max(end, 2 * self.length), stored.shape[3])
-            grown[:, :, : self.length] = stored[:, :, : self.length].detach()
-            stored = grown
-        stored[:, :, self.length : end] = new
-        return stored
-
-    def mark(self, name: str, past: Tensor, new: Tensor) -> Tensor:
-        """Append a fact [B, n, ...] about the new tokens; `past` [B, L, ...] stands for tokens it was not given for."""
-        known = self.marks.get(name, past)
-        joined = torch.cat((known.expand(new.shape[0], *known.shape[1:]), new), dim=1)
-        self.marks[name] = joined
-        return joined
+    def check(self, batch: int, cross: bool) -> None:
+        """Raise where this slot cannot serve a forward of `batch` rows."""
+        if self._k is None:
+            return
+        if cross != (self.context is not None):
+            holds, needs = ("its own", "a context's") if cross else ("a context's", "its own")
+            raise ValueError(
+                f"this slot holds {holds} keys and was given to attention that needs {needs}; "
+                "self-attention and cross-attention need a slot each: cache.layer(key), cache.layer(key, cross=True)"
+            )
+        if self._k.shape[0] != batch:
+            raise ValueError(
+                f"the cache holds {self._k.shape[0]} rows and the input has {batch}; a cache serves one batch: "
+                "choose rows with cache.reorder(rows), or make a new KVCache"
+            )
 
     def reorder(self, rows: Tensor) -> None:
         """Keep these batch rows in this order (beam search)."""
-        if self._k is not None and self._v is not None:
-            self._k, self._v = self._k.index_select(0, rows), self._v.index_select(0, rows)
-        self.marks = {name: mark.index_select(0, rows) for name, mark in self.marks.items()}
+        self.__dict__.update(self._reordered(rows))
+
+    def _reordered(self, rows: Tensor) -> dict[str, Any]:
+        if self._k is None or self._v is None:
+            return {}
+        chosen: dict[str, Any] = {
+            "_k": _select(self._k, rows), "_v": _select(self._v, rows), "_own": self.context is None,
+            "marks": {name: _select(mark, rows) for name, mark in self.marks.items()},
+        }  # fmt: skip
+        if chosen["_k"].requires_grad:
+            chosen["_own"] = False
+        if self.context is not None:
+            chosen["context"] = {name: _select(fact, rows) for name, fact in self.context.items()}
+        return chosen
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop {self.length} tokens to {length}")
         self.length = length
-        self.marks = {name: mark[:, :length] for name, mark in self.marks.items()}
+        self.marks = {name: mark[:, :length] for name, mark in self.marks.items()} if length else {}
+
+    def __copy__(self) -> LayerCache:
+        """Shares the storage, which neither writes to any more: the next token copies it."""
+        self._own = False
+        new = LayerCache()
+        new.__dict__.update(self.__dict__)
+        new.marks = dict(self.marks)
+        new.context = None if self.context is None else dict(self.context)
+        return new
+
+    def __deepcopy__(self, memo: dict) -> LayerCache:
+        new = self.__copy__()
+        if self._k is not None and self._v is not None:
+            new._k, new._v = self.k.clone(), self.v.clone()  # type: ignore[union-attr]
+        new.marks = {name: mark.clone() for name, mark in self.marks.items()}
+        if self.context is not None:
+            new.context = {name: fact.clone() for name, fact in self.context.items()}
+        new._layer = None
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_layer": None}
 
     def __len__(self) -> int:
         return self.length
 
     def __repr__(self) -> str:
-        return f"KVCache({self.length} tokens)"
+        context = "" if self.context is None or self._k is None else f", a context of {self._k.shape[2]}"
+        return f"LayerCache({self.length} tokens{context})"
+
+
+class KVCache:
+    """The keys and values of a model's past tokens: one object for a model and a batch, a slot for each layer.
+
+        cache = KVCache()
+        for layer in layers:
+            x = layer(x, cache=cache)
+
+    An `Attention` finds its own slot: by its `layer_idx`, or else by itself; self-attention and cross-attention of one
+    layer have a slot each. `length`, `crop`, `reorder` and copies are for all layers. Copies are independent, and
+    cost no memory until one of them goes on.
+
+    Every layer takes the same tokens in each step. What does not fit raises: another batch size, head count, dtype or
+    device; two layers with one layer_idx; a layer that is called while others lag behind, or that was not there from
+    the start. So does the step after one that failed between two layers: crop(n) to the length before it, then repeat.
+
+    What cannot be noticed: a model whose only layer is called twice in each step, and a step that is repeated after
+    every layer had taken it (crop first). Layers that share their weights are one module and need explicit slots, as
+    do layers that take tokens at a rate of their own:
+
+        for n in range(12):
+            x = shared(x, cache=cache.layer(n))
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[tuple[Hashable, bool], LayerCache] = {}
+
+    def layer(self, key: Hashable, *, cross: bool = False) -> LayerCache:
+        """A layer's slot: of an Attention, of a layer_idx, or of any key of the caller's; empty where there was none."""
+        key = key_of(key)
+        slot = self._layers.get((key, cross))
+        if slot is None:
+            slot = self._layers[key, cross] = LayerCache()
+        return slot
+
+    def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
+        """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
+        slot = self.layer(layer, cross=cross)
+        owner = None if slot._layer is None else slot._layer()
+        if owner is None or not slot.filled:
+            slot._layer = weakref.ref(layer.layer_key)
+        elif owner is not layer.layer_key:
+            raise ValueError(
+                f"two layers have layer_idx={layer.layer_idx}; give each its own "
+                "(a copy of a model goes on with copy.deepcopy(cache))"
+            )
+        slot._found = True
+        before, after = slot.length, slot.length + new
+        for (_, kind), other in self._layers.items():
+            if other.length != before and other.length != after and kind == cross and other._found and other.filled:
+                raise ValueError(self._out_of_step(slot, cross, before, after))
+        return slot
+
+    def _out_of_step(self, slot: LayerCache, cross: bool, before: int, after: int) -> str:
+        filled = [o for (_, kind), o in self._layers.items() if kind == cross and o._found and o.filled]
+        lengths = sorted({other.length for other in filled if other is not slot})
+        return (
+            f"this layer is to go from {before} to {after} tokens, and the other layers of the cache hold "
+            f"{' or '.join(map(str, lengths))}; call each layer once in a step, with the same tokens. After a step "
+            f"that failed: cache.crop({min(other.length for other in filled)}). A layer that is used twice in a step, "
+            "or with tokens of its own, needs explicit slots: layer(x, cache=cache.layer(key))"
+        )
+
+    @property
+    def layers(self) -> tuple[LayerCache, ...]:
+        """The slots that hold something, in the order of their first call."""
+        return tuple(slot for slot in self._layers.values() if slot.filled)
+
+    @property
+    def length(self) -> int:
+        """Tokens that every layer holds."""
+        return min((slot.length for slot in self.layers), default=0)
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens, in every layer (the context of cross-attention stays)."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop {self.length} tokens to {length}")
+        for slot in self.layers:
+            slot.crop(length)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these batch rows in this order, in every layer (beam search)."""
+        changes = [(slot, slot._reordered(rows)) for slot in self.layers]  # all, before one of them changes
+        for slot, change in changes:
+            slot.__dict__.update(change)
+
+    def copy(self) -> KVCache:
+        """An independent cache with the same tokens, as copy.copy: what it shares is copied when one of them goes on."""
+        return self.__copy__()
+
+    def __copy__(self) -> KVCache:
+        new = KVCache()
+        new._layers = {key: slot.__copy__() for key, slot in self._layers.items()}
+        return new
+
+    def __deepcopy__(self, memo: dict) -> KVCache:
+        new = KVCache()
+        for (key, cross), slot in self._layers.items():
+            # a layer that is copied together with its cache has a new key; otherwise it goes on with both caches
+            new._layers[memo.get(id(key), key), cross] = slot.__deepcopy__(memo)
+        return new
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"KVCache({self.length} tokens, {len(self.layers)} layers)"
+
+
+def key_of(layer: Hashable) -> Hashable:
+    """What a layer's slot is called: its layer_idx, or else its key; anything else is its own name."""
+    own = getattr(layer, "layer_key", None)
+    if not isinstance(own, LayerKey):
+        return layer
+    idx = layer.layer_idx  # type: ignore[attr-defined]
+    return own if idx is None else idx
+
+
+def _room(like: Tensor, length: int) -> Tensor:
+    """Fresh storage. It is no inference tensor even in inference mode: the cache may go on outside of it."""
+    shape = (*like.shape[:2], length, like.shape[3])
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _select(tensor: Tensor, rows: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return tensor.index_select(0, rows)
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.index_select(0, rows)

@@ -98,6 +98,15 @@ CARDS: dict[str, Card] = {
 CLASSES: dict[str, Card] = {card.class_name: card for card in CARDS.values()}
 SIZES = ("d_model", "heads", "head_dim")
 
+CAUSAL: dict[str, dict[str, object]] = {
+    "t5": {"causal": True},
+    "transformer_xl": {"causal": True},
+    "xlnet": {"attn_type": "uni"},
+    "shaw": {"right": 0},
+    "clipped": {"right": 0},
+}
+"""Options that leave out what describes later keys."""
+
 
 def names() -> list[str]:
     """Every scheme's name."""
@@ -116,6 +125,14 @@ def card(name: str) -> Card:
 def options_of(name: str) -> list[str]:
     """What `create` takes for this scheme, the sizes included."""
     return [parameter for parameter in inspect.signature(card(name).load().__init__).parameters if parameter != "self"]
+
+
+def causal_options(name: str) -> dict[str, object]:
+    """The options that a causal layer gives to an encoding's own: no row of a table is for keys it never sees.
+
+    Most need none: rotations and slopes have no table. DeBERTa's has two sides in all of its models.
+    """
+    return dict(CAUSAL.get(card(name).name, {}))
 
 
 def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .errors import OptionError
 from .plan import Plan
 from .rotation import Rotation
+from .scaling import Scaling
 from .where import Where
 
 
@@ -39,7 +42,18 @@ class Scheme(nn.Module):
     """Whether the numbers depend on absolute positions, so that a padded row needs its true ones."""
     length_dependent = False
     """Whether the rotation depends on the total length, so that keys must be cached unrotated."""
+    axes: int | None = 1
+    """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
+    causal_only = False
+    """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _here: Tensor
+    _options: dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any):
+        self = super().__new__(cls)
+        # for `repr`: not every option stays an attribute. Copies and pickles come here without any, and bring theirs
+        object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
+        return self
 
     def __init__(self):
         super().__init__()
@@ -60,6 +74,7 @@ class Scheme(nn.Module):
 
     def plan(self, where: Where, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """Everything this scheme does inside attention, for these positions."""
+        self.check_axes(where)
         rotation = self.rotation(where)
         plan = self.terms(where, x=x, host=host)
         return plan if rotation is None else replace(plan, rotate=rotation)
@@ -67,9 +82,49 @@ class Scheme(nn.Module):
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the scheme needs that."""
 
+    def check_axes(self, where: Where) -> None:
+        """Raise where the positions have an axis that this encoding does not read."""
+        given = len(where.q_axes)
+        if self.axes is not None and given > self.axes:
+            allowed = "1 axis" if self.axes == 1 else f"{self.axes} axes"
+            raise ValueError(
+                f"positions have {given} axes, and {type(self).__name__} reads {allowed}; give one axis "
+                "(positions[..., 0], where.axis(n)), or use an encoding that reads them all (mrope, axial, xlnet)"
+            )
+
+    def check_causal(self, causal: bool) -> str | None:
+        """Raise where this encoding cannot serve a layer that is (not) causal; return a warning where it can, but
+        probably was not meant to.
+        """
+        if self.causal_only and not causal:
+            raise OptionError(
+                f"{type(self).__name__} describes the past alone, and this layer is not causal; "
+                "give causal=True, or use an encoding with two sides (rope, t5, alibi)"
+            )
+        return None
+
+    def extra_repr(self) -> str:
+        """The options, in the order of the constructor; what is None by default and was not given is left out."""
+        shown = []
+        for option in inspect.signature(type(self).__init__).parameters.values():
+            value = self._options.get(option.name, option.default)
+            now = self.__dict__.get(option.name)
+            if type(now) is type(value):  # Learned.resize changes max_len
+                value = now
+            if option.name != "self" and _is_plain(value) and not (value is None and option.default is None):
+                shown.append(f"{option.name}={value!r}")
+        return ", ".join(shown)
+
     def device_of(self, where: Where, x: Tensor | None = None) -> torch.device:
         """Where to make tensors: on the input's device, a position tensor's, or the module's."""
         for candidate in (x, where.q, where.k):
             if isinstance(candidate, Tensor):
                 return candidate.device
         return self._here.device
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a setting and no tensor or module."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, Scaling))

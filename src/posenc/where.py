@@ -75,7 +75,8 @@ class Where:
 
     An int is a length and starts at 0, so a query that continues a cache must say its start.
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
-    unless given. `total`, the last key position + 1 (one per row for tensors), may be given too.
+    unless given. `total`, the last key position + 1 (one per row for tensors), may be given too; [B, Lk] is one per key,
+    where packed documents have lengths of their own and the queries are the last of the keys.
     """
 
     def __init__(self, q, k=None, *, more=(), reach: tuple[int, int] | None = None, total: int | Tensor | None = None):

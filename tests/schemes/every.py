@@ -1,13 +1,15 @@
 """Every scheme by name with small sizes, for tests that hold for all."""
 
 import posenc
-from posenc.registry import options_of
+from posenc.registry import causal_options, options_of
 
 OPTIONS = {
     "learned": {"max_len": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4},
     "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
 }  # fmt: skip
 NAMES = posenc.names()
+BOTH_SIDES = [name for name in NAMES if not posenc.card(name).load().causal_only]
+"""Encodings that a layer without a causal mask may use."""
 LIMITS = {"learned": 64, "xpos": 8192}
 
 
@@ -26,5 +28,5 @@ def make(name, d_model=16, heads=4, **options):
 def layer(name, d_model=16, heads=4, causal=True, **options):
     """An attention layer with that scheme; grouped queries where the scheme allows them."""
     kv_heads = heads if name == "deberta" else heads // 2
-    scheme = make(name, d_model, heads)
+    scheme = make(name, d_model, heads, **(causal_options(name) if causal else {}))
     return posenc.Attention(d_model, heads, kv_heads=kv_heads, position=scheme, causal=causal, **options)

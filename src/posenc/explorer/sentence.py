@@ -186,7 +186,7 @@ def layer(name: str, strength: float) -> Attention:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         scheme = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
-        made = Attention(D_MODEL, HEADS, position=scheme)
+        made = Attention(D_MODEL, HEADS, position=scheme, causal=scheme.causal_only)
     made.k_proj.weight = made.q_proj.weight
     return made
 
@@ -256,6 +256,7 @@ def _shifted(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel
 
 def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
     options = "".join(f", {key}={value!r}" for key, value in settings(name, strength).items())
+    past = ", causal=True" if card(name).load().causal_only else ""
     return "\n".join(
         [
             "import torch, zlib, posenc",
@@ -264,7 +265,7 @@ def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
             f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
             "torch.manual_seed(0)",
             f"scheme = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
-            f"layer, where = posenc.Attention({D_MODEL}, {HEADS}, position=scheme), posenc.Where({len(tokens)})",
+            f"layer, where = posenc.Attention({D_MODEL}, {HEADS}, position=scheme{past}), posenc.Where({len(tokens)})",
             "layer.k_proj.weight = layer.q_proj.weight  # a word looks for words like itself",
             "x = scheme.embed(x, where)",
             f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",

@@ -49,8 +49,12 @@ class Subject:
         try:
             return self.scheme.plan(where, x=x)
         except ValueError:
-            host = Attention(self.d_model, self.heads, head_dim=self.head_dim, position=self.scheme)
-            return self.scheme.plan(where, x=x, host=host)
+            return self.scheme.plan(where, x=x, host=self.host(self.scheme))
+
+    def host(self, scheme: Scheme) -> Attention:
+        """A layer of these sizes, causal where the scheme describes the past alone."""
+        causal = scheme.causal_only or bool(getattr(scheme, "causal", False))
+        return Attention(self.d_model, self.heads, head_dim=self.head_dim, position=scheme, causal=causal)
 
     @property
     def absolute(self) -> bool:
@@ -279,7 +283,7 @@ def layer(subject: Subject, seed: int = 0) -> Attention:
     """An untrained layer with the scheme, in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = Attention(subject.d_model, subject.heads, head_dim=subject.head_dim, position=deepcopy(subject.scheme))
+        made = subject.host(deepcopy(subject.scheme))
     return made.double()
 
 

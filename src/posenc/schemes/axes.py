@@ -20,7 +20,7 @@ from ..rotation import Layout, Phases, Rotation
 from ..scaling import Scaling
 from ..scheme import Scheme
 from ..where import Side, Where
-from .rotary import Digits, digits_on, positions_of, times, turns_of
+from .rotary import Digits, digits_on, last_tokens, phases_of, positions_of, times, turns_of
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -37,7 +37,7 @@ class ManyAxes(Scheme):
         super().__init__()
         self.axis_of, self.pair_frequencies, self.layout = axis_of, frequencies, layout
         self.attention_factor = factor
-        self.axes = max(axis_of, default=0) + 1
+        self.axes: int = max(axis_of, default=0) + 1
         self._digits = digits(frequencies)
 
     def rotation(self, where: Where) -> Rotation:
@@ -45,6 +45,9 @@ class ManyAxes(Scheme):
         queries, keys = where.q_axes, where.k_axes
         turns, factor = self._turns(where, device)
         both = self._phases(keys, turns, factor, device)
+        if turns[0].dim() == 3:
+            of_queries = last_tokens(turns, factor, where.q_length)
+            return Rotation(self._phases(queries, *of_queries, device), both, self.layout)
         if all(q is k for q, k in zip(queries, keys, strict=True)):
             return Rotation(both, both, self.layout)
         return Rotation(self._phases(queries, turns, factor, device), both, self.layout)
@@ -66,7 +69,7 @@ class ManyAxes(Scheme):
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p.index_select(-1, constant(self.axis_of, device, torch.int64))
         dtype = torch.promote_types(self._here.dtype, torch.float32)
-        return times(phases(p + self.offset, turns, dtype), factor)
+        return times(phases_of(p + self.offset, turns, dtype), factor)
 
     text = False
     """Whether positions with a single axis stand for the same position on all axes."""
@@ -213,9 +216,6 @@ class AxialRoPE(ManyAxes):
         there = torch.arange(cos.shape[1], device=cos.device)[:, None] >= self.prefix
         return torch.where(there, cos * c - sin * s, cos), torch.where(there, sin * c + cos * s, sin)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, convention={self.convention!r}, base={self.base:g}"
-
 
 class MRoPE(ManyAxes):
     """Multimodal RoPE: one ladder of frequencies, its pairs shared out among time, rows and columns.
@@ -275,7 +275,8 @@ class MRoPE(ManyAxes):
             return super()._turns(where, device)
         assert self.scaling is not None
         total = where.total
-        for axis in range(1, len(where.q_axes)):
+        each_token = isinstance(total, Tensor) and total.dim() == 2  # of all axes already
+        for axis in range(1, 1 if each_token else len(where.q_axes)):
             other = where.axis(axis).total
             if isinstance(total, Tensor) or isinstance(other, Tensor):
                 total = torch.maximum(*(torch.as_tensor(x, device=device) for x in (total, other)))
@@ -292,10 +293,6 @@ class MRoPE(ManyAxes):
         if setup.sections is None:
             raise ValueError("this configuration has no mrope_section; use posenc.rotary.from_config")
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
-
-    def extra_repr(self) -> str:
-        turn = ", interleaved" if self.interleaved else ""
-        return f"head_dim={self.head_dim}, sections={self.sections}{turn}, base={self.base:g}"
 
 
 def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
@@ -321,6 +318,7 @@ class Sinusoidal2D(Scheme):
     """
 
     absolute = True
+    axes = 2
 
     def __init__(
         self,

@@ -15,17 +15,19 @@ from ..where import Where
 class Clipped(Scheme):
     """A learned number for each clipped distance.
 
-        s = q·k / sqrt(d) + b[h, clip(j - i, -k, k) + k]
+        s = q·k / sqrt(d) + b[h, clip(j - i, -left, right) + left]
 
-    The table is [heads, 2k + 1], row 0 for keys k or more before the query; zeros at the start (NoPE)
-    unless `std` is given.
+    k clips both sides; `left` and `right` override it (right=0 in a causal layer). The table is
+    [heads, left + 1 + right], row 0 for keys `left` or more before the query; zeros at the start (NoPE) unless `std`
+    is given.
     """
 
-    def __init__(self, *, heads: int, k: int = 16, std: float = 0.0):
+    def __init__(self, *, heads: int, k: int = 16, left: int | None = None, right: int | None = None, std: float = 0.0):
         super().__init__()
-        self.k, self.std = k, std
-        self.index = index.clip(k, k)
-        self.table = nn.Parameter(torch.empty(heads, 2 * k + 1))
+        left, right = k if left is None else left, k if right is None else right
+        self.k, self.left, self.right, self.std = k, left, right, std
+        self.index = index.clip(left, right)
+        self.table = nn.Parameter(torch.empty(heads, left + 1 + right))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -73,6 +75,19 @@ class T5(Scheme):
 
     def terms(self, where: Where, *, x=None, host=None) -> Plan:
         return Plan(where, lookups=(Lookup(self.index, bias=self.table.t()),), scale=self.scale)
+
+    def check_causal(self, causal: bool) -> str | None:
+        if causal and not self.causal:
+            return (
+                "half of this T5 table is for later keys, which a causal layer never sees; "
+                "give T5(causal=True, ...), whose buckets all describe the past, or position='t5'"
+            )
+        if self.causal and not causal:
+            return (
+                "a causal T5 puts every later key into bucket 0, and this layer is not causal; "
+                "give T5(causal=False, ...), or the layer causal=True"
+            )
+        return None
 
     def reset_host(self, host: Host) -> None:
         if self.scale == 1.0:

@@ -47,6 +47,9 @@ class Randomized(Scheme):
         positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
         return table[positions.clamp(min=0)]
 
+    def check_causal(self, causal: bool) -> str | None:
+        return self.scheme.check_causal(causal)
+
     def embed(self, x: Tensor, where: Where) -> Tensor:
         return self.scheme.embed(x, self.draw(where))
 
@@ -57,4 +60,5 @@ class Randomized(Scheme):
         return self.scheme.terms(self.draw(where), x=x, host=host)
 
     def plan(self, where: Where, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        self.check_axes(where)
         return self.scheme.plan(self.draw(where), x=x, host=host)  # one draw for the rotation and the terms

@@ -22,6 +22,8 @@ class RelativeLogits(Scheme):
     `plan` needs x, the layer's input, or `states` [B, heads, Lq, d_rel] made elsewhere.
     """
 
+    causal_only = True
+
     def __init__(
         self,
         *,

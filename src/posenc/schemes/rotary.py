@@ -75,6 +75,10 @@ class RoPE(Scheme):
     def rotation(self, where: Where) -> Rotation:
         device = self.device_of(where)
         turns, factor = self._turns(where.total if self.length_dependent else 0, device)
+        if turns[0].dim() == 3:
+            of_queries = last_tokens(turns, factor, where.q_length)
+            queries = self._phases(where.q, *of_queries, device)
+            return Rotation(queries, self._phases(where.k, turns, factor, device), self.layout, self.values)
         return rotation_of(where, self.layout, self.values, lambda side: self._phases(side, turns, factor, device))
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
@@ -97,15 +101,7 @@ class RoPE(Scheme):
 
     def _phases(self, side: Side, turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
         dtype = torch.promote_types(self._here.dtype, torch.float32)
-        return times(phases(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
-
-    def extra_repr(self) -> str:
-        parts = [f"head_dim={self.head_dim}", f"base={self.base:g}", f"layout={self.layout!r}"]
-        if self.rotary_dim != self.head_dim:
-            parts.insert(1, f"rotary_dim={self.rotary_dim}")
-        if self.scaling is not None:
-            parts.append(f"scaling={self.scaling}")
-        return ", ".join(parts)
+        return times(phases_of(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
 
 
 def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digits:
@@ -117,18 +113,37 @@ def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digit
 def turns_of(
     scaling: Scaling, plain: tuple[float, ...], size: int, base: float, total: int | Tensor, device: torch.device
 ) -> tuple[Digits, float | Tensor]:
-    """Digits and magnitude of a scaling that follows the length: for all rows, or [B, ..] with a total for each."""
+    """Digits and magnitude of a scaling that follows the length: for all rows, [B, ..] with a total for each, or
+    [B, L, ..] with a total for each token (packed documents, each of its own length).
+    """
     on = torch.device("cpu" if device.type == "mps" else device)  # MPS has no float64
     if isinstance(total, Tensor):
-        total = total.to(on, torch.float64).reshape(-1, 1)
+        each_token = total.dim() == 2
+        total = total.to(on, torch.float64).reshape(*total.shape if each_token else (-1,), 1)
     elif torch.compiler.is_compiling():
+        each_token = False
         total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
     else:
         return digits_on(digits(scaling.frequencies(plain, size, base, total)), device), scaling.magnitude_at(total)
     first, second, third = digits_of(scaling.frequencies_of(plain, size, base, total))
     factor = scaling.magnitude_at(total)
-    factor = factor.unsqueeze(-1).to(device) if isinstance(factor, Tensor) else factor  # [B, 1, 1]
+    if isinstance(factor, Tensor):
+        factor = (factor if each_token else factor.unsqueeze(-1)).to(device)  # [B, L or 1, 1]
     return (first.to(device), second.to(device), third.to(device)), factor
+
+
+def last_tokens(turns: Digits, factor: float | Tensor, count: int) -> tuple[Digits, float | Tensor]:
+    """Digits and magnitude of the last tokens, where each has its own."""
+    first, second, third = (digit[:, digit.shape[1] - count :] for digit in turns)
+    return (first, second, third), factor[:, factor.shape[1] - count :] if isinstance(factor, Tensor) else factor
+
+
+def phases_of(positions: Tensor, turns: Digits, dtype: torch.dtype) -> Phases:
+    """`phases` of positions [B, L, 1 or n] where digits are [n], [B, n], or one row for each token, [B, L, n]."""
+    if turns[0].dim() < 3:
+        return phases(positions, turns, dtype)
+    cos, sin = phases(positions.unsqueeze(-2), turns, dtype)
+    return cos.squeeze(-2), sin.squeeze(-2)
 
 
 def times(both: Phases, factor: float | Tensor) -> Phases:

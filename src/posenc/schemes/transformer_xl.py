@@ -83,6 +83,14 @@ class TransformerXL(Scheme):
             nn.init.normal_(getattr(self, name), std=self.std)
         nn.init.normal_(self.w_r.weight, std=self.std)
 
+    def check_causal(self, causal: bool) -> str | None:
+        if self.causal and not causal:
+            return (
+                f"a causal {type(self).__name__} gives every later key the row of distance 0, and this layer is not "
+                "causal; give the encoding both sides, or the layer causal=True"
+            )
+        return super().check_causal(causal)
+
     def index(self, where: Where) -> Index:
         return index.exact(where, most=self.clamp_len, future=not self.causal)
 
@@ -116,6 +124,8 @@ class XLNet(TransformerXL):
     the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
     with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
     """
+
+    axes = 2
 
     def __init__(
         self,

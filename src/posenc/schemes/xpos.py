@@ -29,6 +29,8 @@ class XPos(Scheme):
     Positions outside [0, max_len) raise.
     """
 
+    causal_only = True
+
     def __init__(
         self,
         *,
@@ -73,6 +75,3 @@ class XPos(Scheme):
         rates = constant(self.fading, device, wide)
         factor = (sign * (positions - self.max_len // 2).to(wide)[..., None] * rates).exp().to(phases[0].dtype)
         return phases[0] * factor, phases[1] * factor
-
-    def extra_repr(self) -> str:
-        return f"scale_base={self.scale_base:g}, gamma={self.gamma:g}, max_len={self.max_len}"
