@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch import Tensor
 from .engines import reference, sdpa, triton
 from .errors import UnsupportedPlan
 from .mask import Mask, make_mask
-from .plan import Plan
+from .plan import Lookup, Plan
 from .precision import autocast_is_on, no_autocast
 from .where import Where
 
@@ -115,15 +118,26 @@ def engine_for(
 def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) -> tuple[Ready, Mask]:
     """Check `attend`'s arguments and do the pre-pass."""
     _check(q, k, v)
-    if plan is None:
-        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan = _plan_of(plan, q, k)
     plan.check(q, k, v)
-    if not 0.0 <= dropout < 1.0:
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     if causal:
         _check_alignment(plan)
     return prepass(q, k, v, plan), seen
+
+
+def _plan_of(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
+    if plan is None:
+        return Plan(Where(q.shape[2], k.shape[2]))
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        if hasattr(plan, "plan"):
+            lengths = f"q={q.shape[2]}, k={k.shape[2]}"
+            raise TypeError(f"plan must be a Plan, got the encoding {kind}; give plan=encoding.plan(Where({lengths}))")
+        raise TypeError(f"plan must be a Plan, as encoding.plan(Where(...)) makes it, got {kind}")
+    return plan
 
 
 def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, list[str]]:
@@ -150,8 +164,7 @@ def scores(
 ) -> Tensor:
     """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
     _check(q, k, k)
-    if plan is None:
-        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan = _plan_of(plan, q, k)
     plan.check(q, k, None)
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     q, k, _, plan = prepass(q, k, k, plan)
@@ -160,14 +173,48 @@ def scores(
 
 
 def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
-    """q <- rotate(q + shift), k <- rotate(k): done once, before any engine."""
+    """q <- rotate(q + shift), k <- rotate(k), a bias for each query_shift: done once, before any engine."""
     if plan.shift is not None:
         q = q + plan.shift.to(q.dtype)[:, None, :]
     if plan.rotate is not None:
         if plan.rotate.values:
             v = plan.rotate.keys(v)
         q, k = plan.rotate.both(q, k)
+    if plan.pair is not None:
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
+    if any(lookup.query_shift is not None for lookup in plan.lookups):
+        plan = replace(plan, lookups=tuple(_fold_shift(lookup, q, plan) for lookup in plan.lookups))
     return q, k, v, plan
+
+
+def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
+    """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
+    added = pair(p_q, p_k)
+    shape = (batch, heads, p_q.shape[-1], p_k.shape[-1])
+    if not isinstance(added, Tensor):
+        raise TypeError(f"pair must return a tensor [B or 1, H or 1, lq, lk] = {list(shape)}, got {type(added).__name__}")
+    allowed = [(1, batch), (1, heads), shape[2:3], shape[3:4]]
+    if added.dim() != 4 or any(size not in sizes for size, sizes in zip(added.shape, allowed, strict=True)):
+        raise ValueError(f"pair must return [B or 1, H or 1, lq, lk] = {list(shape)}, got {list(added.shape)}")
+    return added
+
+
+def _fold_shift(lookup: Lookup, q: Tensor, plan: Plan) -> Lookup:
+    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
+    A scale that differs from query to query leaves no such number; then the states carry the shift.
+    """
+    shift, table = lookup.query_shift, lookup.dot_query
+    if shift is None:
+        return lookup
+    assert table is not None  # Lookup requires it
+    with no_autocast(q.device):
+        scale = plan.scale_of(q.shape[3])
+        if isinstance(scale, Tensor):
+            states = q if lookup.states is None else lookup.states
+            return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
+        precision = torch.promote_types(table.dtype, torch.float32)
+        bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
+        return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

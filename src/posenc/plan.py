@@ -1,7 +1,7 @@
 """Plan: what a scheme wants, in terms that any engine can run.
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
-    s = scale [ q.k + sum dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
+    s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
     o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
 
 Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
@@ -33,13 +33,15 @@ class Lookup:
     states: Tensor | None = None  # [B, H, Lq, E]; None: the (shifted, rotated) q
     dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
     add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
+    query_shift: Tensor | None = None  # [H or 1, E], added to what dot_query is multiplied with; the pre-pass folds it
 
     def __post_init__(self):
-        if self.states is not None and self.dot_query is None:
-            raise ValueError("states are what dot_query is multiplied with; give dot_query too")
+        for name in ("states", "query_shift"):
+            if getattr(self, name) is not None and self.dot_query is None:
+                raise ValueError(f"{name} belongs to what dot_query is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in ("bias", "dot_query", "states", "dot_key", "add_value"):
+        for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -88,6 +90,11 @@ class Plan:
         v_size = size if v is None else v.shape[3]
         where = self.where
         if where.q_length != q_length or where.k_length != k_length:
+            if (where.q_length, where.k_length) == (q.shape[1], k.shape[1]):
+                raise ValueError(
+                    f"the plan was made for {where.q_length} queries and {where.k_length} keys; q {list(q.shape)} and "
+                    f"k {list(k.shape)} look like [B, L, H, D]: give [B, H, L, D], q.transpose(1, 2)"
+                )
             raise ValueError(
                 f"the plan was made for {where.q_length} queries and {where.k_length} keys, "
                 f"got {q_length} and {k_length}; make it with Where(q={q_length}, k={k_length}) or the true positions"
@@ -120,11 +127,16 @@ class Plan:
                 sound("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
             if lookup.dot_key is not None:
                 sound("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
+            if lookup.query_shift is not None:
+                assert lookup.dot_query is not None  # Lookup requires it
+                sound("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
             if lookup.add_value is not None:
                 sound("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
         if self.shift is not None:
+            _same_heads("shift", self.shift, q)
             _fits("shift", self.shift, [(1, heads), size])
         if self.slopes is not None:
+            _same_heads("slopes", self.slopes, q)
             _fits("slopes", self.slopes, [heads])
             sound("slopes", self.slopes)
         if isinstance(self.scale, Tensor):
@@ -147,6 +159,8 @@ def _sound(
     name has a place for the number, shape may have 1 for its first size.
     """
     if shape is not None and tensor.shape != shape:
+        if "lookups" in name and "states" not in name:
+            _same_heads(name.format(number), tensor, q)
         _fits(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
     if tensor.device != q.device:
         name = name.format(number)
@@ -156,6 +170,19 @@ def _sound(
     if look and holds_nan(tensor):
         name = name.format(number)
         raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+
+
+def _same_heads(name: str, tensor: Tensor, q: Tensor) -> None:
+    """The first size of an encoding's tables is its number of heads."""
+    heads = q.shape[1]
+    if tensor.dim() and tensor.shape[0] not in (1, heads):
+        swapped = ""
+        if tensor.shape[0] == q.shape[2]:
+            swapped = f" If q {list(q.shape)} is [B, L, H, D], give [B, H, L, D]: q.transpose(1, 2)."
+        raise ValueError(
+            f"the encoding was made for {tensor.shape[0]} heads ({name} is {list(tensor.shape)}), q has {heads}; "
+            f"make it with heads={heads}.{swapped}"
+        )
 
 
 def _fits(name: str, tensor: Tensor, shape: list) -> None:

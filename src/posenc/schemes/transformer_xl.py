@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from .. import index
 from ..errors import OptionError
 from ..formulas import head_size
-from ..index import Index
+from ..index import Index, Sparse
 from ..plan import Lookup, Plan
-from ..precision import no_autocast
 from ..scheme import Scheme
 from ..where import Where
 from .absolute import Layout, sinusoid
@@ -23,12 +22,11 @@ SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
 
 
 def _waves(
-    lo: int, hi: int, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
+    rows: Index | Sparse, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The sinusoid of i - j for every distance j - i from lo to hi, [n, size]."""
+    """The sinusoid of i - j for the distance j - i of every row, [n, size]."""
     with torch.inference_mode(False), torch.no_grad():
-        distances = -torch.arange(lo, hi + 1, device=device)
-        return sinusoid(distances, size, base=base, layout=layout).to(dtype)
+        return sinusoid(-rows.distances_on(device), size, base=base, layout=layout).to(dtype)
 
 
 _kept_waves = lru_cache(maxsize=2)(_waves)
@@ -91,28 +89,26 @@ class TransformerXL(Scheme):
             )
         return super().check_causal(causal)
 
-    def index(self, where: Where) -> Index:
+    def index(self, where: Where) -> Index | Sparse:
         return index.exact(where, most=self.clamp_len, future=not self.causal)
 
     def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
         return Plan(where, shift=self.u, lookups=(self._positions(where, self.index(where)),))
 
-    def _positions(self, where: Where, rows: Index) -> Lookup:
+    def _positions(self, where: Where, rows: Index | Sparse) -> Lookup:
         weight = self.w_r.weight
         real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
-        make = _kept_waves if real else _waves
-        waves = make(rows.lo, rows.hi, self.d_model, self.base, self.layout, weight.device, weight.dtype)
+        make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
+        waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
-        table = self.w_r(waves).view(rows.span, self.heads, self.head_dim).transpose(0, 1)
-        return Lookup(rows, bias=self._against(self.v, table), dot_query=table)
+        table = self.w_r(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
 
-    def _against(self, other: Tensor, table: Tensor) -> Tensor:
-        """(other - u)·table / sqrt(d): queries carry u already, so each further bias vector enters as a difference."""
-        with no_autocast(table.device):
-            precision = torch.promote_types(table.dtype, torch.float32)
-            difference = other.to(precision) - self.u.to(precision)
-            return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * self.head_dim**-0.5
+    def _beyond_u(self, other: Tensor) -> Tensor:
+        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
+        precision = torch.promote_types(other.dtype, torch.float32)
+        return other.to(precision) - self.u.to(precision)
 
 
 class XLNet(TransformerXL):
@@ -164,7 +160,7 @@ class XLNet(TransformerXL):
         lookups = [self._positions(where, self.index(where))]
         if len(where.q_axes) > 1:
             table = self.g.transpose(0, 1)
-            lookups.append(Lookup(SAME_OR_NOT, bias=self._against(self.w, table), dot_query=table))
+            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_u(self.w)))
         return Plan(where, shift=self.u, lookups=tuple(lookups))
 
     def _both_ways(self, where: Where, x: Tensor | None) -> Where:
