@@ -13,7 +13,7 @@ from torch import Tensor
 from .engines import reference, sdpa, triton
 from .errors import UnsupportedPlan
 from .mask import Mask, make_mask
-from .plan import Lookup, Plan
+from .plan import Plan
 from .precision import autocast_is_on, no_autocast
 from .where import Where
 
@@ -182,9 +182,7 @@ def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
         q, k = plan.rotate.both(q, k)
     if plan.pair is not None:
         plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
-    if any(lookup.query_shift is not None for lookup in plan.lookups):
-        plan = replace(plan, lookups=tuple(_fold_shift(lookup, q, plan) for lookup in plan.lookups))
-    return q, k, v, plan
+    return q, k, v, plan.fold_query_shifts(q)
 
 
 def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
@@ -192,29 +190,13 @@ def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor)
     added = pair(p_q, p_k)
     shape = (batch, heads, p_q.shape[-1], p_k.shape[-1])
     if not isinstance(added, Tensor):
-        raise TypeError(f"pair must return a tensor [B or 1, H or 1, lq, lk] = {list(shape)}, got {type(added).__name__}")
+        raise TypeError(
+            f"pair must return a tensor [B or 1, H or 1, lq, lk] = {list(shape)}, got {type(added).__name__}"
+        )
     allowed = [(1, batch), (1, heads), shape[2:3], shape[3:4]]
     if added.dim() != 4 or any(size not in sizes for size, sizes in zip(added.shape, allowed, strict=True)):
         raise ValueError(f"pair must return [B or 1, H or 1, lq, lk] = {list(shape)}, got {list(added.shape)}")
     return added
-
-
-def _fold_shift(lookup: Lookup, q: Tensor, plan: Plan) -> Lookup:
-    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
-    A scale that differs from query to query leaves no such number; then the states carry the shift.
-    """
-    shift, table = lookup.query_shift, lookup.dot_query
-    if shift is None:
-        return lookup
-    assert table is not None  # Lookup requires it
-    with no_autocast(q.device):
-        scale = plan.scale_of(q.shape[3])
-        if isinstance(scale, Tensor):
-            states = q if lookup.states is None else lookup.states
-            return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
-        precision = torch.promote_types(table.dtype, torch.float32)
-        bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
-        return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import formulas
 from .constants import constant
+from .options import require_int
 from .where import WHOLE, Where
 
 
@@ -169,14 +170,18 @@ def exact(where: Where, *, axis: int = 0, most: int | None = None, future: bool 
     if not future:
         lo, hi = min(lo, 0), min(hi, 0)
     index = Index(lo, hi, axis=axis)
-    if one.offset is not None or torch.compiler.is_compiling() or index.span <= DENSE * (one.q_length + one.k_length):
+    if (
+        one.offset is not None
+        or torch.compiler.is_compiling()
+        or index.span <= max(DENSE, 8 * (one.q_length + one.k_length))
+    ):
         return index
     distances = _occurring(one, lo, hi)
     return index if distances is None or 2 * len(distances) > index.span else Sparse((index,), distances)
 
 
-DENSE = 8
-"""Distances for each token up to which positions do not jump: their distances are all given rows, unread."""
+DENSE = 2**14
+"""Distances up to which each has a row, unread, as have those of positions that hardly jump: engines are fast with it."""
 PAIRS = 2**22
 """Distances that are sorted at a time."""
 
@@ -184,7 +189,8 @@ PAIRS = 2**22
 def _occurring(where: Where, lo: int, hi: int) -> Tensor | None:
     """The distances between queries and keys, clamped, sorted [n]; None where they cannot be read."""
     device = next(
-        (x.device for side in (where.q, where.k) for x in (getattr(side, "start", side),) if isinstance(x, Tensor)), None
+        (x.device for side in (where.q, where.k) for x in (getattr(side, "start", side),) if isinstance(x, Tensor)),
+        None,
     )
     if device is None or device.type == "meta":
         return None
@@ -201,20 +207,23 @@ def _occurring(where: Where, lo: int, hi: int) -> Tensor | None:
 
 def clip(left: int, right: int, *, axis: int = 0) -> Index:
     """clamp(r, -left, right): left + 1 + right rows."""
-    if left < 0 or right < 0:
-        raise ValueError(f"clip distances must be 0 or more, got left={left}, right={right}")
+    for name, distance in (("left", left), ("right", right)):
+        require_int(f"the clip distance {name}", distance)
     return Index(-left, right, axis=axis)
 
 
 def log_buckets(buckets: int, max_distance: int, *, causal: bool, axis: int = 0) -> Index:
     """T5's buckets."""
+    require_int("buckets", buckets, least=2)
+    require_int("max_distance", max_distance, least=1)
     lo, hi, rows = formulas.t5_rows(buckets, max_distance, causal)
     return Index(lo, hi, rows, buckets, axis)
 
 
-def deberta_buckets(
-    size: int, max_distance: int | None = None, *, reversed_sign: bool = False, axis: int = 0
-) -> Index:
+def deberta_buckets(size: int, max_distance: int | None = None, *, reversed_sign: bool = False, axis: int = 0) -> Index:
     """DeBERTa's 2 * size rows of query - key; without max_distance v1's plain clip."""
+    require_int("buckets" if max_distance is not None else "max_distance", size, least=1)
+    if max_distance is not None:
+        require_int("max_distance", max_distance, least=1)
     lo, hi, rows = formulas.deberta_rows(size, max_distance, reversed_sign)
     return Index(lo, hi, rows, 2 * size, axis)

@@ -105,11 +105,13 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
             raise ValueError(f"documents takes ids [B, L] or (query ids, key ids), got a tuple of {len(documents)}")
         ours, theirs = documents if isinstance(documents, tuple) else (documents, documents)
         for name, ids, length in (("query", ours, q_length), ("key", theirs, k_length)):
-            if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS:
+            if not isinstance(ids, Tensor):
                 raise TypeError(
                     f"{name} documents must be ids, an int tensor [B, L], got {_kind(ids)}; "
                     "use torch.tensor(ids), and a tuple for (query ids, key ids)"
                 )
+            if ids.dtype not in INTEGERS:
+                raise ValueError(f"{name} documents must be int ids [B, L], got {ids.dtype}; use ids.long()")
             if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
                     f"{name} documents must be ids [B, L] = [{batch}, {length}], got {list(ids.shape)}; "

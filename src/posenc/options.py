@@ -24,8 +24,10 @@ def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -
     """A whole number in [least, most]; bools and floats are none."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionError(f"{name}={value!r} must be an integer, at least {least}, got {type(value).__name__}")
-    if not least <= value <= most:
-        raise OptionError(f"{name}={value} must be at least {least} and at most {most}")
+    if value < least:
+        raise OptionError(f"{name}={value} must be at least {least}")
+    if value > most:
+        raise OptionError(f"{name} must be at most {most}, got {'%d' % value if value < 10**30 else 'a longer number'}")
     return value
 
 
@@ -68,5 +70,7 @@ def require_table(name: str, *sizes: int) -> tuple[int, ...]:
     count = math.prod(sizes)
     if count > LARGEST:
         shape = " × ".join(map(str, sizes))
-        raise OptionError(f"{name} would have {shape} = {count} numbers, at most {LARGEST} are allowed; make it smaller")
+        raise OptionError(
+            f"{name} would have {shape} = {count} numbers, at most {LARGEST} are allowed; make it smaller"
+        )
     return sizes

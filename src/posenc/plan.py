@@ -11,7 +11,7 @@ Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .index import Grid, Index
+from .precision import no_autocast
 from .rotation import Rotation
 from .where import Where
 
@@ -82,6 +83,14 @@ class Plan:
         if isinstance(self.scale, Tensor):
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
+
+    def fold_query_shifts(self, q: Tensor) -> Plan:
+        """The same without any query_shift, for engines; q is shifted and rotated already."""
+        if all(lookup.query_shift is None for lookup in self.lookups):
+            return self
+        scale = self.scale_of(q.shape[3])
+        with no_autocast(q.device):
+            return replace(self, lookups=tuple(_fold_query_shift(lookup, q, scale) for lookup in self.lookups))
 
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Raise a ValueError in plain words where the plan and q [B, H, Lq, D], k, v [B, Hkv, Lk, D] disagree."""
@@ -149,6 +158,21 @@ class Plan:
             sound("decay[1]", self.decay[1], (batch, heads, k_length))
         if self.rotate is not None:
             self.rotate.check(q, k, v)
+
+
+def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:
+    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
+    A scale that differs from query to query leaves no such number; then the states carry the shift.
+    """
+    shift, table = lookup.query_shift, lookup.dot_query
+    if shift is None or table is None:
+        return lookup
+    if isinstance(scale, Tensor):
+        states = q if lookup.states is None else lookup.states
+        return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
+    precision = torch.promote_types(table.dtype, torch.float32)
+    bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
+    return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
 
 
 def _sound(

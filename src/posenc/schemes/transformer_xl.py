@@ -12,6 +12,7 @@ from .. import index
 from ..errors import OptionError
 from ..formulas import head_size
 from ..index import Index, Sparse
+from ..options import require_bool, require_choice, require_int, require_number, require_table
 from ..plan import Lookup, Plan
 from ..scheme import Scheme
 from ..where import Where
@@ -60,11 +61,15 @@ class TransformerXL(Scheme):
         std: float = 0.02,
     ):
         super().__init__()
-        if layout not in ("concatenated", "interleaved"):
-            raise OptionError(f"layout={layout!r} is unknown; use 'concatenated' or 'interleaved'")
-        if clamp_len is not None and clamp_len < 1:
-            raise OptionError(f"clamp_len={clamp_len} must be at least 1 (None: no clamp)")
+        require_choice("layout", layout, ("concatenated", "interleaved"))
+        require_bool("causal", causal)
+        if clamp_len is not None:
+            require_int("clamp_len", clamp_len, least=1)
+        require_number("base", base, above=0.0)
+        require_number("dropout", dropout, least=0.0, below=1.0)
+        require_number("std", std, least=0.0)
         head_dim = head_size(d_model, heads, head_dim)
+        require_table("W_R", d_model, heads * head_dim)
         self.d_model, self.heads, self.head_dim = d_model, heads, head_dim
         self.causal, self.clamp_len, self.base, self.layout, self.dropout, self.std = (
             causal, clamp_len, base, layout, dropout, std,
@@ -139,8 +144,8 @@ class XLNet(TransformerXL):
         w: nn.Parameter | None = None,
         std: float = 0.02,
     ):
-        if attn_type not in ("bi", "uni"):
-            raise OptionError(f"attn_type={attn_type!r} is unknown; use 'bi' or 'uni'")
+        require_choice("attn_type", attn_type, ("bi", "uni"))
+        require_bool("bi_data", bi_data)
         # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
         super().__init__(
             d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
@@ -183,6 +188,8 @@ class XLNet(TransformerXL):
 def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:
     if given is None:
         return nn.Parameter(torch.empty(shape))
+    if not isinstance(given, nn.Parameter):
+        raise OptionError(f"{name} must be an nn.Parameter [heads, head_dim], got {type(given).__name__}")
     if tuple(given.shape) != shape:
         raise OptionError(f"{name} must have shape [heads, head_dim] = {list(shape)}, got {list(given.shape)}")
     return given
