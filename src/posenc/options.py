@@ -27,7 +27,8 @@ def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -
     if value < least:
         raise OptionError(f"{name}={value} must be at least {least}")
     if value > most:
-        raise OptionError(f"{name} must be at most {most}, got {'%d' % value if value < 10**30 else 'a longer number'}")
+        given = value if value < 10**30 else "a number of more than 30 digits"
+        raise OptionError(f"{name} must be at most {most}, got {given}")
     return value
 
 
