@@ -188,14 +188,15 @@ def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
 def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
     """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
     added = pair(p_q, p_k)
-    shape = (batch, heads, p_q.shape[-1], p_k.shape[-1])
+    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
+    wanted = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
     if not isinstance(added, Tensor):
-        raise TypeError(
-            f"pair must return a tensor [B or 1, H or 1, lq, lk] = {list(shape)}, got {type(added).__name__}"
-        )
-    allowed = [(1, batch), (1, heads), shape[2:3], shape[3:4]]
-    if added.dim() != 4 or any(size not in sizes for size, sizes in zip(added.shape, allowed, strict=True)):
-        raise ValueError(f"pair must return [B or 1, H or 1, lq, lk] = {list(shape)}, got {list(added.shape)}")
+        raise TypeError(f"{wanted}, got {type(added).__name__}")
+    leading = [(1, batch), (1, heads)][4 - added.dim() :]
+    if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
+    if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
     return added
 
 

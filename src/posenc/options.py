@@ -23,12 +23,11 @@ Choice = TypeVar("Choice")
 def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -> int:
     """A whole number in [least, most]; bools and floats are none."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionError(f"{name}={value!r} must be an integer, at least {least}, got {type(value).__name__}")
+        raise OptionError(f"{name}={_shown(value)} must be an integer, at least {least}, got {type(value).__name__}")
     if value < least:
-        raise OptionError(f"{name}={value} must be at least {least}")
+        raise OptionError(f"{name}={_shown(value)} must be at least {least}")
     if value > most:
-        given = value if value < 10**30 else "a number of more than 30 digits"
-        raise OptionError(f"{name} must be at most {most}, got {given}")
+        raise OptionError(f"{name}={_shown(value)} must be at most {most}")
     return value
 
 
@@ -42,13 +41,15 @@ def require_number(
         + [f"less than {below:g}"] * (below < math.inf)
     )
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise OptionError(f"{name}={value!r} must be a number {allowed}".rstrip() + f", got {type(value).__name__}")
+        raise OptionError(
+            f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
+        )
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not (math.isfinite(number) and number >= least and above < number < below):
-        raise OptionError(f"{name}={value} must be a finite number {allowed}".rstrip())
+        raise OptionError(f"{name}={_shown(value)} must be a finite number {allowed}".rstrip())
     return number
 
 
@@ -56,14 +57,20 @@ def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Cho
     """One of a few strings."""
     if not isinstance(value, str) or value not in allowed:
         *most, last = map(repr, allowed)
-        raise OptionError(f"{name}={value!r} is unknown; use {', '.join(most)} or {last}")
+        raise OptionError(f"{name}={_shown(value)} is unknown; use {', '.join(most)} or {last}")
     return value
 
 
 def require_bool(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name}={value!r} must be True or False")
+        raise OptionError(f"{name}={_shown(value)} must be True or False")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value as an error names it, cut where it is long."""
+    text = "a very long integer" if isinstance(value, int) and abs(value) > 10**60 else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def require_table(name: str, *sizes: int) -> tuple[int, ...]:
