@@ -49,6 +49,8 @@ def attend(q, k, v, plan, allowed=None, added=None):
                         row = rows_of(lookup.index, plan.where, b, i, j)
                         if lookup.dot_query is not None:
                             state = q[b, h, i] if lookup.states is None else lookup.states[b, h, i].double()
+                            if lookup.query_shift is not None:
+                                state = state + of(lookup.query_shift, h)
                             dots = dots + state @ of(lookup.dot_query, h)[row]
                         if lookup.dot_key is not None:
                             dots = dots + key @ of(lookup.dot_key, h)[row]

@@ -106,13 +106,13 @@ def lookup(**tables):
             r"bias must have shape \[1 or 4, 3\], got \[4, 2\]",
         ),
         (lambda w: Plan(w, lookups=lookup(dot_query=torch.zeros(4, 3, 7))), r"dot_query must have shape"),
-        (lambda w: Plan(w, lookups=lookup(dot_key=torch.zeros(2, 3, 8))), r"dot_key must have shape"),
+        (lambda w: Plan(w, lookups=lookup(dot_key=torch.zeros(2, 3, 8))), "made for 2 heads .*, q has 4"),
         (lambda w: Plan(w, lookups=lookup(add_value=torch.zeros(4, 3))), r"add_value must have shape"),
         (lambda w: Plan(w, lookups=lookup(bias=torch.full((4, 3), float("nan")))), "bias holds NaN"),
         (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 3, device="meta"))), "on meta and q on cpu"),
         (lambda w: Plan(w, lookups=lookup(bias=torch.zeros(4, 3, dtype=torch.int64))), "floating point"),
         (lambda w: Plan(w, lookups=(Lookup(index.clip(1, 1, axis=1), bias=torch.zeros(4, 3)),)), "reads axis 1"),
-        (lambda w: Plan(w, slopes=torch.zeros(3)), r"slopes must have shape \[4\], got \[3\]"),
+        (lambda w: Plan(w, slopes=torch.zeros(3)), "made for 3 heads .*, q has 4"),
         (lambda w: Plan(w, shift=torch.zeros(4, 7)), "shift must have shape"),
         (lambda w: Plan(w, scale=torch.zeros(3)), r"broadcast to \[B, H, Lq\] = \[2, 4, 5\], got shape \[3\]"),
         (lambda w: Plan(w, decay=(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))), r"decay\[1\] must have shape"),
@@ -138,7 +138,15 @@ def test_states_need_a_table():
         (dict(window=-1), "0 or more slots"),
         (dict(key_mask=torch.ones(2, 5, dtype=torch.bool)), r"\[B, Lk\] = \[2, 7\]"),
         (dict(key_mask=torch.ones(2, 7)), "boolean or 0/1 integers"),
-        (dict(documents=torch.ones(2, 7)), r"query documents must be ids \[B, L\] = \[2, 5\]"),
+        (dict(documents=torch.ones(2, 7).long()), r"query documents must be ids \[B, L\] = \[2, 5\]"),
+        (dict(documents=torch.ones(2, 7)), "query documents must be int ids"),
+        (dict(documents=(torch.ones(2, 5).long(),)), "a tuple of 1"),
+        (dict(window=(1, 2, 3)), "has 3 numbers"),
+        (dict(key_mask=torch.tensor([[0, -10000] * 3 + [0]] * 2)), "-10000 to 0; pass mask="),
+        (dict(key_mask=torch.full((2, 7), 2)), "must be 0 .* or 1"),
+        (dict(key_mask=torch.zeros(2, 7, dtype=torch.complex64)), "boolean or 0/1 integers"),
+        (dict(dropout=True), "at least 0 and less than 1"),
+        (dict(dropout="x"), "at least 0 and less than 1"),
         (dict(mask=torch.ones(2, 4, 5, 6, dtype=torch.bool)), r"= \[2, 4, 5, 7\], got \[2, 4, 5, 6\]"),
         (dict(mask=torch.ones(5, 7, dtype=torch.int64)), "boolean .* or floating point"),
         (dict(mask=torch.ones(5, 7, device="meta")), "mask is on meta"),
@@ -189,3 +197,100 @@ def test_a_plan_is_checked_within_one_graph():
     plan = Plan(Where(8, 8), slopes=torch.ones(2, device="meta"))
     run = torch.compile(lambda x: (plan.check(x, x, x), x + 1)[1], fullgraph=True, backend="eager")
     assert run(q).shape == q.shape
+
+
+def test_an_encoding_is_no_plan():
+    q = torch.randn(2, 4, 5, 8)
+    scheme = posenc.T5(heads=4)
+    for call in (posenc.attend, posenc.attend_lse, posenc.engine_for):
+        with pytest.raises(TypeError, match=r"got the encoding T5; give plan=encoding.plan\(Where\(q=5, k=5\)\)"):
+            call(q, q, q, scheme)
+    with pytest.raises(TypeError, match="got the encoding T5"):
+        posenc.scores(q, q, scheme)
+    with pytest.raises(TypeError, match="must be a Plan.*got Where"):
+        posenc.attend(q, q, q, Where(5))
+
+
+def test_lengths_and_heads_the_wrong_way_round():
+    q = torch.randn(2, 5, 4, 8)  # [B, L, H, D]
+    with pytest.raises(ValueError, match=r"look like \[B, L, H, D\]: give \[B, H, L, D\]"):
+        posenc.attend(q, q, q, posenc.T5(heads=4).plan(Where(5)))
+    with pytest.raises(ValueError, match=r"made for 4 heads .*, q has 5; make it with heads=5.*transpose\(1, 2\)"):
+        posenc.attend(q, q, q, posenc.T5(heads=4).plan(Where(4)))
+
+
+@pytest.mark.parametrize("name", ["t5", "clipped", "alibi", "transformer_xl", "deberta"])
+def test_heads_that_differ(name):
+    plan = posenc.create(name, d_model=64, heads=8, head_dim=8).plan(Where(5))
+    q = torch.randn(1, 12, 5, 8)
+    with pytest.raises(ValueError, match="the encoding was made for 8 heads .*, q has 12; make it with heads=12"):
+        posenc.attend(q, q, q, plan)
+
+
+@pytest.mark.parametrize(
+    "shape, fits",
+    [((2, 4, 5, 7), True), ((1, 4, 5, 7), True), ((1, 1, 5, 7), True), ((4, 5, 7), True), ((5, 7), True),
+     ((2, 4, 5, 1), False), ((2, 4, 1, 7), False), ((2, 4, 7, 5), False), ((2, 5, 7), False), ((3, 4, 5, 7), False),
+     ((7,), False), ((), False), ((1, 2, 4, 5, 7), False)],
+)  # fmt: skip
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_what_pair_returns_has_the_shape_of_the_pairs(shape, fits, engine):
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
+    plan = Plan(Where(5, 7), pair=lambda p_q, p_k: torch.ones(shape))
+    if fits:
+        torch.testing.assert_close(posenc.attend(q, k, k, plan, engine=engine), posenc.attend(q, k, k))
+    else:
+        with pytest.raises(ValueError, match=r"pair must return .*\[B or 1, H or 1, lq, lk\] = \[2, 4, 5, 7\]"):
+            posenc.attend(q, k, k, plan, engine=engine)
+    with pytest.raises(TypeError, match="got float"):
+        posenc.attend(q, k, k, Plan(Where(5, 7), pair=lambda p_q, p_k: 0.0), engine=engine)
+
+
+@pytest.mark.parametrize("window", [2.5, True, "x", (1, 2.5), (None, True), torch.tensor(3), (torch.tensor(3), None)])
+def test_windows_that_are_none(window):
+    q = torch.randn(2, 4, 5, 8)
+    with pytest.raises(TypeError, match="must be an integer, or"):
+        posenc.attend(q, q, q, window=window)
+
+
+@pytest.mark.parametrize(
+    "masks", [dict(documents=[[0, 0, 1, 1, 1]] * 2), dict(key_mask=[[True] * 5] * 2), dict(mask=[[1.0] * 5] * 5),
+              dict(documents=([0], [1]))],
+)  # fmt: skip
+def test_lists_are_no_masks(masks):
+    q = torch.randn(2, 4, 5, 8)
+    with pytest.raises(TypeError, match=f"{next(iter(masks))} must be .*, got list"):
+        posenc.attend(q, q, q, **masks)
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([[0.0, -1e4]]), torch.tensor([[0.0, -torch.inf]]), torch.ones(1, 2)])
+def test_a_float_key_mask_is_refused_everywhere(mask):
+    """0 for real keys and -10000 for padding would be read the wrong way round."""
+    q, x = torch.randn(1, 4, 2, 4), torch.randn(1, 2, 16)
+    layer = posenc.Attention(16, 4)
+    rope = posenc.RoPE(head_dim=4)
+    for call in (
+        lambda: posenc.attend(q, q, q, key_mask=mask),
+        lambda: posenc.scores(q, q, key_mask=mask),
+        lambda: layer(x, key_mask=mask),
+        lambda: layer(x, key_mask=mask, cache=posenc.KVCache()),
+        lambda: layer(x, x, key_mask=mask),
+        lambda: posenc.rotary.self_extend(q, q, q, rope=rope, group=1, window=2, key_mask=mask),
+        lambda: posenc.rotary.rerope(q, q, q, rope=rope, window=2, key_mask=mask),
+        lambda: posenc.rotary.dual_chunk(q, q, q, rope=rope, chunk_size=4, local=1, key_mask=mask),
+    ):
+        with pytest.raises(ValueError, match="boolean or 0/1 integers .*; pass mask= for additive masks"):
+            call()
+
+
+def test_an_integer_key_mask_is_zero_or_one():
+    q, x = torch.randn(1, 4, 2, 4), torch.randn(1, 2, 16)
+    layer = posenc.Attention(16, 4)
+    real = torch.tensor([[1, 0]])
+    assert torch.equal(posenc.attend(q, q, q, key_mask=real), posenc.attend(q, q, q, key_mask=real.bool()))
+    assert torch.equal(layer(x, key_mask=real), layer(x, key_mask=real.bool()))
+    for wrong in (torch.tensor([[0, -10000]]), torch.tensor([[1, 2]])):
+        for call in (lambda wrong=wrong: posenc.attend(q, q, q, key_mask=wrong),
+                     lambda wrong=wrong: layer(x, key_mask=wrong)):  # fmt: skip
+            with pytest.raises(ValueError, match="must be 0 .* or 1"):
+                call()

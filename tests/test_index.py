@@ -55,7 +55,11 @@ def test_an_index_is_a_value():
     [
         (lambda: Index(1, 0), "lo <= hi"),
         (lambda: Index(0, 3, rows=(0, 1)), "needs 4 rows"),
-        (lambda: index.clip(-1, 0), "0 or more"),
+        (lambda: index.clip(-1, 0), "at least 0"),
+        (lambda: Index(0, 1, rows=(0, -1)), "0 or more, got -1"),
+        (lambda: Index(0, 1, rows=(0, 5), n=3), "names row 5 of a table with n=3"),
+        (lambda: Index(0, 4, n=3), "names row 4"),
+        (lambda: Index(0, 1, axis=-1), "axis=-1"),
         (lambda: index.log_buckets(31, 128, causal=False), "even"),
         (lambda: index.log_buckets(32, 8, causal=False), "max_distance"),
         (lambda: index.exact(Where(3), most=-1), "0 or more"),
@@ -92,3 +96,41 @@ def test_an_expanded_table_and_its_gradient(given, lo, hi, shape, dim):
     grad.select(dim, 0).fill_(float("nan"))  # reaches the row that this distance reads, and no other
     bad = torch.autograd.grad(ours, table, grad)[0].isnan().movedim(dim, -1).flatten(0, -2).any(0)
     assert bad.nonzero().tolist() == [[rows[0].item()]]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(lo=0.5, hi=2), "lo=0.5"), (dict(lo=0, hi=True), "hi=True"), (dict(lo=0, hi=1, rows=(0, 1.0)), "got 1.0"),
+        (dict(lo=0, hi=1, rows=(0, True)), "got True"), (dict(lo=0, hi=1, rows="ab"), "tuple of integers, got str"),
+        (dict(lo=0, hi=1, n=2.0), "n=2.0"),
+    ],
+)  # fmt: skip
+def test_an_index_is_made_of_integers(options, words):
+    with pytest.raises(TypeError, match=words):
+        Index(**options)
+
+
+def test_a_list_of_rows_becomes_a_tuple():
+    assert Index(0, 2, rows=[0, 1, 1]) == Index(0, 2, rows=(0, 1, 1))
+    assert hash(Index(0, 2, rows=[0, 1, 1])) == hash(Index(0, 2, rows=(0, 1, 1)))
+
+
+@pytest.mark.parametrize("most, future", [(None, True), (300_000, True), (None, False), (7, True)])
+def test_positions_that_jump_get_rows_for_the_distances_that_occur(most, future):
+    q, k = torch.tensor([[0, 5, 10**6]]), torch.tensor([[3, 10**6, 10**6 + 1, 7], [9, 9, 2, -50_000]])
+    where = Where(q, k)
+    found = index.exact(where, most=most, future=future)
+    r = where.distance().clamp(-(most or 2**40), most or 2**40)
+    r = r if future else r.clamp(max=0)
+    assert found.n <= max(24, 15)
+    rows = found.of(where, "cpu")
+    assert torch.equal(found.distances_on(torch.device("cpu"))[rows], r)
+
+
+def test_positions_that_do_not_jump_keep_a_plain_index():
+    shuffled = torch.randperm(50)[None]
+    assert index.exact(Where(shuffled)) == Index(-49, 49)
+    far = torch.stack((torch.arange(50), torch.arange(50) + 10**9))
+    assert index.exact(Where(far)) == Index(-49, 49)
+    assert index.exact(Where(torch.arange(300) * 90)).n == 599

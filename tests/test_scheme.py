@@ -156,3 +156,31 @@ def test_empty_and_single_inputs(name):
     assert attn(torch.randn(2, 1, 16)).shape == (2, 1, 16)
     assert attn(torch.randn(0, 3, 16)).shape == (0, 3, 16)
     assert attn(torch.randn(2, 0, 16)).shape == (2, 0, 16)
+
+
+@pytest.mark.parametrize(
+    "name", ["t5", "clipped", "shaw", "rope", "alibi", "xpos", "deberta", "transformer_xl", "none"]
+)
+def test_an_axis_that_nobody_reads_is_an_error(name):
+    scheme = posenc.create(name, d_model=16, heads=4)
+    two = torch.zeros(1, 3, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="positions have 2 axes, and .* reads 1 axis"):
+        scheme.plan(posenc.Where(two))
+    scheme.plan(posenc.Where(two).axis(0))
+
+
+@pytest.mark.parametrize("name", ["learned", "sinusoidal"])
+def test_an_axis_that_an_absolute_encoding_does_not_read(name):
+    options = {"max_len": 8} if name == "learned" else {}
+    scheme = posenc.create(name, d_model=16, **options)
+    two = torch.zeros(1, 3, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="axis|axes"):
+        scheme.embed(torch.zeros(1, 3, 16), posenc.Where(two))
+
+
+def test_segments_are_an_axis_for_xlnet():
+    scheme = posenc.create("xlnet", d_model=16, heads=4)
+    segments = torch.zeros(1, 3, dtype=torch.int64)
+    assert len(scheme.plan(posenc.Where(3, more=[(segments, segments)])).lookups) == 2
+    with pytest.raises(ValueError, match="3 axes"):
+        scheme.plan(posenc.Where(3, more=[(segments, segments)] * 2))

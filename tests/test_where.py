@@ -38,7 +38,7 @@ def test_a_start_per_row():
     assert where.q_positions().tolist() == [[-2, -1, 0], [0, 1, 2]]
     assert where.reach == (-2, 2)
     assert where.total.tolist() == [1, 3]
-    assert Where(q=(start + 3, 1), k=(start.clone(), 4)).reach == (-5, 2)
+    assert Where(q=(start + 3, 1), k=(start.clone(), 4)).reach == (-3, 0)  # row by row
 
 
 def test_tensors_of_every_shape():
@@ -52,7 +52,7 @@ def test_tensors_of_every_shape():
     where = Where(axes)
     assert len(where.q_axes) == len(where.k_axes) == 2
     assert torch.equal(where.distance(axis=1), -where.distance(axis=0))
-    assert where.axis(1).reach == (-8 - 1, 8 + 1)
+    assert where.axis(1).reach == (-8, 8)
 
 
 def test_more_axes_keep_the_runs():
@@ -81,7 +81,7 @@ def test_empty_positions():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(q=2.5), "not a place"),
+        (dict(q=2.5), "no positions"),
         (dict(q=True), "neither a length"),
         (dict(q=-1), "0 or more"),
         (dict(q=(0.5, 2)), "must be integers"),
@@ -93,6 +93,17 @@ def test_empty_positions():
         (dict(q=3, more=[(torch.zeros(1, 2, dtype=torch.int64), 3)]), "axis 1 has 2 queries"),
         (dict(q=3, more=[3]), "one further axis each"),
         (dict(q=3, reach=(4, 1)), "lowest, highest"),
+        (dict(q=3, reach=(0.5, 1)), "two integers"),
+        (dict(q=3, reach=7), "two integers"),
+        (dict(q=3, reach=(-1, 2)), "does not cover the distances from -2 to 2"),
+        (dict(q=(torch.tensor([0, 5]), 3), k=8, reach=(-5, 7)), "from -7 to 7"),
+        (dict(q=torch.tensor([0, 9]), reach=(-8, 9)), "from -9 to 9"),
+        (dict(q=[3, 7]), r"is a list; give positions as torch.tensor\(q\), or a run as a tuple"),
+        (dict(q=3, k=[0, 3]), r"torch.tensor\(k\)"),
+        (dict(q=torch.tensor([True, False])), "must be integers"),
+        (dict(q=(True, 3)), "must be integers"),
+        (dict(q=(0, 3, 1)), "no positions"),
+        (dict(q=3, more=[(3, 3, (0.5, 2))]), "bounds of an axis are integers"),
     ],
 )
 def test_bad_places_get_a_sentence(arguments, words):
@@ -119,3 +130,11 @@ def test_bounds_are_read_once_or_given():
         Where(3, 3, more=[(ids, ids, (0, 3))])
     with pytest.raises(ValueError, match=r"\(q, k, \(lowest, highest\)\)"):
         Where(3, 3, more=[(ids,)])
+
+
+def test_a_reach_that_covers_is_kept():
+    rows = torch.tensor([[0, 1], [1000, 1001]])
+    assert Where(rows, reach=(-1, 1)).reach == (-1, 1)  # rows of a batch do not meet
+    assert Where(rows).reach == (-1, 1)
+    assert Where(rows[:1], rows).reach == (-1, 1001)
+    assert Where(torch.zeros(1, 0, dtype=torch.int64), reach=(3, 4)).reach == (3, 4)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -115,15 +118,26 @@ def engine_for(
 def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) -> tuple[Ready, Mask]:
     """Check `attend`'s arguments and do the pre-pass."""
     _check(q, k, v)
-    if plan is None:
-        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan = _plan_of(plan, q, k)
     plan.check(q, k, v)
-    if not 0.0 <= dropout < 1.0:
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     if causal:
         _check_alignment(plan)
     return prepass(q, k, v, plan), seen
+
+
+def _plan_of(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
+    if plan is None:
+        return Plan(Where(q.shape[2], k.shape[2]))
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        if hasattr(plan, "plan"):
+            lengths = f"q={q.shape[2]}, k={k.shape[2]}"
+            raise TypeError(f"plan must be a Plan, got the encoding {kind}; give plan=encoding.plan(Where({lengths}))")
+        raise TypeError(f"plan must be a Plan, as encoding.plan(Where(...)) makes it, got {kind}")
+    return plan
 
 
 def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, list[str]]:
@@ -150,8 +164,7 @@ def scores(
 ) -> Tensor:
     """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
     _check(q, k, k)
-    if plan is None:
-        plan = Plan(Where(q.shape[2], k.shape[2]))
+    plan = _plan_of(plan, q, k)
     plan.check(q, k, None)
     seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
     q, k, _, plan = prepass(q, k, k, plan)
@@ -160,14 +173,31 @@ def scores(
 
 
 def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
-    """q <- rotate(q + shift), k <- rotate(k): done once, before any engine."""
+    """q <- rotate(q + shift), k <- rotate(k), a bias for each query_shift: done once, before any engine."""
     if plan.shift is not None:
         q = q + plan.shift.to(q.dtype)[:, None, :]
     if plan.rotate is not None:
         if plan.rotate.values:
             v = plan.rotate.keys(v)
         q, k = plan.rotate.both(q, k)
-    return q, k, v, plan
+    if plan.pair is not None:
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
+    return q, k, v, plan.fold_query_shifts(q)
+
+
+def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
+    """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
+    added = pair(p_q, p_k)
+    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
+    wanted = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
+    if not isinstance(added, Tensor):
+        raise TypeError(f"{wanted}, got {type(added).__name__}")
+    leading = [(1, batch), (1, heads)][4 - added.dim() :]
+    if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
+    if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
+    return added
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

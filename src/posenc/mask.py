@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .where import INTEGERS, WHOLE
+
 Window = tuple[int | None, int | None]  # keys at most `left` slots before and `right` after; None: no limit
 
 
@@ -90,11 +92,7 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
     batch, heads, q_length, _ = q.shape
     k_length = k.shape[2]
     if window is not None:
-        left, right = (window, window) if isinstance(window, int) else window
-        for side in (left, right):
-            if side is not None and side < 0:
-                raise ValueError(f"window={window} must be 0 or more slots (None: no limit)")
-        window = (left, right)
+        window = make_window(window)
     if key_mask is not None:
         key_mask = _boolean(key_mask, "key_mask")
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
@@ -103,8 +101,17 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
             )
         _same_device("key_mask", key_mask, q)
     if documents is not None:
-        ours, theirs = documents if isinstance(documents, (tuple, list)) else (documents, documents)
+        if isinstance(documents, tuple) and len(documents) != 2:
+            raise ValueError(f"documents takes ids [B, L] or (query ids, key ids), got a tuple of {len(documents)}")
+        ours, theirs = documents if isinstance(documents, tuple) else (documents, documents)
         for name, ids, length in (("query", ours, q_length), ("key", theirs, k_length)):
+            if not isinstance(ids, Tensor):
+                raise TypeError(
+                    f"{name} documents must be ids, an int tensor [B, L], got {_kind(ids)}; "
+                    "use torch.tensor(ids), and a tuple for (query ids, key ids)"
+                )
+            if ids.dtype not in INTEGERS:
+                raise ValueError(f"{name} documents must be int ids [B, L], got {ids.dtype}; use ids.long()")
             if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
                     f"{name} documents must be ids [B, L] = [{batch}, {length}], got {list(ids.shape)}; "
@@ -114,6 +121,8 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
         documents = (ours, theirs)
     if mask is not None:
         target = [batch, heads, q_length, k_length]
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"mask must be a tensor that broadcasts to [B, H, Lq, Lk], got {_kind(mask)}")
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ValueError(f"mask must be boolean (True: may be seen) or floating point (added), got {mask.dtype}")
         shape = [1] * (4 - mask.dim()) + list(mask.shape)
@@ -124,12 +133,48 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
     return Mask(causal, window, key_mask, documents, mask)
 
 
+def make_window(window) -> Window:
+    """n or (left, right) as (left, right)."""
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"window={window} has {len(sides)} numbers; give n, or (left, right) with None for no limit")
+    for side in sides:
+        if side is None and sides is window:
+            continue
+        if isinstance(side, bool) or not isinstance(side, WHOLE):
+            raise TypeError(f"window={window!r} must be an integer, or (left, right) with None for no limit")
+        if side < 0:
+            raise ValueError(f"window={window} must be 0 or more slots (None: no limit)")
+    left, right = sides
+    return left, right
+
+
 def _boolean(mask: Tensor, name: str) -> Tensor:
+    """A mask of real keys as bools. Additive masks (0 and -inf) would be read the wrong way round, so only bools and
+    the integers 0 and 1 are taken; integers are looked at where that costs no synchronisation (or in anomaly mode).
+    """
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a bool tensor [B, Lk] (True: a real key), got {_kind(mask)}")
     if mask.dtype == torch.bool:
         return mask
-    if mask.is_floating_point() or mask.is_complex():
-        raise ValueError(f"{name} must be boolean or 0/1 integers (1: a real key), got {mask.dtype}")
+    if mask.dtype not in INTEGERS:
+        raise ValueError(
+            f"{name} must be boolean or 0/1 integers [B, Lk] (1: a real key), got {mask.dtype}; "
+            "pass mask= for additive masks"
+        )
+    looked_at = mask.is_cpu or (torch.is_anomaly_enabled() and not mask.is_meta)
+    if looked_at and mask.numel() and not torch.compiler.is_compiling():
+        lowest, highest = torch.stack(torch.aminmax(mask)).tolist()
+        if lowest < 0 or highest > 1:
+            raise ValueError(
+                f"{name} of integers must be 0 (padding) or 1 (a real key), got {lowest} to {highest}; "
+                "pass mask= for additive masks"
+            )
     return mask != 0
+
+
+def _kind(value) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _same_device(name: str, tensor: Tensor, q: Tensor) -> None:

@@ -115,9 +115,10 @@ def t5(options: Options) -> list[str]:
 
 def deberta(options: Options) -> list[str]:
     most = options.whole("max_distance", 512, most=FARTHEST)
+    logarithmic = options.get("buckets") is not None
     buckets = options.whole("buckets", most, most=FARTHEST)
-    lo, hi, rows = formulas.deberta_rows(buckets, most)
-    kind = "log buckets" if buckets != most else "clipped; buckets=256 gives v3's log buckets"
+    lo, hi, rows = formulas.deberta_rows(buckets, most if logarithmic else None)
+    kind = "log buckets" if logarithmic else "clipped; buckets=256 gives v3's log buckets"
     return _steps(lo, hi, rows, f"Row of the table for each distance ({2 * buckets} rows, reach {most}, {kind}):")
 
 

@@ -1,7 +1,7 @@
 """Plan: what a scheme wants, in terms that any engine can run.
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
-    s = scale [ q.k + sum dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
+    s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
     o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
 
 Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
@@ -11,7 +11,7 @@ Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .index import Grid, Index
+from .precision import no_autocast
 from .rotation import Rotation
 from .where import Where
 
@@ -33,13 +34,15 @@ class Lookup:
     states: Tensor | None = None  # [B, H, Lq, E]; None: the (shifted, rotated) q
     dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
     add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
+    query_shift: Tensor | None = None  # [H or 1, E], added to what dot_query is multiplied with; the pre-pass folds it
 
     def __post_init__(self):
-        if self.states is not None and self.dot_query is None:
-            raise ValueError("states are what dot_query is multiplied with; give dot_query too")
+        for name in ("states", "query_shift"):
+            if getattr(self, name) is not None and self.dot_query is None:
+                raise ValueError(f"{name} belongs to what dot_query is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in ("bias", "dot_query", "states", "dot_key", "add_value"):
+        for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -81,6 +84,14 @@ class Plan:
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
 
+    def fold_query_shifts(self, q: Tensor) -> Plan:
+        """The same without any query_shift, for engines; q is shifted and rotated already."""
+        if all(lookup.query_shift is None for lookup in self.lookups):
+            return self
+        scale = self.scale_of(q.shape[3])
+        with no_autocast(q.device):
+            return replace(self, lookups=tuple(_fold_query_shift(lookup, q, scale) for lookup in self.lookups))
+
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Raise a ValueError in plain words where the plan and q [B, H, Lq, D], k, v [B, Hkv, Lk, D] disagree."""
         batch, heads, q_length, size = q.shape
@@ -88,6 +99,11 @@ class Plan:
         v_size = size if v is None else v.shape[3]
         where = self.where
         if where.q_length != q_length or where.k_length != k_length:
+            if (where.q_length, where.k_length) == (q.shape[1], k.shape[1]):
+                raise ValueError(
+                    f"the plan was made for {where.q_length} queries and {where.k_length} keys; q {list(q.shape)} and "
+                    f"k {list(k.shape)} look like [B, L, H, D]: give [B, H, L, D], q.transpose(1, 2)"
+                )
             raise ValueError(
                 f"the plan was made for {where.q_length} queries and {where.k_length} keys, "
                 f"got {q_length} and {k_length}; make it with Where(q={q_length}, k={k_length}) or the true positions"
@@ -120,11 +136,16 @@ class Plan:
                 sound("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
             if lookup.dot_key is not None:
                 sound("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
+            if lookup.query_shift is not None:
+                assert lookup.dot_query is not None  # Lookup requires it
+                sound("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
             if lookup.add_value is not None:
                 sound("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
         if self.shift is not None:
+            _same_heads("shift", self.shift, q)
             _fits("shift", self.shift, [(1, heads), size])
         if self.slopes is not None:
+            _same_heads("slopes", self.slopes, q)
             _fits("slopes", self.slopes, [heads])
             sound("slopes", self.slopes)
         if isinstance(self.scale, Tensor):
@@ -139,6 +160,21 @@ class Plan:
             self.rotate.check(q, k, v)
 
 
+def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:
+    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
+    A scale that differs from query to query leaves no such number; then the states carry the shift.
+    """
+    shift, table = lookup.query_shift, lookup.dot_query
+    if shift is None or table is None:
+        return lookup
+    if isinstance(scale, Tensor):
+        states = q if lookup.states is None else lookup.states
+        return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
+    precision = torch.promote_types(table.dtype, torch.float32)
+    bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
+    return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
+
+
 def _sound(
     q: Tensor, look: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
 ) -> None:
@@ -147,6 +183,8 @@ def _sound(
     name has a place for the number, shape may have 1 for its first size.
     """
     if shape is not None and tensor.shape != shape:
+        if "lookups" in name and "states" not in name:
+            _same_heads(name.format(number), tensor, q)
         _fits(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
     if tensor.device != q.device:
         name = name.format(number)
@@ -156,6 +194,19 @@ def _sound(
     if look and holds_nan(tensor):
         name = name.format(number)
         raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+
+
+def _same_heads(name: str, tensor: Tensor, q: Tensor) -> None:
+    """The first size of an encoding's tables is its number of heads."""
+    heads = q.shape[1]
+    if tensor.dim() and tensor.shape[0] not in (1, heads):
+        swapped = ""
+        if tensor.shape[0] == q.shape[2]:
+            swapped = f" If q {list(q.shape)} is [B, L, H, D], give [B, H, L, D]: q.transpose(1, 2)."
+        raise ValueError(
+            f"the encoding was made for {tensor.shape[0]} heads ({name} is {list(tensor.shape)}), q has {heads}; "
+            f"make it with heads={heads}.{swapped}"
+        )
 
 
 def _fits(name: str, tensor: Tensor, shape: list) -> None:

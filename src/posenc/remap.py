@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .mask import _boolean
 from .phases import digits, phases
 from .rotation import rotate
 from .schemes.rotary import RoPE, digits_on
@@ -52,7 +53,8 @@ def self_extend(
     key_mask   bool [B, Lk], True for real keys
     block      queries at a time
     """
-    if group < 1 or window < 1 or window % group:
+    _check_sizes(group=group, window=window, block=block)
+    if window % group:
         raise ValueError(f"window={window} must be a positive multiple of group={group}")
     turn = _Turn(q, k, rope)
     q = turn.scaled(q, log_scale)
@@ -71,8 +73,9 @@ def rerope(
 
     The arguments are those of `self_extend`.
     """
-    if window < 1 or (leak is not None and leak < 1):
-        raise ValueError(f"window={window} must be at least 1, and leak={leak} None (ReRoPE) or at least 1")
+    _check_sizes(window=window, block=block)
+    if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
+        raise ValueError(f"leak={leak!r} must be None (ReRoPE) or a number, at least 1")
     turn = _Turn(q, k, rope)
     q = turn.scaled(q, log_scale)
     here = torch.full_like(turn.at_q, window)
@@ -99,7 +102,8 @@ def dual_chunk(
     The authors use 3/4 of the training length for chunk_size and 1/8 for local. The other arguments are those of
     `self_extend`.
     """
-    if not 0 <= local < chunk_size:
+    _check_sizes(chunk_size=chunk_size, block=block)
+    if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:
         raise ValueError(f"local={local} must be at least 0 and less than chunk_size={chunk_size}")
     n = chunk_size - local
     turn = _Turn(q, k, rope)
@@ -130,6 +134,12 @@ def dual_chunk(
     return _run(blocks, pieces, turn, scale, key_mask, q)
 
 
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}={size!r} must be an integer, at least 1")
+
+
 class _Turn:
     """Rotates to any positions with one RoPE's frequencies; knows where queries and keys stand."""
 
@@ -156,7 +166,7 @@ class _Turn:
         """Queries with log-n tempering."""
         if log_scale is None:
             return q
-        if log_scale < 2:
+        if isinstance(log_scale, bool) or not isinstance(log_scale, int) or log_scale < 2:
             raise ValueError(f"log_scale={log_scale} must be the training length, 2 or more")
         wide = torch.promote_types(q.dtype, torch.float32)
         factor = ((self.at_q + 1).to(wide).log() / math.log(log_scale)).clamp(min=1.0)
@@ -189,6 +199,11 @@ def _run(
     q: Tensor,
 ) -> Tensor:
     """One softmax over the pieces of each block of queries."""
+    if key_mask is not None:
+        key_mask = _boolean(key_mask, "key_mask")
+        keys = turn.offset + q.shape[2]
+        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
+            raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")
     factor = 1.0 if turn.rope.scaling is None else turn.rope.scaling.score_factor
     scale = factor * q.shape[3] ** -0.5 if scale is None else scale
     outs = []
@@ -220,7 +235,7 @@ def _block(at: int, scale: float, key_mask: Tensor | None, places: list, *tensor
             distance = rows[:, None] - torch.arange(start, start + k.shape[2], device=q.device)
             allowed = (distance >= least) & (distance <= most)
             if key_mask is not None:
-                seen = key_mask[:, None, None, None, start : start + k.shape[2]].bool()
+                seen = key_mask[:, None, None, None, start : start + k.shape[2]]
                 allowed = allowed & seen
             scores.append(s.masked_fill(~allowed, -math.inf))
         joined = torch.cat(scores, dim=-1)

@@ -20,6 +20,10 @@ Layout = Literal["half", "interleaved"]
 Phases = tuple[Tensor, Tensor]  # cos, sin: [B or 1, L, R/2], any magnitude inside, float32 or better
 
 
+FLOAT16 = 256.0
+"""The largest magnitude of a rotation that leaves float16 room for numbers up to 255."""
+
+
 @dataclass(frozen=True)
 class Rotation:
     """Phases for queries and for keys (None: left as they are). `values` turns v with the keys' phases too."""
@@ -28,11 +32,15 @@ class Rotation:
     k: Phases | None
     layout: Layout = "half"
     values: bool = False
+    magnitude: float = 1.0
+    """What q or k is multiplied by at most, where that can leave a dtype's range."""
 
     def queries(self, q: Tensor) -> Tensor:
+        self._check_range(q)
         return q if self.q is None else rotate(q, *self.q, self.layout)
 
     def keys(self, k: Tensor) -> Tensor:
+        self._check_range(k)
         return k if self.k is None else rotate(k, *self.k, self.layout)
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,6 +48,14 @@ class Rotation:
         if self.q is not None and self.k is not None and self.q[0] is self.k[0] and self.q[1] is self.k[1]:
             return rotate_both(q, k, *self.q, self.layout)
         return self.queries(q), self.keys(k)
+
+    def _check_range(self, x: Tensor) -> None:
+        if x.dtype == torch.float16 and self.magnitude > FLOAT16:
+            raise ValueError(
+                f"this rotation multiplies by up to {self.magnitude:.3g}, and float16 ends at 65504: "
+                f"numbers above {65504 / self.magnitude:.2g} would overflow; use bfloat16 or float32, or a smaller "
+                "range of positions (xpos: max_len=4096)"
+            )
 
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         if self.layout not in ("half", "interleaved"):

@@ -38,8 +38,13 @@ def _reach(q: Side, k: Side) -> tuple[int, int]:
         offset = _offset(q, k)
         if offset is not None:
             return offset - q.length + 1, offset + k.length - 1
-    (q_lo, q_hi), (k_lo, k_hi) = _bounds(q), _bounds(k)
-    return k_lo - q_hi, k_hi - q_lo
+    # row by row: rows of a batch may lie far apart
+    q_lo, q_hi = _ends(q)
+    k_lo, k_hi = (q_lo, q_hi) if k is q else (x.to(q_lo.device) for x in _ends(k))
+    if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # an error, which `attend` explains
+        q_lo, q_hi, k_lo, k_hi = q_lo.amin(), q_hi.amax(), k_lo.amin(), k_hi.amax()
+    lo, hi = torch.stack(((k_lo - q_hi).amin(), (k_hi - q_lo).amax())).tolist()
+    return lo, hi
 
 
 def _offset(q: Run, k: Run) -> int | None:
@@ -49,6 +54,15 @@ def _offset(q: Run, k: Run) -> int | None:
     if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
         return None
     return k.start - q.start
+
+
+def _ends(side: Side) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest position of each row, [B], or of all of them, []."""
+    if isinstance(side, Run):
+        start = torch.as_tensor(side.start, dtype=torch.int64)
+        return start, start + (side.length - 1)
+    lo, hi = torch.aminmax(side.to(torch.int64), dim=-1)
+    return lo, hi
 
 
 def _bounds(side: Side) -> tuple[int, int]:
@@ -73,7 +87,8 @@ class Where:
         Where(q=L, k=L, more=[(s, s)])       further axes one by one, here segments [B, L]
         Where(q=L, more=[(s, s, (0, 3))])    the same, all of them known to be 0 to 3
 
-    An int is a length and starts at 0, so a query that continues a cache must say its start.
+    An int is a length and starts at 0, so a query that continues a cache must give its start. Lists are refused:
+    they could be a run or positions.
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
     unless given. `total`, the last key position + 1 (one per row for tensors), may be given too; [B, Lk] is one per key,
     where packed documents have lengths of their own and the queries are the last of the keys.
@@ -93,14 +108,16 @@ class Where:
                 if not isinstance(pair[2], (tuple, list)) or len(pair[2]) != 2:
                     raise ValueError(f"bounds of an axis are (lowest, highest), got {pair[2]!r}")
                 lowest, highest = pair[2]
+                if not _is_whole(lowest) or not _is_whole(highest):
+                    raise ValueError(f"bounds of an axis are integers (lowest, highest), got {pair[2]!r}")
                 if lowest > highest:
                     raise ValueError(f"positions between {lowest} and {highest} cannot be: give (lowest, highest)")
                 for side in (q_side, k_side):
                     _check_bounds(side, lowest, highest)
                 self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
             q_axes, k_axes = (*q_axes, q_side), (*k_axes, k_side)
-        if reach is not None and reach[0] > reach[1]:
-            raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
+        if reach is not None:
+            _check_reach(reach, q_axes[0], k_axes[0])
         # asked many times in each decoding step: plain attributes, never changed
         self.q_axes, self.k_axes = q_axes, k_axes
         """Positions along each axis: time, image row, segment."""
@@ -213,7 +230,7 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
     """A specification as a tuple of one-axis sides."""
     if isinstance(spec, WHOLE) and not isinstance(spec, bool):
         spec = Run(0, spec)  # type: ignore[arg-type]
-    elif isinstance(spec, (tuple, list)) and len(spec) == 2:
+    elif isinstance(spec, tuple) and len(spec) == 2:
         spec = Run(*spec)
     if isinstance(spec, Run):
         if type(spec.start) is not int or type(spec.length) is not int or spec.length < 0:
@@ -229,19 +246,46 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
         raise ValueError(f"{name} positions must be [L], [B, L] or [B, L, axes], got shape {list(spec.shape)}")
     if isinstance(spec, bool):
         raise ValueError(f"{name}={spec} is neither a length nor positions")
+    if isinstance(spec, list):
+        raise ValueError(
+            f"{name}={spec!r} is a list; give positions as torch.tensor({name}), or a run as a tuple (start, length)"
+        )
     raise ValueError(
-        f"{name}={spec!r} is not a place; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
+        f"{name}={spec!r} are no positions; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
     )
 
 
 def _check_bounds(side: Side, lowest: int, highest: int) -> None:
-    """Looks at numbers on a CPU only: elsewhere bounds are given so that nothing need be read."""
-    numbers = side.start if isinstance(side, Run) else side
-    if isinstance(numbers, Tensor) and (not numbers.is_cpu or torch.compiler.is_compiling()):
+    """Elsewhere than on a CPU bounds are given so that nothing need be read."""
+    if not _is_readable(side) or torch.compiler.is_compiling():
         return
     low, high = _bounds(side)
     if _length(side) and not lowest <= low <= high <= highest:
         raise ValueError(f"positions from {low} to {high} were said to lie between {lowest} and {highest}")
+
+
+def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
+    """A reach that does not cover the distances would give far pairs the rows of nearer ones."""
+    if not isinstance(reach, (tuple, list)) or len(reach) != 2 or not all(map(_is_whole, reach)):
+        raise ValueError(f"reach={reach!r} must be two integers, (lowest, highest) of p_k - p_q")
+    if reach[0] > reach[1]:
+        raise ValueError(f"reach={reach} must be (lowest, highest) of p_k - p_q")
+    if torch.compiler.is_compiling() or not all(map(_is_readable, (q, k))):
+        return
+    lo, hi = _reach(q, k)
+    if _length(q) and _length(k) and not reach[0] <= lo <= hi <= reach[1]:
+        raise ValueError(f"reach={reach} does not cover the distances from {lo} to {hi}; widen it, or leave it out")
+
+
+def _is_readable(side: Side) -> bool:
+    """Whether positions may be looked at: on a CPU always; elsewhere it would cost a synchronisation, which anomaly mode
+    pays."""
+    numbers = side.start if isinstance(side, Run) else side
+    return not isinstance(numbers, Tensor) or numbers.is_cpu or (torch.is_anomaly_enabled() and not numbers.is_meta)
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, WHOLE) and not isinstance(value, bool)
 
 
 def _check_run(run: Run, name: str) -> None:

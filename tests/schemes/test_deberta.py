@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc import Where
+from posenc.errors import OptionError
 from tests.oracle import copy
 
 TERMS = [("c2p",), ("p2c",), ("c2p", "p2c")]
@@ -94,13 +95,31 @@ def test_v2_and_v3_are_transformers(terms, buckets, reach, length, shared, dtype
     torch.testing.assert_close(layer(x, key_mask=real), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("size, reach", [(256, 512), (32, 128), (64, 512)])
-def test_buckets_are_transformers(size, reach):
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 9, 15, 16, 17, 32, 33, 64, 101, 255, 256])
+def test_buckets_are_transformers(size):
+    """Odd numbers of buckets too, whose last bucket starts past max_distance, and max_distance = buckets."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-    distance = torch.arange(-3 * reach, 3 * reach + 1)
+    distance = torch.arange(-2000, 2001)
+    for reach in sorted({size, size + 1, size + 2, *(n for n in (12, 50, 61, 128, 512, 1000) if n > size)}):
+        theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
+        assert torch.equal(posenc.index.deberta_buckets(size, reach).look(-distance), theirs), reach
+
+
+@pytest.mark.parametrize("size, reach", [(5, 12), (9, 50), (8, 8)])
+def test_the_scheme_reads_transformers_rows(size, reach):
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    scheme = posenc.DeBERTa(d_model=8, heads=2, buckets=size, max_distance=reach)
+    distance = torch.arange(-200, 201)
     theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
-    assert torch.equal(posenc.index.deberta_buckets(size, reach).look(-distance), theirs)
+    assert torch.equal(scheme.index.look(-distance), theirs)
+    assert torch.equal(scheme.back_index.look(distance), theirs)
+
+
+def test_buckets_without_end_are_refused():
+    with pytest.raises(OptionError, match="even number of buckets"):
+        posenc.index.deberta_buckets(5, 2**20)
 
 
 @pytest.mark.parametrize("sign", ["checkpoint", "paper"])

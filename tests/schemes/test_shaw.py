@@ -109,7 +109,7 @@ def test_a_plan_holds_nothing_of_size_length_squared():
     "options, words",
     [
         (dict(keys=False), "keys=True, values=True"),
-        (dict(k=-1), "0 or more"),
+        (dict(k=-1), "at least 0"),
         (dict(per_head=True), "needs heads"),
         (dict(outside="wrap"), "'clip' or 'zero'"),
     ],

@@ -1,10 +1,12 @@
 """Transformer-XL and XLNet against the original models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import posenc
-from posenc import Where
+from posenc import Index, Where
 from tests.oracle import cases, copy, tensor
 
 
@@ -180,3 +182,52 @@ def test_the_kept_sinusoid_serves_training_after_inference():
     second.sum().backward()
     assert torch.equal(first, second) and scheme.w_r.weight.grad.abs().sum() > 0
     assert scheme.double().plan(Where(11)).lookups[0].dot_query.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "xlnet"])
+@pytest.mark.parametrize("scale", [0.3, 1.0, "tensor"])
+@pytest.mark.parametrize("engine", ["sdpa", "reference"])
+def test_another_scale_scales_every_term(name, scale, engine):
+    """The second vector stands inside the scale, as the formula has it."""
+    torch.manual_seed(0)
+    scheme = posenc.create(name, d_model=8, heads=2, std=0.8).double()
+    segments = torch.tensor([[0, 0, 1, 1, 0]])
+    where = Where(5, more=[(segments, segments)]) if name == "xlnet" else Where(5)
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+    plan = scheme.plan(where)
+    scale = torch.rand(1, 2, 5, dtype=torch.float64) + 0.5 if scale == "tensor" else scale
+    factor = scale.unsqueeze(-1) if isinstance(scale, torch.Tensor) else scale
+    expected = torch.softmax(posenc.scores(q, k, plan) * 2.0 * factor, dim=-1) @ v
+    found = posenc.attend(q, k, v, replace(plan, scale=scale), engine=engine)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("clamp_len", [None, 1000])
+def test_tokens_far_apart_need_no_long_table(causal, clamp_len):
+    """The same numbers and gradients as a table with a row for every distance."""
+    torch.manual_seed(0)
+    scheme = posenc.TransformerXL(d_model=8, heads=2, std=0.8, causal=causal, clamp_len=clamp_len).double()
+    p = torch.tensor([[0, 3, 40_000, 40_001], [7, 8, 9, 30_000]])
+    where = Where(p)
+    q, k, v = (torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    plan = scheme.plan(where)
+    if clamp_len is None:
+        assert plan.lookups[0].dot_query.shape[1] <= 21
+    dense = Index(max(-40_001, -(clamp_len or 40_001)), 0 if causal else min(40_001, clamp_len or 40_001))
+    long = replace(plan, lookups=(scheme._positions(where, dense),))
+    leaves = [q, k, v, scheme.w_r.weight, scheme.u, scheme.v]
+    results = []
+    for one in (plan, long):
+        out = posenc.attend(q, k, v, one, causal=causal)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_two_tokens_a_million_apart_are_cheap():
+    scheme = posenc.XLNet(d_model=8, heads=2)
+    plan = scheme.plan(Where(torch.tensor([0, 10**6])))
+    assert plan.lookups[0].dot_query.shape == (2, 3, 4)
+    plan = scheme.plan(Where(torch.tensor([[0, 1, 2], [10**9, 10**9 + 1, 10**9 + 2]])))
+    assert plan.lookups[0].dot_query.shape == (2, 5, 4)

@@ -5,6 +5,7 @@ import torch
 from rotary_embedding_torch import RotaryEmbedding
 
 import posenc
+from posenc import Where
 
 
 def test_scores_equal_the_oracle():
@@ -61,3 +62,42 @@ def test_out_of_range_raises():
     with pytest.raises(ValueError, match="float32"):
         posenc.XPos(head_dim=64, max_len=100_000)
     posenc.XPos(head_dim=64, max_len=100_000, scale_base=2048)
+
+
+@pytest.mark.parametrize("max_len", [8192, 20_000])
+def test_float16_without_room_is_refused(max_len):
+    scheme = posenc.XPos(head_dim=8, max_len=max_len)
+    q = torch.randn(1, 2, 4, 8).half()
+    with pytest.raises(ValueError, match="float16 ends at 65504.*use bfloat16 or float32"):
+        posenc.attend(q, q, q, scheme.plan(Where((max_len - 4, 4))), causal=True)
+    layer = posenc.Attention(16, 2, position=scheme, causal=True).half()
+    for cache in (None, posenc.KVCache()):
+        with pytest.raises(ValueError, match="float16 ends at 65504"):
+            layer(torch.randn(1, 4, 16).half(), cache=cache)
+
+
+@pytest.mark.parametrize("dtype, max_len, size", [
+    (torch.float16, 4096, 200.0), (torch.bfloat16, 8192, 1000.0), (torch.bfloat16, 60_000, 1000.0),
+    (torch.float32, 60_000, 1000.0),
+])  # fmt: skip
+@pytest.mark.parametrize("at", ["start", "middle", "end"])
+def test_large_numbers_at_both_ends(dtype, max_len, size, at):
+    """Factors of both sides at their largest, with large queries and keys: nothing overflows."""
+    torch.manual_seed(0)
+    scheme = posenc.XPos(head_dim=8, max_len=max_len)
+    start = {"start": 0, "middle": max_len // 2, "end": max_len - 16}[at]
+    q, k = (torch.randn(1, 2, 16, 8).clamp(-1, 1) * (size if dtype != torch.float16 else 30.0) for _ in range(2))
+    v = torch.randn(1, 2, 16, 8)
+    q[..., 0] = size if dtype == torch.float16 else q[..., 0]
+    plan = scheme.plan(Where((start, 16)))
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    turned = plan.rotate.both(q, k)
+    assert all(x.isfinite().all() for x in turned)
+    out = posenc.attend(q, k, v, plan, causal=True)
+    assert out.isfinite().all()
+    exact = posenc.scores(q.double(), k.double(), posenc.XPos(head_dim=8, max_len=max_len).double().plan(plan.where))
+    found = posenc.scores(q, k, plan)
+    size = (q.double().norm(dim=-1)[..., :, None] * k.double().norm(dim=-1)[..., None, :]) / 8**0.5
+    earlier = torch.ones(16, 16).tril().bool()
+    error = ((found.double() - exact).abs() / size)[..., earlier].max()
+    assert error < 4 * torch.finfo(dtype).eps

@@ -262,7 +262,7 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
         many = table[:, None].expand(-1, copies, -1).contiguous()
         return lambda b, h, i, j: many[h, i % copies, j - i + (length - 1)]
 
-    for lookup in plan.lookups:
+    for lookup in plan.fold_query_shifts(q).lookups:
         index = lookup.index
         lo, hi = index.lo, index.hi
         if lookup.bias is not None:

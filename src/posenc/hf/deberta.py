@@ -40,7 +40,7 @@ class Disentangled(Layer):
         if not self.relative_attention:
             return None
         most, buckets = self.max_relative_positions, getattr(self, "position_buckets", -1)
-        return index.deberta_buckets(buckets if buckets > 0 else most, most)
+        return index.deberta_buckets(buckets, most) if buckets > 0 else index.deberta_buckets(most)
 
     def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
         where, terms = Where(length), self.pos_att_type

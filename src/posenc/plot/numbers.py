@@ -151,7 +151,7 @@ def one_head(plan: Plan, head: int) -> Plan | None:
         lookups=tuple(
             replace(
                 lookup, bias=cut(lookup.bias), dot_query=cut(lookup.dot_query), states=cut(lookup.states, 1),
-                dot_key=cut(lookup.dot_key), add_value=cut(lookup.add_value),
+                dot_key=cut(lookup.dot_key), add_value=cut(lookup.add_value), query_shift=cut(lookup.query_shift),
             )
             for lookup in plan.lookups
         ),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import formulas
 from ..constants import constant
-from ..errors import OptionError
+from ..options import WIDEST, require_choice, require_int, require_number, require_table
 from ..scheme import Scheme
 from ..where import Run, Where
 
@@ -67,10 +67,9 @@ class Sinusoidal(Absolute):
 
     def __init__(self, *, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
         super().__init__()
-        if layout not in ("interleaved", "concatenated", "tensor2tensor"):
-            raise OptionError(f"layout={layout!r} is unknown; use 'interleaved', 'concatenated' or 'tensor2tensor'")
-        if d_model < 2:
-            raise OptionError(f"d_model={d_model} must be at least 2")
+        require_choice("layout", layout, ("interleaved", "concatenated", "tensor2tensor"))
+        require_int("d_model", d_model, least=2, most=WIDEST)
+        require_number("base", base, above=0.0)
         self.d_model, self.base, self.layout = d_model, base, layout
 
     def encode(self, positions: Tensor) -> Tensor:
@@ -88,8 +87,11 @@ class Learned(Absolute):
 
     def __init__(self, *, max_len: int, d_model: int, offset: int = 0, std: float = 0.02):
         super().__init__()
-        if max_len < 1 or offset < 0:
-            raise OptionError(f"max_len={max_len} must be at least 1 and offset={offset} at least 0")
+        require_int("max_len", max_len, least=1)
+        require_int("d_model", d_model, least=1, most=WIDEST)
+        require_int("offset", offset)
+        require_number("std", std, least=0.0)
+        require_table("the table", offset + max_len, d_model)
         self.max_len, self.offset, self.std = max_len, offset, std
         self.table = nn.Parameter(torch.empty(offset + max_len, d_model))
         self.reset_parameters()

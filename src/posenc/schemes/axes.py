@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from ..constants import constant
+from ..errors import OptionError
 from ..formulas import inverse_frequencies
+from ..options import WIDEST, require_bool, require_choice, require_int, require_number
 from ..phases import digits, digits_of, phases
 from ..plan import Plan
 from ..rotation import Layout, Phases, Rotation
 from ..scaling import Scaling
 from ..scheme import Scheme
 from ..where import Side, Where
-from .rotary import Digits, digits_on, last_tokens, phases_of, positions_of, times, turns_of
+from .rotary import Digits, check_rotary, digits_on, last_tokens, phases_of, positions_of, times, turns_of
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -84,7 +86,7 @@ def row_and_column(patches: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 def _checked(columns: int | None) -> int | None:
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 1):
-        raise ValueError(f"columns={columns!r} must be a whole number, 1 or more")
+        raise OptionError(f"columns={columns!r} must be a whole number, 1 or more")
     return columns
 
 
@@ -126,22 +128,22 @@ class AxialRoPE(ManyAxes):
         rescale: float | None = None,
         prefix: int = 0,
     ):
-        if convention not in ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"):
-            raise ValueError(
-                f"convention={convention!r} is unknown; use 'pixtral', 'dinov3', 'qwen2_vl', 'llama4' or 'blocks'"
-            )
+        require_choice("convention", convention, ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"))
+        require_int("head_dim", head_dim, least=1, most=WIDEST)
+        if base is not None:
+            require_number("base", base, above=0.0)
         if (grid is not None) != (convention == "dinov3"):
-            raise ValueError("grid=(rows, columns) belongs to convention='dinov3', and it needs it")
+            raise OptionError("grid=(rows, columns) belongs to convention='dinov3', and it needs it")
         if (sections is not None) != (convention == "blocks"):
-            raise ValueError("sections=(pairs of each axis) belongs to convention='blocks', and it needs it")
+            raise OptionError("sections=(pairs of each axis) belongs to convention='blocks', and it needs it")
         if convention == "blocks":
-            assert sections is not None
-            if min(sections) < 0 or 2 * sum(sections) > head_dim:
-                raise ValueError(
+            sections = _checked_sections(sections)
+            if 2 * sum(sections) > head_dim:
+                raise OptionError(
                     f"sections={sections} are {sum(sections)} pairs; head_dim={head_dim} has {head_dim // 2}"
                 )
         elif head_dim % 4:
-            raise ValueError(f"two axes share the pairs: head_dim={head_dim} must be a multiple of 4")
+            raise OptionError(f"two axes share the pairs: head_dim={head_dim} must be a multiple of 4")
         base = float((100.0 if convention == "dinov3" else 10000.0) if base is None else base)
         each = head_dim // 4
         axis_of = (0,) * each + (1,) * each
@@ -151,7 +153,10 @@ class AxialRoPE(ManyAxes):
             ladder = inverse_frequencies(head_dim, base)
             frequencies = ladder[0::2] + ladder[1::2]
         elif convention == "dinov3":
-            assert grid is not None
+            if not isinstance(grid, (tuple, list)) or len(grid) != 2:
+                raise OptionError(f"grid={grid!r} must be (rows, columns)")
+            for name, size in zip(("rows", "columns"), grid, strict=True):
+                require_int(f"grid {name}", size, least=1)
             frequencies = tuple(math.tau * w / size for size in grid for w in ladder)
         elif convention == "blocks":
             assert sections is not None
@@ -162,17 +167,19 @@ class AxialRoPE(ManyAxes):
             if convention == "llama4":
                 axis_of, layout = axis_of[::-1], "interleaved"
         super().__init__(axis_of=axis_of, frequencies=frequencies, layout=layout)
+        require_int("prefix", prefix)
+        for name, value, least in (("shift", shift, 0.0), ("jitter", jitter, 1.0), ("rescale", rescale, 1.0)):
+            if value is not None:
+                require_number(name, value, least=least)
         self.shift, self.jitter, self.rescale, self.prefix = shift, jitter, rescale, prefix
         drawn = {"shift": shift, "jitter": jitter, "rescale": rescale}
         self._moving = any(value is not None for value in drawn.values())
         if (self._moving or prefix) and convention != "dinov3":
-            raise ValueError(
+            raise OptionError(
                 "shift, jitter, rescale and prefix are how DINOv3 trains; they go with convention='dinov3'"
             )
-        if prefix < 0 or (shift is not None and shift < 0) or any(x is not None and x < 1 for x in (jitter, rescale)):
-            raise ValueError(f"shift and prefix must be at least 0, jitter and rescale at least 1, got {drawn}")
         if columns is not None and (self.axes > 2 or convention == "dinov3"):
-            raise ValueError("columns= numbers the patches of a plain grid with two axes; give positions instead")
+            raise OptionError("columns= numbers the patches of a plain grid with two axes; give positions instead")
         self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
         self.columns = _checked(columns)
         self.absolute = columns is not None  # a shift by one patch is no shift by one column at the end of a row
@@ -242,14 +249,16 @@ class MRoPE(ManyAxes):
         scaling: Scaling | None = None,
     ):
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if rotary_dim < 0 or rotary_dim % 2 or rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim={rotary_dim} must be even and at most head_dim={head_dim}")
+        check_rotary(head_dim, rotary_dim, layout, scaling)
+        require_bool("interleaved", interleaved)
+        require_number("base", base, above=0.0)
         pairs = rotary_dim // 2
         if sections is None:
             part = 3 * pairs // 8
             sections = (pairs - 2 * part, part, part)
-        if min(sections) < 0 or sum(sections) != pairs:
-            raise ValueError(f"sections={tuple(sections)} must add up to the {pairs} pairs of rotary_dim={rotary_dim}")
+        sections = _checked_sections(sections)
+        if sum(sections) != pairs:
+            raise OptionError(f"sections={tuple(sections)} must add up to the {pairs} pairs of rotary_dim={rotary_dim}")
         plain = frequencies = inverse_frequencies(rotary_dim, float(base))
         if scaling is not None:
             frequencies = scaling.frequencies(frequencies, rotary_dim, float(base))
@@ -295,13 +304,21 @@ class MRoPE(ManyAxes):
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
 
 
+def _checked_sections(sections: tuple[int, ...] | None) -> tuple[int, ...]:
+    if not isinstance(sections, (tuple, list)) or not sections:
+        raise OptionError(f"sections={sections!r} must be the number of pairs of each axis, such as (16, 24, 24)")
+    for pairs in sections:
+        require_int("a section", pairs, most=WIDEST)
+    return tuple(sections)
+
+
 def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Axis of each pair when axis a > 0 takes pairs a, a + n, a + 2n, ... until it has its number."""
     axis_of = [0] * sum(sections)
     for axis, pairs in enumerate(sections[1:], 1):
         last = axis + len(sections) * (pairs - 1)
         if pairs and last >= len(axis_of):
-            raise ValueError(f"sections={sections} cannot be dealt in turn: axis {axis} has more than its share")
+            raise OptionError(f"sections={sections} cannot be dealt in turn: axis {axis} has more than its share")
         for number in range(pairs):
             axis_of[axis + len(sections) * number] = axis
     return tuple(axis_of)
@@ -330,10 +347,12 @@ class Sinusoidal2D(Scheme):
         columns: int | None = None,
     ):
         super().__init__()
+        require_int("d_model", d_model, least=4, most=WIDEST)
+        require_number("base", base, above=0.0)
+        require_int("prefix", prefix)
         if d_model % 4:
-            raise ValueError(f"two axes of sines and cosines: d_model={d_model} must be a multiple of 4")
-        if first not in ("rows", "columns"):
-            raise ValueError(f"first={first!r} is unknown; use 'rows' or 'columns'")
+            raise OptionError(f"two axes of sines and cosines: d_model={d_model} must be a multiple of 4")
+        require_choice("first", first, ("rows", "columns"))
         self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
         self.embeds_whole = prefix > 0  # the first tokens of a later step are no prefix
         self.columns = _checked(columns)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .. import formulas, index
 from ..constants import constant
+from ..options import WIDEST, require_bool, require_int, require_number, require_table
 from ..plan import Lookup, Plan
 from ..scheme import Host, Scheme
 from ..where import Where
@@ -25,9 +26,13 @@ class Clipped(Scheme):
     def __init__(self, *, heads: int, k: int = 16, left: int | None = None, right: int | None = None, std: float = 0.0):
         super().__init__()
         left, right = k if left is None else left, k if right is None else right
+        require_int("heads", heads, least=1, most=WIDEST)
+        for name, distance in (("k", k), ("left", left), ("right", right)):
+            require_int(name, distance)
+        require_number("std", std, least=0.0)
         self.k, self.left, self.right, self.std = k, left, right, std
         self.index = index.clip(left, right)
-        self.table = nn.Parameter(torch.empty(heads, left + 1 + right))
+        self.table = nn.Parameter(torch.empty(require_table("the table", heads, left + 1 + right)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -63,11 +68,18 @@ class T5(Scheme):
         std: float | None = None,
     ):
         super().__init__()
+        require_int("heads", heads, least=1, most=WIDEST)
+        if d_model is not None:
+            require_int("d_model", d_model, least=1, most=WIDEST)
+        require_bool("causal", causal)
+        if scale is not None:
+            require_number("scale", scale)
         if std is None:
             std = 0.02 if d_model is None else d_model**-0.5
+        require_number("std", std, least=0.0)
         self.buckets, self.max_distance, self.causal, self.scale, self.std = buckets, max_distance, causal, scale, std
         self.index = index.log_buckets(buckets, max_distance, causal=causal)
-        self.table = nn.Parameter(torch.empty(buckets, heads))
+        self.table = nn.Parameter(torch.empty(require_table("the table", buckets, heads)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -110,8 +122,9 @@ class ALiBi(Scheme):
 
     def __init__(self, *, heads: int, learn: bool = False):
         super().__init__()
+        require_int("heads", heads, least=1, most=WIDEST)
         self.start = formulas.alibi_slopes(heads)
-        self.learn = learn
+        self.learn = require_bool("learn", learn)
         if learn:
             self.slopes = nn.Parameter(torch.empty(heads))
             self.reset_parameters()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import index
 from ..errors import OptionError
 from ..formulas import head_size
+from ..options import require_bool, require_choice, require_int, require_number, require_table
 from ..plan import Lookup, Plan
 from ..scheme import Host, Scheme
 from ..where import Where
@@ -50,13 +51,24 @@ class DeBERTa(Scheme):
         std: float = 0.02,
     ):
         super().__init__()
-        active = tuple(terms)
-        if not active or len(set(active)) != len(active) or not set(active) <= {"c2p", "p2c"}:
+        active = (terms,) if isinstance(terms, str) else tuple(terms) if isinstance(terms, Sequence) else ()
+        if (
+            not active
+            or not all(isinstance(term, str) for term in active)
+            or len(set(active)) != len(active)
+            or not set(active) <= {"c2p", "p2c"}
+        ):
             raise OptionError(f"terms={terms!r} must be 'c2p', 'p2c' or both")
-        if projections not in ("own", "shared"):
-            raise OptionError(f"projections={projections!r} is unknown; use 'own' or 'shared'")
-        if sign not in ("checkpoint", "paper"):
-            raise OptionError(f"sign={sign!r} is unknown; use 'checkpoint' or 'paper'")
+        require_choice("projections", projections, ("own", "shared"))
+        require_choice("sign", sign, ("checkpoint", "paper"))
+        require_bool("own_key_bias", own_key_bias)
+        require_bool("normalise", normalise)
+        require_number("norm_eps", norm_eps, least=0.0)
+        require_number("dropout", dropout, least=0.0, below=1.0)
+        require_number("std", std, least=0.0)
+        for name, given, kind in (("table", table, nn.Parameter), ("norm", norm, nn.LayerNorm)):
+            if given is not None and not isinstance(given, kind):
+                raise OptionError(f"{name} must be an nn.{kind.__name__}, got {type(given).__name__}")
         if own_key_bias and projections == "shared":
             raise OptionError("own_key_bias goes with projections='own'; shared projections have the layer's biases")
         if norm is not None and not normalise:
@@ -64,10 +76,14 @@ class DeBERTa(Scheme):
         head_dim = head_size(d_model, heads, head_dim)
         self.heads, self.head_dim, self.std, self.dropout = heads, head_dim, std, dropout
         self.active, self.projections, self.sign = active, projections, sign
+        require_int("max_distance", max_distance, least=1)
         size = max_distance if buckets is None else buckets
-        self.index = index.deberta_buckets(size, max_distance)
-        self.back_index = index.deberta_buckets(size, max_distance, reversed_sign=True)
+        farthest = None if buckets is None else max_distance
+        self.index = index.deberta_buckets(size, farthest)
+        self.back_index = index.deberta_buckets(size, farthest, reversed_sign=True)
         self._own_table = table is None
+        require_table("the table", 2 * size, d_model)
+        require_table("a projection", d_model, heads * head_dim)
         self.table = nn.Parameter(torch.empty(2 * size, d_model)) if table is None else table
         if tuple(self.table.shape) != (2 * size, d_model):
             raise OptionError(

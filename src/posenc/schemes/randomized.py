@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import OptionError
+from ..formulas import FARTHEST
+from ..options import require_int
 from ..places import random_positions
 from ..plan import Plan
 from ..rotation import Rotation
@@ -26,8 +29,11 @@ class Randomized(Scheme):
 
     def __init__(self, *, scheme: Scheme, longest: int, seed: int | None = None):
         super().__init__()
-        if longest < 1:
-            raise ValueError(f"longest={longest} must be at least the number of tokens")
+        if not isinstance(scheme, Scheme):
+            raise OptionError(f"scheme={scheme!r} must be an encoding, such as posenc.create('rope', head_dim=64)")
+        require_int("longest", longest, least=1, most=FARTHEST)
+        if seed is not None:
+            require_int("seed", seed, most=2**62)
         self.scheme, self.longest, self.seed = scheme, longest, seed
         self.absolute = scheme.absolute
         self.embeds_whole = type(scheme).embed is not Scheme.embed

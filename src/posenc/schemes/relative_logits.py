@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from .. import index
 from ..errors import OptionError
+from ..formulas import head_size
+from ..options import WIDEST, require_int, require_number, require_table
 from ..plan import Lookup, Plan
 from ..scheme import Scheme
 from ..where import Where
@@ -37,10 +39,19 @@ class RelativeLogits(Scheme):
         std: float = 0.02,
     ):
         super().__init__()
-        if d_rel < 1 or extent < 1:
-            raise OptionError(f"d_rel={d_rel} and extent={extent} must be at least 1")
-        if temper is not None and (len(temper) != 2 or temper[1] <= 0):
-            raise OptionError(f"temper={temper} must be (alpha, floor) with floor > 0")
+        head_dim = head_size(d_model, heads, head_dim)
+        require_int("d_rel", d_rel, least=1, most=WIDEST)
+        require_int("extent", extent, least=1)
+        require_table("the bank", d_rel, extent)
+        require_table("the projection", d_model, heads * d_rel)
+        require_number("std", std, least=0.0)
+        if scale is not None:
+            require_number("scale", scale, above=0.0)
+        if temper is not None:
+            if not isinstance(temper, (tuple, list)) or len(temper) != 2:
+                raise OptionError(f"temper={temper!r} must be (alpha, floor) with floor > 0")
+            require_number("temper's alpha", temper[0])
+            require_number("temper's floor", temper[1], above=0.0)
         self.heads, self.d_rel, self.extent, self.std = heads, d_rel, extent, std
         self.scale = head_dim**-0.5 if scale is None else scale
         self.temper = temper

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ..constants import constant
+from ..errors import OptionError
 from ..formulas import inverse_frequencies
+from ..options import WIDEST, require_bool, require_choice, require_int, require_number
 from ..phases import LIMIT, digits, digits_of, phases
 from ..plan import Plan
 from ..rotation import Layout, Phases, Rotation, rotate
@@ -42,18 +44,10 @@ class RoPE(Scheme):
     ):
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if rotary_dim < 0 or rotary_dim % 2:
-            raise ValueError(f"RoPE turns pairs of channels: rotary_dim={rotary_dim} must be even")
-        if rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim={rotary_dim} exceeds head_dim={head_dim}")
-        if layout not in ("half", "interleaved"):
-            raise ValueError(f"layout={layout!r} is unknown; use 'half' or 'interleaved'")
-        if scaling is not None and not isinstance(scaling, Scaling):
-            raise ValueError(
-                f"scaling={scaling!r} is not a scaling; use an object of posenc.scaling, such as Linear(factor=2), "
-                "or posenc.scaling.from_config for a configuration"
-            )
-        self.head_dim, self.rotary_dim, self.base = head_dim, rotary_dim, float(base)
+        check_rotary(head_dim, rotary_dim, layout, scaling)
+        require_bool("values", values)
+        self.head_dim, self.rotary_dim = head_dim, rotary_dim
+        self.base = require_number("base", base, above=0.0)
         self.layout: Layout = layout
         self.scaling, self.values = scaling, values
         self.length_dependent = scaling is not None and scaling.length_dependent
@@ -102,6 +96,22 @@ class RoPE(Scheme):
     def _phases(self, side: Side, turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
         dtype = torch.promote_types(self._here.dtype, torch.float32)
         return times(phases_of(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
+
+
+def check_rotary(head_dim: int, rotary_dim: int, layout: Layout, scaling: Scaling | None) -> None:
+    """The options that all rotations of one head share."""
+    require_int("head_dim", head_dim, most=WIDEST)
+    require_int("rotary_dim", rotary_dim, most=WIDEST)
+    if rotary_dim % 2:
+        raise OptionError(f"RoPE turns pairs of channels: rotary_dim={rotary_dim} must be even")
+    if rotary_dim > head_dim:
+        raise OptionError(f"rotary_dim={rotary_dim} exceeds head_dim={head_dim}")
+    require_choice("layout", layout, ("half", "interleaved"))
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise OptionError(
+            f"scaling={scaling!r} is not a scaling; use an object of posenc.scaling, such as Linear(factor=2), "
+            "or posenc.scaling.from_config for a configuration"
+        )
 
 
 def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digits:

@@ -9,6 +9,7 @@ from torch import nn
 
 from .. import index
 from ..errors import OptionError
+from ..options import WIDEST, require_bool, require_choice, require_int, require_number, require_table
 from ..plan import Lookup, Plan
 from ..scheme import Scheme
 from ..where import Where
@@ -39,20 +40,26 @@ class Shaw(Scheme):
         std: float = 0.02,
     ):
         super().__init__()
+        require_int("head_dim", head_dim, least=1, most=WIDEST)
+        require_int("k", k)
         left, right = k if left is None else left, k if right is None else right
-        if left < 0 or right < 0:
-            raise OptionError(f"clip distances must be 0 or more, got left={left}, right={right}")
+        for name, distance in (("left", left), ("right", right)):
+            require_int(name, distance)
+        for name, flag in (("keys", keys), ("values", values), ("per_head", per_head)):
+            require_bool(name, flag)
+        if heads is not None:
+            require_int("heads", heads, least=1, most=WIDEST)
+        require_number("std", std, least=0.0)
         if not (keys or values):
             raise OptionError("shaw needs keys=True, values=True or both")
         tables = heads if per_head else 1
         if tables is None:
             raise OptionError("per_head=True needs heads")
-        if outside not in ("clip", "zero"):
-            raise OptionError(f"outside={outside!r} is unknown; use 'clip' or 'zero'")
+        require_choice("outside", outside, ("clip", "zero"))
         self.left, self.right, self.outside, self.std = left, right, outside, std
         edge = int(outside == "zero")
         self.index = index.clip(left + edge, right + edge)
-        shape = (tables, left + 1 + right, head_dim)
+        shape = require_table("the table", tables, left + 1 + right, head_dim)
         self.keys = nn.Parameter(torch.empty(shape)) if keys else None
         self.values = nn.Parameter(torch.empty(shape)) if values else None
         self.reset_parameters()

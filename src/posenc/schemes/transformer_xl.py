@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from .. import index
 from ..errors import OptionError
 from ..formulas import head_size
-from ..index import Index
+from ..index import Index, Sparse
+from ..options import require_bool, require_choice, require_int, require_number, require_table
 from ..plan import Lookup, Plan
-from ..precision import no_autocast
 from ..scheme import Scheme
 from ..where import Where
 from .absolute import Layout, sinusoid
@@ -23,12 +23,11 @@ SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
 
 
 def _waves(
-    lo: int, hi: int, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
+    rows: Index | Sparse, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The sinusoid of i - j for every distance j - i from lo to hi, [n, size]."""
+    """The sinusoid of i - j for the distance j - i of every row, [n, size]."""
     with torch.inference_mode(False), torch.no_grad():
-        distances = -torch.arange(lo, hi + 1, device=device)
-        return sinusoid(distances, size, base=base, layout=layout).to(dtype)
+        return sinusoid(-rows.distances_on(device), size, base=base, layout=layout).to(dtype)
 
 
 _kept_waves = lru_cache(maxsize=2)(_waves)
@@ -62,11 +61,15 @@ class TransformerXL(Scheme):
         std: float = 0.02,
     ):
         super().__init__()
-        if layout not in ("concatenated", "interleaved"):
-            raise OptionError(f"layout={layout!r} is unknown; use 'concatenated' or 'interleaved'")
-        if clamp_len is not None and clamp_len < 1:
-            raise OptionError(f"clamp_len={clamp_len} must be at least 1 (None: no clamp)")
+        require_choice("layout", layout, ("concatenated", "interleaved"))
+        require_bool("causal", causal)
+        if clamp_len is not None:
+            require_int("clamp_len", clamp_len, least=1)
+        require_number("base", base, above=0.0)
+        require_number("dropout", dropout, least=0.0, below=1.0)
+        require_number("std", std, least=0.0)
         head_dim = head_size(d_model, heads, head_dim)
+        require_table("W_R", d_model, heads * head_dim)
         self.d_model, self.heads, self.head_dim = d_model, heads, head_dim
         self.causal, self.clamp_len, self.base, self.layout, self.dropout, self.std = (
             causal, clamp_len, base, layout, dropout, std,
@@ -91,28 +94,26 @@ class TransformerXL(Scheme):
             )
         return super().check_causal(causal)
 
-    def index(self, where: Where) -> Index:
+    def index(self, where: Where) -> Index | Sparse:
         return index.exact(where, most=self.clamp_len, future=not self.causal)
 
     def terms(self, where: Where, *, x: Tensor | None = None, host=None) -> Plan:
         return Plan(where, shift=self.u, lookups=(self._positions(where, self.index(where)),))
 
-    def _positions(self, where: Where, rows: Index) -> Lookup:
+    def _positions(self, where: Where, rows: Index | Sparse) -> Lookup:
         weight = self.w_r.weight
         real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
-        make = _kept_waves if real else _waves
-        waves = make(rows.lo, rows.hi, self.d_model, self.base, self.layout, weight.device, weight.dtype)
+        make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
+        waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
-        table = self.w_r(waves).view(rows.span, self.heads, self.head_dim).transpose(0, 1)
-        return Lookup(rows, bias=self._against(self.v, table), dot_query=table)
+        table = self.w_r(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
 
-    def _against(self, other: Tensor, table: Tensor) -> Tensor:
-        """(other - u)·table / sqrt(d): queries carry u already, so each further bias vector enters as a difference."""
-        with no_autocast(table.device):
-            precision = torch.promote_types(table.dtype, torch.float32)
-            difference = other.to(precision) - self.u.to(precision)
-            return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * self.head_dim**-0.5
+    def _beyond_u(self, other: Tensor) -> Tensor:
+        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
+        precision = torch.promote_types(other.dtype, torch.float32)
+        return other.to(precision) - self.u.to(precision)
 
 
 class XLNet(TransformerXL):
@@ -143,8 +144,8 @@ class XLNet(TransformerXL):
         w: nn.Parameter | None = None,
         std: float = 0.02,
     ):
-        if attn_type not in ("bi", "uni"):
-            raise OptionError(f"attn_type={attn_type!r} is unknown; use 'bi' or 'uni'")
+        require_choice("attn_type", attn_type, ("bi", "uni"))
+        require_bool("bi_data", bi_data)
         # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
         super().__init__(
             d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
@@ -164,7 +165,7 @@ class XLNet(TransformerXL):
         lookups = [self._positions(where, self.index(where))]
         if len(where.q_axes) > 1:
             table = self.g.transpose(0, 1)
-            lookups.append(Lookup(SAME_OR_NOT, bias=self._against(self.w, table), dot_query=table))
+            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_u(self.w)))
         return Plan(where, shift=self.u, lookups=tuple(lookups))
 
     def _both_ways(self, where: Where, x: Tensor | None) -> Where:
@@ -187,6 +188,8 @@ class XLNet(TransformerXL):
 def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:
     if given is None:
         return nn.Parameter(torch.empty(shape))
+    if not isinstance(given, nn.Parameter):
+        raise OptionError(f"{name} must be an nn.Parameter [heads, head_dim], got {type(given).__name__}")
     if tuple(given.shape) != shape:
         raise OptionError(f"{name} must have shape [heads, head_dim] = {list(shape)}, got {list(given.shape)}")
     return given

@@ -7,6 +7,8 @@ import math
 import torch
 
 from ..constants import constant
+from ..errors import OptionError
+from ..options import require_int, require_number
 from ..rotation import Layout, Phases, Rotation
 from ..scheme import Scheme
 from ..where import Side, Where
@@ -25,7 +27,7 @@ class XPos(Scheme):
 
     The centre cancels in the score. It is fixed at max_len / 2, so that keys can be cached, and so that neither
     factor leaves exp(±80) for max_len up to 65000 (float32, bfloat16). Float16 ends at 65504: with the default 8192
-    both stay within exp(±10), which leaves room for |q|, |k| < 2.9 only; max_len=4096 is exp(±5), room for 430.
+    factors reach exp(10), which leaves room for |q|, |k| < 2.9 only and is refused; max_len=4096 is exp(5), room for 430.
     Positions outside [0, max_len) raise.
     """
 
@@ -43,18 +45,21 @@ class XPos(Scheme):
         max_len: int = 8192,
     ):
         super().__init__()
-        if scale_base <= 0 or gamma <= 0:
-            raise ValueError(f"scale_base={scale_base} and gamma={gamma} must be positive")
+        require_number("scale_base", scale_base, above=0.0)
+        require_number("gamma", gamma, above=0.0)
+        require_int("max_len", max_len, least=1)
         self.rope = RoPE(head_dim=head_dim, base=base, rotary_dim=rotary_dim, layout=layout)
         self.scale_base, self.gamma, self.max_len = scale_base, gamma, max_len
         size = self.rope.rotary_dim
         self.fading = tuple(math.log((2.0 * c / size + gamma) / (1.0 + gamma)) / scale_base for c in range(size // 2))
         steepest = max((abs(rate) for rate in self.fading), default=0.0)
-        if max_len / 2 * steepest > EXPONENT:
-            raise ValueError(
+        exponent = max_len / 2 * steepest
+        if not exponent <= EXPONENT:
+            raise OptionError(
                 f"xPos factors of {max_len} positions leave float32; give max_len <= {int(2 * EXPONENT / steepest)} "
                 "or a larger scale_base"
             )
+        self.magnitude = math.exp(exponent)
 
     def rotation(self, where: Where) -> Rotation:
         rotation = self.rope.rotation(where)
@@ -65,6 +70,7 @@ class XPos(Scheme):
             self._faded(rotation.q, where.q, device, 1.0),
             self._faded(rotation.k, where.k, device, -1.0),
             rotation.layout,
+            magnitude=self.magnitude,
         )
 
     def _faded(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:

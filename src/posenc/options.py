@@ -1,0 +1,84 @@
+"""Checks of the options that an encoding is made with: each returns its value or raises OptionError in one sentence.
+
+Nothing here imports torch. Sizes have an upper bound, so that a slip of a digit is an error and no allocation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from .errors import OptionError
+
+WIDEST = 2**20
+"""The largest d_model, head_dim or number of heads."""
+LONGEST = 2**31 - 1
+"""The largest number of positions or distance of a table."""
+LARGEST = 2**30
+"""Numbers in one table."""
+
+Choice = TypeVar("Choice")
+
+
+def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -> int:
+    """A whole number in [least, most]; bools and floats are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(f"{name}={_shown(value)} must be an integer, at least {least}, got {type(value).__name__}")
+    if value < least:
+        raise OptionError(f"{name}={_shown(value)} must be at least {least}")
+    if value > most:
+        raise OptionError(f"{name}={_shown(value)} must be at most {most}")
+    return value
+
+
+def require_number(
+    name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> float:
+    """A finite number, at least `least`, more than `above` and less than `below`."""
+    allowed = " and ".join(
+        [f"at least {least:g}"] * (least > -math.inf)
+        + [f"more than {above:g}"] * (above > -math.inf)
+        + [f"less than {below:g}"] * (below < math.inf)
+    )
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OptionError(
+            f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
+        )
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number >= least and above < number < below):
+        raise OptionError(f"{name}={_shown(value)} must be a finite number {allowed}".rstrip())
+    return number
+
+
+def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
+    """One of a few strings."""
+    if not isinstance(value, str) or value not in allowed:
+        *most, last = map(repr, allowed)
+        raise OptionError(f"{name}={_shown(value)} is unknown; use {', '.join(most)} or {last}")
+    return value
+
+
+def require_bool(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={_shown(value)} must be True or False")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value as an error names it, cut where it is long."""
+    text = "a very long integer" if isinstance(value, int) and abs(value) > 10**60 else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def require_table(name: str, *sizes: int) -> tuple[int, ...]:
+    """The shape of a table whose numbers fit into memory."""
+    count = math.prod(sizes)
+    if count > LARGEST:
+        shape = " × ".join(map(str, sizes))
+        raise OptionError(
+            f"{name} would have {shape} = {count} numbers, at most {LARGEST} are allowed; make it smaller"
+        )
+    return sizes
