@@ -41,3 +41,6 @@ BY_LAYER = frozenset((
     "laguna", "mellum", "mimo_v2_flash", "neomme", "step3p5", "ultrabert", "zaya",
 ))  # fmt: skip
 """Types with a rotation for each type of layer that only a new file, or their class, says."""
+
+KEYLESS = frozenset(("llama", "falcon", "gpt_neox", *INTERLEAVED, *BASES, *LAYERED, *BY_LAYER))
+"""Types that rotate even where their file has no key of it: the first files of Llama and Falcon, and those above."""
