@@ -185,7 +185,8 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
     if new and old and not same(new, old):
         raise OptionError("rope_parameters and rope_scaling disagree; keep one of them")
     rope = new or old
-    if rope is None and ("rope_type" in config or "type" in config or "factor" in config):
+    layers = any(isinstance(value, Mapping) and not ALWAYS.isdisjoint(value) for value in config.values())
+    if rope is None and (layers or "rope_type" in config or "type" in config or "factor" in config):
         model, rope = {}, config
     else:
         model, rope = config, dict(rope or {})
