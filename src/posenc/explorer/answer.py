@@ -1,30 +1,32 @@
-"""What the page's script asks the server, and the answer: a view's figures and text as JSON.
+"""What the page's script asks, and the answer: a view's figures and text as JSON.
 
     {"page": "compare", "values": [...]}     what the controls hold
     {"page": "compare", "query": "?a=t5"}    what a link says
 
 Gradio holds the controls; figures do not pass through it, for its own way to a figure draws everything twice and takes
-longer than the browser needs for the figure itself.
+longer than the browser needs for the figure itself. The server turns either into a question, which names a page's state;
+`of_question` answers it, in the process that draws (worker.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from typing import Any
 
+from ..plot.panels import csv
 from ..plot.words import Words
 from .figures import as_json, mosaic, plotly
+from .pages import PAGES
 from .state import Sorry, State, link, read
+from .texts import LANGUAGES
 from .view import Controls, Page, View
 
 logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
-# Seeds are set while a scheme is made, so two views must not be drawn at the same time; and a thread that stays has its
-# libraries warm.
-PAINTER = ThreadPoolExecutor(1, "posenc-explorer")
+Question = dict[str, Any]
+"""{"page", "language", "state", "width", "coarse", "notes"}; with "export", the CSV is wanted."""
 NARROW, SMALL = 300, 130
 """A panel is at least this wide, and a small one of many, in CSS pixels; a narrow window gets fewer in a row."""
 OTHER_WORDS = {"view", "lang", "__theme"}
@@ -34,25 +36,66 @@ OTHER_WORDS = {"view", "lang", "__theme"}
 def of_values(page: Page, controls: Controls, words: Words, values: Any, *, width: int, coarse: bool) -> Answer:
     """The view that the controls ask for."""
     try:
-        if not isinstance(values, list) or len(values) != len(controls.components):
-            raise Sorry(words("bad request"))
-        state = controls.read(*values)
-    except (ValueError, TypeError, OverflowError) as error:
+        state = state_of_values(controls, words, values)
+    except ValueError as error:
         return sorry(error, words)
     return of_state(page, words, state, width=width, coarse=coarse)
 
 
-def of_query(page: Page, words: Words, query: str, *, width: int, coarse: bool) -> Answer:
-    """The view of a link. Words that no page has are named, not dropped in silence."""
+def state_of_values(controls: Controls, words: Words, values: Any) -> State:
+    """What a page's controls hold, as the words of a link."""
     try:
-        given = read(query, words)
+        if not isinstance(values, list) or len(values) != len(controls.components):
+            raise Sorry(words("bad request"))
+        return controls.read(*values)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def of_query(page: Page, words: Words, query: str, *, width: int, coarse: bool) -> Answer:
+    """The view of a link."""
+    try:
+        state, notes = state_of_query(page, words, query)
     except ValueError as error:
         return sorry(error, words)
+    return of_state(page, words, state, width=width, coarse=coarse, notes=notes)
+
+
+def state_of_query(page: Page, words: Words, query: str) -> tuple[State, list[str]]:
+    """The words of a link, and notes: those that no page has are named, not dropped in silence."""
+    given = read(query, words)
     unknown = sorted(set(given) - set(page.defaults) - OTHER_WORDS)
     notes = [words("unknown words", unknown=", ".join(word[:40] for word in unknown[:5]))] if unknown else []
     if given.get("view", page.key) != page.key:
         notes.append(words("unknown page", name=given["view"][:40]))
-    return of_state(page, words, page.complete(given), width=width, coarse=coarse, notes=notes)
+    return page.complete(given), notes
+
+
+def of_question(question: Question) -> tuple[Answer, bool]:
+    """(the answer, whether memory ran out). An export is {"csv": text}, or {"sentence": why not}."""
+    page, words = PAGES[question["page"]], LANGUAGES[question["language"]]
+    state = page.complete(question["state"])
+    try:
+        if question.get("export"):
+            try:
+                return {"csv": csv(page.export(state, words))}, False
+            except ValueError as error:
+                return {"sentence": str(error)}, False
+        size = {"width": question["width"], "coarse": question["coarse"]}
+        return of_state(page, words, state, **size, notes=question.get("notes", ())), False
+    except MemoryError:
+        return refusal(question, words("too large")), True
+
+
+def too_long(question: Question) -> Answer:
+    """The answer to a drawing that was stopped."""
+    return refusal(question, LANGUAGES[question["language"]]("too slow"))
+
+
+def refusal(question: Question, sentence: str) -> Answer:
+    if question.get("export"):
+        return {"sentence": sentence}
+    return sorry(Sorry(sentence), LANGUAGES[question["language"]])
 
 
 def of_state(
@@ -63,7 +106,11 @@ def of_state(
         plots = [as_json(figure) for figure in figures(view, width)]
     except ValueError as error:
         return sorry(error, words)
+    except MemoryError:
+        raise
     except Exception as error:
+        if "can't allocate memory" in str(error):  # torch has no class for it
+            raise MemoryError from None
         logger.exception("drawing %s failed", page.key)
         return sorry(Sorry(words("failed", error=f"{type(error).__name__}: {error}")), words)
     query = link(page.key, state, page.defaults)

@@ -7,7 +7,6 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from ..plot.words import Words
 from ..registry import names
 from ..where import Where
 from . import snippets, state
-from .options import Option, options_of
+from .options import Option, options_of, validate
 from .state import Sorry, State
 from .view import Controls, Figure, Page, View
 
@@ -137,6 +136,8 @@ class Compare(Page):
         chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
         if not chosen:
             raise Sorry(words("no scheme"))
+        for name, options in chosen.values():
+            validate(name, options, words)
         notes: list[str] = []
         chosen_words: dict[str, str] = {}
         heat: list[Panel] = []
@@ -169,6 +170,8 @@ class Compare(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         slots = [_Slot(key, self.defaults[key], words) for key in SLOTS]
         length = gr.Slider(
             16, 4096, int(self.defaults["length"]), step=16, label=words("length"), elem_id="compare-length"
@@ -209,7 +212,9 @@ class _Slot:
     """One scheme: its name and a pool of controls that take the shape of its options."""
 
     def __init__(self, key: str, name: str, words: Words):
-        self.key = key
+        import gradio as gr
+
+        self.key, self.update = key, gr.update
         choices = [(words("no scheme here"), ""), *((n, n) for n in names())]
         with gr.Group(elem_id=f"compare-slot-{key}"):
             self.name = gr.Dropdown(
@@ -227,7 +232,7 @@ class _Slot:
         self.components = [self.name, *self.pool]
 
     def reshape(self, name: str) -> list[Any]:
-        return [gr.update(**shape) for shape in _shape(name or "")]
+        return [self.update(**shape) for shape in _shape(name or "")]
 
     def read(self, values: Any) -> str:
         name, *pool = values
@@ -245,7 +250,7 @@ class _Slot:
         for option, shape in zip(_placed(name), _shape(name)):
             if option is not None and option.name in given:
                 shape = {**shape, "value": option.value(given[option.name])}
-            updates.append(gr.update(**shape))
+            updates.append(self.update(**shape))
         return [name, *updates]
 
 

@@ -7,7 +7,6 @@ from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
-import gradio as gr
 import numpy as np
 
 import posenc
@@ -100,6 +99,8 @@ class Extend(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         d = self.defaults
         model = gr.Dropdown(
             [(words("own model"), ""), *((name, name) for name in MODELS)], value="Llama 2 7B", label=words("model"),

@@ -9,7 +9,6 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import torch
 from torch import Tensor
@@ -100,6 +99,8 @@ class Sentence(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         d = self.defaults
         text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
         scheme = gr.Dropdown(list(names()), value=d["scheme"], label=words("scheme"), elem_id="sentence-scheme")

@@ -74,6 +74,30 @@ TEXTS: dict[str, tuple[str, str]] = {
         "The head size {head_dim} must be even: RoPE turns pairs of channels.",
         "头的大小 {head_dim} 必须是偶数：RoPE 转动的是成对的通道。",
     ),
+    "too large": (
+        "Drawing this needs more memory than the explorer may take; choose a shorter length or smaller options.",
+        "绘制需要的内存超过了允许的上限；请选择更短的长度或更小的选项。",
+    ),
+    "too slow": (
+        "Drawing this takes longer than the explorer may work on one view; choose a shorter length or smaller options.",
+        "绘制所需的时间超过了一个视图允许的上限；请选择更短的长度或更小的选项。",
+    ),
+    "busy": (
+        "The explorer is busy with other views; try again in a moment.",
+        "正在绘制其他视图；请稍后再试。",
+    ),
+    "option high": (
+        "{scheme}: {option}={given} is more than a picture shows; give a number from {low:g} to {high:g}.",
+        "{scheme}：{option}={given} 超出了图中能显示的范围；请给出 {low:g} 到 {high:g} 之间的数。",
+    ),
+    "option size": (
+        "{scheme}: {option} is a size of the layer, which is the same for every picture; leave it out.",
+        "{scheme}：{option} 是层的大小，所有图都相同；请去掉它。",
+    ),
+    "option kind": (
+        "{scheme}: {option}={given} must be a number, true, false or a word.",
+        "{scheme}：{option}={given} 必须是数字、true、false 或一个词。",
+    ),
     "failed": ("This cannot be shown: {error}", "无法显示：{error}"),
     "code": ("Show the code", "显示代码"),
     "code label": ("posenc code that makes the same numbers", "得到相同数字的 posenc 代码"),

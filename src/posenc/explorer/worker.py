@@ -1,0 +1,99 @@
+"""The process that draws: it reads questions, one at a time, and writes answers, within limits of time and memory.
+
+    python -m posenc.explorer.worker       a question and its answer: 8 bytes of length, then so many of content
+
+Drawing runs here and not in the server, so that a drawing can be stopped and its memory bounded, whatever it does:
+a signal stops it (SIGUSR1: nobody waits for it any more; SIGPROF: its processor time is spent), and the system refuses
+memory past the limit. `painter.py` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from typing import Any, BinaryIO
+
+SECONDS = 20.0
+"""Processor time of one drawing. The slowest one that the page's own controls ask for takes a few."""
+MEMORY = 2 * 2**30
+"""Bytes that drawings may add to what the libraries take."""
+HEADER = struct.Struct(">Q")
+
+
+class Stopped(BaseException):
+    """The drawing is to end. No `except Exception` on the way may keep it."""
+
+
+def send(stream: BinaryIO, content: bytes) -> None:
+    stream.write(HEADER.pack(len(content)) + content)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes | None:
+    """The next content, or None where the other end has gone."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(header)
+    content = stream.read(size)
+    return content if len(content) == size else None
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    drawing = False
+
+    def stop(*_: Any) -> None:
+        if drawing:
+            raise Stopped
+
+    timed = hasattr(signal, "setitimer")
+    if timed:
+        signal.signal(signal.SIGUSR1, stop)
+        signal.signal(signal.SIGPROF, stop)
+    import torch
+
+    from .answer import of_question, too_long
+
+    torch.set_num_threads(1)
+    limit_memory(MEMORY)
+    while (content := receive(sys.stdin.buffer)) is not None:
+        question = json.loads(content)
+        exhausted = False
+        try:
+            if timed:
+                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            drawing = True
+            answered, exhausted = of_question(question)
+            drawing = False
+        except Stopped:
+            answered = too_long(question)
+        finally:
+            drawing = False
+            if timed:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        send(answers, json.dumps(answered, ensure_ascii=False).encode("utf-8", "replace"))
+        if exhausted:  # what the failed drawing left behind would be missing to the next one
+            return
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take `more` bytes beyond what it has. Linux only: elsewhere the system does not count so."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[5])
+    except (ImportError, OSError):
+        return
+    size = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
+if __name__ == "__main__":
+    main()
