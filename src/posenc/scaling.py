@@ -164,6 +164,12 @@ class YaRN(Scaling):
 
     def __post_init__(self):
         _positive(self, "factor", "original", "beta_fast", "beta_slow", "attention_factor")
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < MOST):
+                raise OptionError(f"YaRN: {name}={shown(value)} must be a number of at least 0, or None")
+        if not isinstance(self.truncate, bool):
+            raise OptionError(f"YaRN: truncate={shown(self.truncate)} must be True or False")
         if self.beta_fast < self.beta_slow:
             raise OptionError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}; swap them")
         if self.ramp not in ("code", "paper"):

@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
+from posenc.lab.results import Results
+
 expect = playwright.expect
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -96,7 +98,8 @@ def page(context):
     yield window
     window.close()
     assert complaints == []
-    assert [url for url in asked if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
+    here = ("127.0.0.1", "localhost")
+    assert [url for url in asked if url.scheme not in ("blob", "data") and url.hostname not in here] == []
 
 
 def go(page, address, query, path=""):
@@ -302,6 +305,46 @@ def test_code_and_exports(page, address):
         assert Path(picture.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_pasted_configuration_fills_the_form_and_one_without_rotation_clears_it(page, address):
+    go(page, address, "?view=extend")
+    before = figure(page, "extend-plot-0")
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    llama = {"head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072, "rope_scaling": rope}
+    page.fill("#extend-config textarea", json.dumps(llama))
+    changed(page, "extend-plot-0", before)
+    expect(page.locator("#extend-target input")).to_have_value("131072")
+    expect(page.locator("#extend-options textarea, #extend-options input").first).to_have_value("factor=8.0")
+    page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('131072')")
+    shown = json.loads(page.locator("#extend-json").text_content())
+    assert shown["max_position_embeddings"] == 131072 and shown["rope_parameters"] == rope | {"rope_theta": 500000.0}
+    page.fill("#extend-target input", "262144")  # the user's own change: the factor follows
+    page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('\"factor\": 32.0')")
+    page.fill(
+        "#extend-config textarea", json.dumps({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
+    )
+    told(page, "extend", "paste a configuration")
+    expect(page.locator("#extend-said")).to_contain_text("no rotation")
+    expect(page.locator("#extend-base input")).to_have_value("")
+    expect(page.locator("#extend-json")).to_have_count(0)
+    expect(page.locator("#extend-plot-0")).to_be_hidden()
+
+
+def test_another_origin_cannot_ask(page, address):
+    """A page of another server of this machine, by the browser's own rules."""
+    other = address.replace("127.0.0.1", "localhost")
+    go(page, address, "?view=gallery")
+    asked = "async url => { try { return (await fetch(url, {method: 'POST', mode: 'no-cors', body: '{}'})).type } catch { return 'no' } }"
+    with page.expect_response(lambda answer: answer.url.endswith("/draw") and "localhost" in answer.url) as waiting:
+        page.evaluate(asked, other + "draw")
+    assert waiting.value.status == 403
+
+
 def test_the_keyboard_is_enough(page, address):
     go(page, address, "?view=gallery")
     page.get_by_role("tab", name="Gallery").focus()
@@ -320,10 +363,23 @@ def test_the_keyboard_is_enough(page, address):
     expect(page.locator("#compare-head input[type=range]")).not_to_have_css("outline-style", "none")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A real run of the lab, the smallest there is."""
+@pytest.fixture(scope="module", params=["written here", pytest.param("of the lab", marks=pytest.mark.slow)])
+def run(request, tmp_path_factory):
+    """A run as the lab writes it, and a real one, the smallest there is."""
     folder = tmp_path_factory.mktemp("lab") / "smoke"
+    if request.param == "written here":
+        folder.mkdir()
+        task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "lr": 0.001}
+        rows = [
+            {"task": "copy", "scheme": scheme, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
+            for scheme in task["schemes"]
+            for size in (16, 32)
+        ]
+        made = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
+        (folder / "results.json").write_bytes(made.as_json())
+        figure = "<div class='js-plotly-plot'></div><script>document.querySelector('div').innerHTML = '<svg class=main-svg></svg>'</script>"
+        (folder / "report.html").write_text(f"<!doctype html><title>tiny</title><h1>tiny</h1>{figure}")
+        return folder
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "posenc", "compare", "--preset", "smoke", "--out", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -77,14 +77,28 @@ def of_question(question: Question) -> tuple[Answer, bool]:
     state = page.complete(question["state"])
     try:
         if question.get("export"):
-            try:
-                return {"csv": csv(page.export(state, words))}, False
-            except ValueError as error:
-                return {"sentence": str(error)}, False
+            return _exported(page, words, state), False
         size = {"width": question["width"], "coarse": question["coarse"]}
         return of_state(page, words, state, **size, notes=question.get("notes", ())), False
     except MemoryError:
         return refusal(question, words("too large")), True
+
+
+def _exported(page: Page, words: Words, state: State) -> Answer:
+    try:
+        return {"csv": csv(page.export(state, words))}
+    except ValueError as error:
+        return {"sentence": str(error)}
+    except Exception as error:
+        return {"sentence": str(_unexpected(error, page, words))}
+
+
+def _unexpected(error: Exception, page: Page, words: Words) -> Sorry:
+    """The sentence for an error that nobody wrote one for; memory that ran out is passed on."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch has no class for it
+        raise MemoryError from None
+    logger.exception("drawing %s failed", page.key)
+    return Sorry(words("failed", error=f"{type(error).__name__}: {error}"))
 
 
 def too_long(question: Question) -> Answer:
@@ -106,13 +120,8 @@ def of_state(
         plots = [as_json(figure) for figure in figures(view, width)]
     except ValueError as error:
         return sorry(error, words)
-    except MemoryError:
-        raise
     except Exception as error:
-        if "can't allocate memory" in str(error):  # torch has no class for it
-            raise MemoryError from None
-        logger.exception("drawing %s failed", page.key)
-        return sorry(Sorry(words("failed", error=f"{type(error).__name__}: {error}")), words)
+        return sorry(_unexpected(error, page, words), words)
     query = link(page.key, state, page.defaults)
     return {
         "status": _status(view, [*notes, *view.notes], words),
@@ -136,12 +145,13 @@ def figures(view: View, width: int) -> list[dict[str, Any]]:
 
 
 def sorry(error: Exception, words: Words) -> Answer:
-    """The sentence alone: everything else stays as it was."""
+    """The sentence alone: everything else stays as it was, unless the error says that it must go."""
     sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
     sentence = (
         sentence if len(sentence) <= 600 else f"{sentence[:400]} … {sentence[-150:]}"
     )  # it may repeat a long input
-    return {"status": f'<p class="sentence" role="alert">{escape(sentence)}</p>'}
+    told: Answer = {"status": f'<p class="sentence" role="alert">{escape(sentence)}</p>'}
+    return told | {"cleared": True} if getattr(error, "clear", False) else told
 
 
 def _status(view: View, notes: Sequence[str], words: Words) -> str:

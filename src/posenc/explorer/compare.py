@@ -21,6 +21,7 @@ from ..where import Where
 from . import snippets, state
 from .options import Option, options_of, validate
 from .state import Sorry, State
+from .stop import checkpoint
 from .view import Controls, Figure, Page, View
 
 SLOTS = ("a", "b", "c")
@@ -143,6 +144,7 @@ class Compare(Page):
         heat: list[Panel] = []
         for slot, (name, _) in chosen.items():
             label = _label(name, slot, chosen)
+            checkpoint()
             try:
                 drawn = _heat(state_[slot], length, head, most, words)
             except ValueError as error:
@@ -300,6 +302,7 @@ def _curves(
     near = numbers.positions(length, most).flip(0).neg()  # the query itself is always among them
     over, away, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
+        checkpoint()
         scores = _over(word, length, head, most if coarse else 0)
         whole = near if coarse else torch.arange(-(length - 1), 1)
         weights = torch.softmax(scores, 0)

@@ -20,14 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .worker import receive, send
+from .worker import MEMORY, SECONDS, receive, send
 
 WAITING = 8
 """Questions that may wait, the one that is being drawn included; an open page asks one at a time."""
 PATIENCE = 90.0
 """Seconds of the clock until a process that does not answer is ended. Its own limit counts processor time."""
 GRACE = 3.0
-"""Seconds between asking a drawing to stop and ending its process: one operation of torch cannot be interrupted."""
+"""Seconds between asking a drawing to stop and ending its process, where no checkpoint comes."""
 
 
 class Busy(Exception):
@@ -47,8 +47,12 @@ class Job:
 
 
 class Painter:
-    def __init__(self, *, waiting: int = WAITING, patience: float = PATIENCE, grace: float = GRACE):
+    def __init__(
+        self, *, waiting: int = WAITING, seconds: float = SECONDS, memory: int = MEMORY, patience: float = PATIENCE,
+        grace: float = GRACE,
+    ):  # fmt: skip
         self.waiting, self.patience, self.grace = waiting, patience, grace
+        self.limits = str(seconds), str(memory)
         self.pending = 0
         self._thread = ThreadPoolExecutor(1, "posenc-painter")
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,7 +93,7 @@ class Painter:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             # a session of its own: Ctrl-C in the terminal is for the server, which then ends this process
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-m", f"{__package__}.worker", *self.limits], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env=environment, start_new_session=True,
             )  # fmt: skip
         return self._process
@@ -119,7 +123,10 @@ class Painter:
             if job.cancelled:
                 return None
             raise Failed
-        return json.loads(content)
+        answer = json.loads(content)
+        if answer.pop("ended", False):
+            self._end(process)
+        return answer
 
     def _cancel(self, job: Job) -> None:
         """Stop a drawing; where it is done already this does nothing."""

@@ -24,6 +24,7 @@ from ..registry import card, names
 from ..where import Where
 from . import state
 from .state import Sorry, State
+from .stop import checkpoint
 from .view import Controls, Figure, Page, View
 
 D_MODEL, HEADS = 64, 4
@@ -56,6 +57,7 @@ class Sentence(Page):
         change = state.choice(state_, "change", CHANGES, words)
         shown: dict[str, Tensor] = {}
         for other in names():
+            checkpoint()
             try:
                 weights = _pattern(other, strength if learns(other) else 0.0, tuple(tokens), causal)[head]
             except ValueError:

@@ -1,10 +1,14 @@
 """The process that draws: it reads questions, one at a time, and writes answers, within limits of time and memory.
 
-    python -m posenc.explorer.worker       a question and its answer: 8 bytes of length, then so many of content
+    python -m posenc.explorer.worker SECONDS BYTES      a question, an answer: 8 bytes of length, then so many of content
 
 Drawing runs here and not in the server, so that a drawing can be stopped and its memory bounded, whatever it does:
-a signal stops it (SIGUSR1: nobody waits for it any more; SIGPROF: its processor time is spent), and the system refuses
-memory past the limit. `painter.py` is the other end.
+
+    SIGUSR1     nobody waits for the drawing any more: it ends at its next checkpoint, and the process goes on
+    SIGPROF     its processor time is spent: it ends at once, and the process with it
+    memory      the system refuses what is past the limit, and the process ends after its answer
+
+`painter.py` is the other end.
 """
 
 from __future__ import annotations
@@ -16,15 +20,13 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
+from . import stop
+
 SECONDS = 20.0
 """Processor time of one drawing. The slowest one that the page's own controls ask for takes a few."""
 MEMORY = 2 * 2**30
 """Bytes that drawings may add to what the libraries take."""
 HEADER = struct.Struct(">Q")
-
-
-class Stopped(BaseException):
-    """The drawing is to end. No `except Exception` on the way may keep it."""
 
 
 def send(stream: BinaryIO, content: bytes) -> None:
@@ -42,42 +44,47 @@ def receive(stream: BinaryIO) -> bytes | None:
     return content if len(content) == size else None
 
 
-def main() -> None:
+def main(seconds: float, memory: int) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    drawing = False
+    drawing = late = False
 
-    def stop(*_: Any) -> None:
+    def spent(*_: Any) -> None:
+        nonlocal late
         if drawing:
-            raise Stopped
+            late = True
+            raise stop.Stopped
 
     timed = hasattr(signal, "setitimer")
     if timed:
-        signal.signal(signal.SIGUSR1, stop)
-        signal.signal(signal.SIGPROF, stop)
+        signal.signal(signal.SIGUSR1, stop.request)
+        signal.signal(signal.SIGPROF, spent)
     import torch
 
     from .answer import of_question, too_long
 
     torch.set_num_threads(1)
-    limit_memory(MEMORY)
+    limit_memory(memory)
     while (content := receive(sys.stdin.buffer)) is not None:
+        stop.reset()
         question = json.loads(content)
-        exhausted = False
+        late = ended = False
         try:
             if timed:
-                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+                signal.setitimer(signal.ITIMER_PROF, seconds)
             drawing = True
-            answered, exhausted = of_question(question)
+            answered, ended = of_question(question)
             drawing = False
-        except Stopped:
-            answered = too_long(question)
+        except stop.Stopped:
+            answered, ended = too_long(question), late
         finally:
             drawing = False
             if timed:
                 signal.setitimer(signal.ITIMER_PROF, 0)
+        if ended:  # the next drawing must not find what this one left behind
+            answered["ended"] = True
         send(answers, json.dumps(answered, ensure_ascii=False).encode("utf-8", "replace"))
-        if exhausted:  # what the failed drawing left behind would be missing to the next one
+        if ended:
             return
 
 
@@ -96,4 +103,4 @@ def limit_memory(more: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]), int(sys.argv[2]))
