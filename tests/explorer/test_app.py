@@ -70,6 +70,7 @@ def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
         second.close()
 
 
+@pytest.mark.slow  # the browser's server ends so as well, where there is a browser
 def test_ctrl_c_ends_it_while_a_page_is_open(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"]

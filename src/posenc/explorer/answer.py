@@ -10,6 +10,7 @@ longer than the browser needs for the figure itself. The server turns either int
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from html import escape
@@ -133,6 +134,11 @@ def of_state(
         "csv": f"/export.csv{query}&lang={words('language')}",
         "finer": view.finer,
     }
+
+
+def as_bytes(answer: Answer) -> bytes:
+    """The JSON that the page's script reads. Half of a character that a text may hold becomes a question mark."""
+    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def figures(view: View, width: int) -> list[dict[str, Any]]:

@@ -57,14 +57,15 @@ def make() -> FastAPI:
                 question["state"], question["notes"] = answer.state_of_query(page, words, str(asked["query"]))
             else:
                 question["state"] = answer.state_of_values(built.controls, words, asked.get("values"))
-            view = await painter.ask(question, request.is_disconnected)
+            drawn = await painter.ask(question, request.is_disconnected)
+            return Response(drawn or b"", media_type="application/json")
         except ValueError as error:
             view = answer.sorry(error, words)
         except Busy:
             view = answer.refusal(question, words("busy"))
         except Failed:
             view = answer.too_long(question)
-        return Response(json.dumps(view, ensure_ascii=False).encode("utf-8", "replace"), media_type="application/json")
+        return Response(answer.as_bytes(view), media_type="application/json")
 
     @app.get("/plotly.js")
     def plotly() -> Response:
@@ -78,7 +79,7 @@ def make() -> FastAPI:
             given = read(str(request.query_params), words)
             page = frame.PAGES[given["view"]]
             question = {"page": page.key, "language": words("language"), "state": page.complete(given), "export": True}
-            found = await painter.ask(question, request.is_disconnected) or {}
+            found = json.loads(await painter.ask(question, request.is_disconnected) or b"{}")
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
         except Busy:

@@ -35,8 +35,9 @@ NOTHING = -24.0
 SLIDERS, SWITCHES, CHOICES = 3, 3, 3
 
 
-# What one slider does not touch is not computed again. Subjects are only read.
-@lru_cache(maxsize=32)
+# What one slider does not touch is not computed again. Subjects are only read. Three are on the page; a largest table
+# has 17 MB, so few more are kept.
+@lru_cache(maxsize=8)
 def _subject(word: str) -> Subject:
     name, options = state.scheme(word)
     return numbers.subject(name, **options)
@@ -54,7 +55,7 @@ def _sketch(word: str, length: int) -> Plan:
     return _hollow(word).plan(Where(length))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _tables(word: str) -> Plan | None:
     """A plan whose tables serve every length, so that they are made once; None where a plan depends on its positions."""
     subject = _subject(word)

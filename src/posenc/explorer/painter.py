@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .worker import MEMORY, SECONDS, receive, send
+from .worker import LAST, MEMORY, SECONDS, receive, send
 
 WAITING = 8
 """Questions that may wait, the one that is being drawn included; an open page asks one at a time."""
@@ -58,8 +58,8 @@ class Painter:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    async def ask(self, question: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> dict[str, Any] | None:
-        """The answer, or None once `gone()`. Raises Busy, or Failed where the process had to be ended."""
+    async def ask(self, question: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> bytes | None:
+        """The answer as JSON, or None once `gone()`. Raises Busy, or Failed where the process had to be ended."""
         if self.pending >= self.waiting:
             raise Busy
         self.pending += 1
@@ -98,7 +98,7 @@ class Painter:
             )  # fmt: skip
         return self._process
 
-    def _draw(self, job: Job) -> dict[str, Any] | None:
+    def _draw(self, job: Job) -> bytes | None:
         with self._lock:
             if job.cancelled:
                 return None
@@ -123,10 +123,9 @@ class Painter:
             if job.cancelled:
                 return None
             raise Failed
-        answer = json.loads(content)
-        if answer.pop("ended", False):
+        if content[:1] == LAST:
             self._end(process)
-        return answer
+        return content[1:]
 
     def _cancel(self, job: Job) -> None:
         """Stop a drawing; where it is done already this does nothing."""

@@ -18,7 +18,7 @@ import os
 import signal
 import struct
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from . import stop
 
@@ -27,14 +27,16 @@ SECONDS = 20.0
 MEMORY = 2 * 2**30
 """Bytes that drawings may add to what the libraries take."""
 HEADER = struct.Struct(">Q")
+MORE, LAST = b"+", b"."
+"""The first byte of an answer: whether the process takes another question."""
 
 
-def send(stream: BinaryIO, content: bytes) -> None:
+def send(stream: IO[bytes], content: bytes) -> None:
     stream.write(HEADER.pack(len(content)) + content)
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> bytes | None:
+def receive(stream: IO[bytes]) -> bytes | None:
     """The next content, or None where the other end has gone."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
@@ -61,7 +63,7 @@ def main(seconds: float, memory: int) -> None:
         signal.signal(signal.SIGPROF, spent)
     import torch
 
-    from .answer import of_question, too_long
+    from .answer import as_bytes, of_question, too_long
 
     torch.set_num_threads(1)
     limit_memory(memory)
@@ -81,10 +83,8 @@ def main(seconds: float, memory: int) -> None:
             drawing = False
             if timed:
                 signal.setitimer(signal.ITIMER_PROF, 0)
+        send(answers, (LAST if ended else MORE) + as_bytes(answered))
         if ended:  # the next drawing must not find what this one left behind
-            answered["ended"] = True
-        send(answers, json.dumps(answered, ensure_ascii=False).encode("utf-8", "replace"))
-        if ended:
             return
 
 
