@@ -69,7 +69,7 @@ def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
             continue
         if not isinstance(value, (int, float)):
             raise Sorry(words("option kind", **told))
-        low, high = LIMITS.get(option, (-FURTHEST, FURTHEST))
+        low, high = LIMITS.get(option, (0, FURTHEST))
         if not low <= value <= high:
             raise Sorry(words("option high", **told, low=low, high=high))
 
