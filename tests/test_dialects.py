@@ -160,7 +160,7 @@ def test_ntk_of_vllm(b):
     ({**gguf("qwen3"), "qwen3.rope.scaling.yarn_log_multiplier": 0.1}, "llama.cpp", "this is qwen3"),
     ({**gguf("llama"), "llama.rope.scaling.yarn_attn_factor": 0.8}, "llama.cpp", "overwritten since"),
     (gguf("deepseek2"), "llama.cpp", "dialect='deepseek'"),
-    ({"rope.scaling.type": "linear"}, "llama.cpp", "needs factor"),
+    ({"rope.scaling.type": "linear"}, "llama.cpp", "needs rope.scaling.factor"),
     ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "llama.cpp", "original_context_length"),
     ({"rope_parameters": {"rope_theta": "1e4"}}, "hf", "must be a number"),
     ({}, "exllama", "'llama.cpp'"),

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import posenc
-from posenc.model_types import BASES, BY_LAYER, INTERLEAVED, LAYERED
+from posenc.model_types import BASES, BY_LAYER, INTERLEAVED, KEYLESS, LAYERED
 
 MODELS = Path(transformers.models.__file__).parent
 
@@ -59,6 +59,28 @@ def test_bases_are_those_of_transformers():
     assert flat == BASES
     assert layered == LAYERED
     assert by_layer == BY_LAYER
+
+
+def test_types_that_rotate_are_those_of_transformers():
+    """By their configurations: which classes have rope_parameters of their own."""
+    found = set()
+    for file in MODELS.glob("*/configuration_*.py"):
+        if "rope_parameters" not in file.read_text(encoding="utf-8"):
+            continue
+        module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
+        for cls in vars(module).values():
+            if inspect.isclass(cls) and cls.__module__ == module.__name__ and cls.__dict__.get("model_type"):
+                named = {*inspect.signature(cls.__init__).parameters, *inspect.get_annotations(cls)}
+                found |= {cls.model_type} if "rope_parameters" in named else set()
+    older = {
+        "codegen",
+        "gptj",
+        "roformer",
+        "cohere2_moe",
+        "mistral_large4",
+    }  # rotations of their own, or by inheritance
+    assert found | older == KEYLESS
+    assert not {"bert", "gpt2", "t5", "opt", "bloom", "xlnet", "deberta-v2"} & KEYLESS
 
 
 FACTORS = [1.0 + c / 10 for c in range(48)]

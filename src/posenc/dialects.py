@@ -17,6 +17,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .errors import OptionError
+from .fields import (
+    ALWAYS,
+    LOCAL_BASES,
+    MODEL,
+    field,
+    has_rotation,
+    head_of,
+    keys,
+    no_rotation,
+    same,
+    shown,
+    text_part,
+    validate,
+)
 from .model_types import BASES, BY_LAYER, INTERLEAVED, LAYERED
 from .scaling import (
     NTK,
@@ -33,7 +48,6 @@ from .scaling import (
 )
 
 DIALECTS = ("hf", "vllm", "llama.cpp", "deepseek")
-ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 YARN = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
 LISTS = {"short_factor", "long_factor", "original_max_position_embeddings"}
 LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
@@ -84,9 +98,9 @@ class Setup:
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `posenc.RoPE`."""
         if self.head_dim is None:
-            raise ValueError("the configuration does not say the head size; give the whole config.json, or head_dim")
+            raise OptionError("the configuration does not say the head size; give the whole config.json, or head_dim")
         if self.layout is None:
-            raise ValueError("the configuration does not say the layout; give layout='half' or 'interleaved'")
+            raise OptionError("the configuration does not say the layout; give layout='half' or 'interleaved'")
         base = 10000.0 if self.base is None else self.base
         turned = {"values": True} if self.values else {}
         return dict(
@@ -98,25 +112,30 @@ class Setup:
 def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None) -> Setup:
     """See `posenc.scaling.from_config`."""
     _known(dialect)
+    layer_type, length = validate("layer_type", layer_type), validate("length", length)
     if dialect == "llama.cpp":
         from .gguf import read_gguf
 
         return read_gguf(_mapping(config), length)
-    model, rope = _split(_mapping(config, layer_type), layer_type, dialect)
+    whole = _mapping(config, layer_type)
+    if whole.get("model_type") is not None and not has_rotation(whole):
+        raise OptionError(no_rotation(whole))
+    model, rope = _split(whole, layer_type, dialect)
     kind = _kind(rope, model, dialect)
     allowed = KEYS[dialect][kind] | ALWAYS
     unknown = sorted(set(rope) - allowed)
     if unknown:
-        raise ValueError(_unknown_keys(unknown, allowed, kind, dialect))
+        raise OptionError(_unknown_keys(unknown, allowed, kind, dialect))
     rope = {key: value for key, value in rope.items() if value is not None}
     head_dim, rotary_dim = _sizes(model, rope, kind)
     scaling = _READERS[kind](_Keys(rope, model, kind, dialect, length))
     if isinstance(scaling, LongRoPE) and rotary_dim is not None and len(scaling.short) != rotary_dim // 2:
-        raise ValueError(f"short_factor has {len(scaling.short)} numbers, the rotation has {rotary_dim // 2} pairs")
-    interleaved = model.get("rope_interleave", model.get("model_type") in INTERLEAVED)
-    sections = rope.get("mrope_section")
-    if sections is not None and str(model.get("model_type")).startswith("ernie4_5_vl"):
-        raise ValueError(
+        raise OptionError(f"short_factor has {len(scaling.short)} numbers, the rotation has {rotary_dim // 2} pairs")
+    model_type = field(model, "model_type", "")
+    interleaved = field(model, "rope_interleave", model_type in INTERLEAVED)
+    sections = field(rope, "mrope_section")
+    if sections is not None and model_type.startswith("ernie4_5_vl"):
+        raise OptionError(
             "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns in turn; MRoPE does not deal so"
         )
     return Setup(
@@ -125,21 +144,21 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
         head_dim,
         rotary_dim,
         "interleaved" if interleaved else "half",
-        None if sections is None else tuple(sections),
-        bool(rope.get("mrope_interleaved", False)),
-        bool(model.get("rotary_value", False)),
+        sections,
+        field(rope, "mrope_interleaved", False),
+        field(model, "rotary_value", False),
     )
 
 
 # ---- reading: the parts of a configuration ------------------------------------------------------------------
 def _known(dialect: str) -> None:
     if dialect not in DIALECTS:
-        raise ValueError(f"dialect={dialect!r} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
+        raise OptionError(f"dialect={shown(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
 
 
 def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
     if isinstance(config, Mapping):
-        return dict(config)
+        return keys("the configuration", config)
     if hasattr(config, "to_dict"):  # a transformers config; its attributes hold what to_dict leaves out
         fields = config.to_dict()
         for name in ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "rope_parameters"):
@@ -151,29 +170,23 @@ def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
             if value is not None:
                 fields.setdefault(name, value)
         return fields
-    raise ValueError(f"a configuration is a dict or a transformers config, got {type(config).__name__}")
-
-
-LOCAL_BASES = {"rope_local_base_freq": "rope_theta", "local_rope_theta": "global_rope_theta"}
-"""Older files: the base of sliding-window layers, and of the others."""
-MODEL = {
-    "rope_theta", "rotary_emb_base", *LOCAL_BASES, *LOCAL_BASES.values(), "rope_parameters", "rope_scaling", "rope_interleave", "rotary_dim",
-    "rotary_pct", "rotary_value", "rope_type",
-}  # fmt: skip
+    raise OptionError(f"a configuration is a dict or a transformers config, got {type(config).__name__}")
 
 
 def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the model's keys, the rotation's keys)."""
-    if not any(key in config for key in MODEL) and isinstance(config.get("text_config"), Mapping):
-        return _split(dict(config["text_config"]), layer_type, dialect)  # a model of images and text
+    config = text_part(config)
     parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
     if parts and not any(key in config for key in (*MODEL, "hidden_size", "head_dim")):
-        raise ValueError(f"this configuration has parts, each with its own rotation: give one of {', '.join(parts)}")
-    new, old = config.get("rope_parameters"), config.get("rope_scaling")
-    if new and old and dict(new) != dict(old):
-        raise ValueError("rope_parameters and rope_scaling disagree; keep one of them")
+        raise OptionError(
+            f"this configuration has parts, each with its own rotation: give one of {', '.join(parts[:8])}"
+        )
+    new, old = field(config, "rope_parameters"), field(config, "rope_scaling")
+    if new and old and not same(new, old):
+        raise OptionError("rope_parameters and rope_scaling disagree; keep one of them")
     rope = new or old
-    if rope is None and ("rope_type" in config or "type" in config or "factor" in config):
+    layers = any(isinstance(value, Mapping) and not ALWAYS.isdisjoint(value) for value in config.values())
+    if rope is None and (layers or "rope_type" in config or "type" in config or "factor" in config):
         model, rope = {}, config
     else:
         model, rope = config, dict(rope or {})
@@ -182,26 +195,28 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
     nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
     if nested:
         if layer_type in rope and rope[layer_type] is None:
-            raise ValueError(f"layers of type {layer_type!r} have no rotation in this model")
+            raise OptionError(f"layers of type {layer_type!r} have no rotation in this model")
         if layer_type is None or layer_type not in nested:
-            raise ValueError(f"this model has a rotation for each of {', '.join(nested)}; say which with layer_type")
-        own = dict(rope[layer_type])
+            raise OptionError(
+                f"this model has a rotation for each of {', '.join(nested[:8])}; say which with layer_type"
+            )
+        own = keys(layer_type, rope[layer_type])
         beside = {key: value for key, value in rope.items() if key not in nested and value is not None}
         if beside.get("rope_type") == "default":  # transformers 5.16 writes it where a type of layer has no layer
             del beside["rope_type"]
         for key in beside:
-            raise ValueError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
+            raise OptionError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
         if dialect == "hf" and own.get("truncate") is False:
-            raise ValueError(
+            raise OptionError(
                 f"transformers ignores the truncate of a layer's rotation ({layer_type}) and rounds the ramp's ends; "
                 "take truncate out for its numbers, or use another dialect for what it says"
             )
         outside = {key: value for key, value in model.items() if key not in own or key in ALL_LAYERS}
         if layer_type == "full_attention" and model.get("global_head_dim"):
-            outside["head_dim"] = model["global_head_dim"]
+            outside["head_dim"] = field(model, "global_head_dim")
         return outside, own
     if layer_type is not None:
-        raise ValueError(f"layer_type={layer_type!r} was given, but this model has one rotation for all layers")
+        raise OptionError(f"layer_type={layer_type!r} was given, but this model has one rotation for all layers")
     return model, dict(rope)
 
 
@@ -213,13 +228,13 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
     """Refuse what is a rotation of another kind, or a misspelt key of the model."""
     pictures = "patch_size" in model and ("image_size" in model or "num_channels" in model)
     if pictures or "axial" in (rope.get("rope_type"), rope.get("type")):
-        raise ValueError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
+        raise OptionError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
     unknown = sorted(key for key in model if key.startswith(("rope_", "rotary_")) and key not in MODEL)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], MODEL, n=1)
+        near = difflib.get_close_matches(unknown[0][:60], MODEL, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(
-            f"the configuration has {unknown[0]!r}{hint}, which may change the rotation and is not known here; "
+        raise OptionError(
+            f"the configuration has {shown(unknown[0])}{hint}, which may change the rotation and is not known here; "
             "rename it, or take it out if it says nothing of the frequencies"
         )
 
@@ -228,9 +243,9 @@ def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Older files of models with sliding windows, as newer ones say it."""
     if any(isinstance(value, Mapping) for value in rope.values()):
         return rope
-    kind = str(model.get("model_type"))
+    kind = field(model, "model_type", "")
     if kind in BY_LAYER:
-        raise ValueError(
+        raise OptionError(
             f"{kind} has a rotation for each type of layer, and this file does not say them; "
             "read it with transformers' AutoConfig, and give that"
         )
@@ -239,24 +254,28 @@ def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
         return rope
     local, others = named or ("rope_local_base_freq", "rope_theta")
     bases = LAYERED.get(kind, {})
-    full = {"rope_theta": model.get(others, bases.get("full_attention")), **rope}
+    full = {"rope_theta": field(model, others, bases.get("full_attention")), **rope}
     scaled = rope if local == "local_rope_theta" else {}  # ModernBERT scales both, Gemma 3 and Olmo 3 the full layers
-    sliding = {**scaled, "rope_theta": model.get(local, bases.get("sliding_attention"))}
+    sliding = {**scaled, "rope_theta": field(model, local, bases.get("sliding_attention"))}
     return {"full_attention": full, "sliding_attention": sliding}
 
 
 def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
-    new, old = rope.get("rope_type"), rope.get("type")
+    new, old = field(rope, "rope_type"), field(rope, "type")
     kinds = {SAME_KIND.get(name, name) for name in (new, old) if name is not None}
     if len(kinds) > 1:
-        raise ValueError(f"rope_type={new!r} and type={old!r} disagree; keep one of them")
+        raise OptionError(f"rope_type={new!r} and type={old!r} disagree; keep one of them")
     kind = kinds.pop() if kinds else "default"
-    if dialect == "vllm" and kind == "yarn" and str(model.get("model_type")).startswith(("deepseek_v2", "deepseek_v3")):
+    if (
+        dialect == "vllm"
+        and kind == "yarn"
+        and field(model, "model_type", "").startswith(("deepseek_v2", "deepseek_v3"))
+    ):
         kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
-        raise ValueError(f"{dialect} has no RoPE of type {kind!r}; its types are {', '.join(KEYS[dialect])}")
+        raise OptionError(f"{dialect} has no RoPE of type {shown(kind)}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
-        raise ValueError("factor was given without rope_type; say which scaling it belongs to")
+        raise OptionError("factor was given without rope_type; say which scaling it belongs to")
     return kind
 
 
@@ -267,9 +286,9 @@ def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str
             "RoPE; take it out of the rotation's keys and scale the queries"
         )
     hints = []
-    for key in unknown:
-        near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
-        hints.append(repr(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+    for key in unknown[:5]:
+        near = difflib.get_close_matches(key[:60], allowed, n=1, cutoff=0.6)
+        hints.append(shown(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
     return f"{dialect} reads no {', '.join(hints)} for {kind!r}; it reads {', '.join(sorted(allowed - {'type'}))}"
 
 
@@ -277,37 +296,35 @@ def _agree(name: str, *values):
     """The one value among those that are given."""
     given = [value for value in values if value is not None]
     if any(value != given[0] for value in given[1:]):
-        raise ValueError(f"{name} is given as {' and as '.join(map(str, given))}; keep one")
+        raise OptionError(f"{name} is given as {' and as '.join(map(str, given))}; keep one")
     return given[0] if given else None
 
 
 def _base(model: dict[str, Any], rope: dict[str, Any]) -> float | None:
-    given = _agree("rope_theta", rope.get("rope_theta"), model.get("rope_theta"), model.get("rotary_emb_base"))
-    if given is None:
-        return BASES.get(model.get("model_type", ""))
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise ValueError(f"rope_theta={given!r} must be a number")
-    return given
+    bases = field(rope, "rope_theta"), field(model, "rope_theta"), field(model, "rotary_emb_base")
+    given = _agree("rope_theta", *bases)
+    return BASES.get(field(model, "model_type", "")) if given is None else given
 
 
 def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int | None, int | None]:
     """(head_dim, rotary_dim)."""
-    if model.get("qk_rope_head_dim"):  # DeepSeek: keys are [position | content] channels, position first here
-        return model["qk_rope_head_dim"] + model.get("qk_nope_head_dim", 0), model["qk_rope_head_dim"]
-    head_dim = model.get("head_dim")
-    hidden, heads = model.get("hidden_size", model.get("n_embd")), model.get("num_attention_heads", model.get("n_head"))
-    if head_dim is None and hidden and heads:
-        head_dim = hidden // heads
+    if turned := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
+        return turned + field(model, "qk_nope_head_dim", 0), turned
+    head_dim = field(model, "head_dim")
+    if head_dim is None:
+        hidden = field(model, "hidden_size") or field(model, "n_embd")
+        heads = None if hidden is None else field(model, "num_attention_heads") or field(model, "n_head")
+        head_dim = head_of(hidden, heads) if hidden and heads else None
     part = _agree(
         "partial_rotary_factor",
-        rope.get("partial_rotary_factor"),
-        model.get("partial_rotary_factor"),
-        model.get("rotary_pct"),
+        field(rope, "partial_rotary_factor"),
+        field(model, "partial_rotary_factor"),
+        field(model, "rotary_pct"),
     )
     if kind == "proportional" or head_dim is None:
         return head_dim, head_dim
-    if model.get("rotary_dim"):
-        return head_dim, model["rotary_dim"]
+    if turned := field(model, "rotary_dim"):
+        return head_dim, turned
     return head_dim, head_dim if part is None else int(head_dim * part)
 
 
@@ -323,18 +340,21 @@ class _Keys:
 
     def need(self, name: str):
         if name not in self.rope:
-            raise ValueError(f"{self.kind!r} needs {name}, which the configuration does not have")
-        return self.rope[name]
+            raise OptionError(f"{self.kind!r} needs {name}, which the configuration does not have")
+        return field(self.rope, name)
+
+    def get(self, name: str, default=None):
+        return field(self.rope, name, default)
 
     def given(self, **names: str) -> dict[str, Any]:
         """{ours: value} of the keys that are there, from ours=theirs."""
-        return {ours: self.rope[theirs] for ours, theirs in names.items() if theirs in self.rope}
+        return {ours: field(self.rope, theirs) for ours, theirs in names.items() if theirs in self.rope}
 
     @property
     def max_length(self) -> int:
-        value = self.model.get("max_position_embeddings")
+        value = field(self.model, "max_position_embeddings")
         if value is None:
-            raise ValueError(
+            raise OptionError(
                 f"{self.kind!r} depends on max_position_embeddings; give the whole config.json, not its RoPE part"
             )
         return value
@@ -343,23 +363,23 @@ class _Keys:
     def original(self) -> int:
         value = _agree(
             "original_max_position_embeddings",
-            self.rope.get("original_max_position_embeddings"),
-            self.model.get("original_max_position_embeddings"),
+            field(self.rope, "original_max_position_embeddings"),
+            field(self.model, "original_max_position_embeddings"),
         )
         return self.max_length if value is None else value
 
     @property
     def factor(self) -> float:
         """As given, or the ratio of the two lengths."""
-        return self.rope["factor"] if "factor" in self.rope else self.max_length / self.original
+        return self.get("factor") or self.max_length / self.original
 
 
 # ---- reading: the kinds ---------------------------------------------------------------------------------------
 def _read_dynamic(keys: _Keys) -> Scaling:
     if "alpha" in keys.rope:
         if "factor" in keys.rope:
-            raise ValueError("dynamic takes alpha or factor, not both")
-        return NTK(factor=keys.rope["alpha"])
+            raise OptionError("dynamic takes alpha or factor, not both")
+        return NTK(factor=keys.need("alpha"))
     factor, original = keys.need("factor"), keys.max_length
     if keys.dialect == "vllm":
         return DynamicNTK(factor=factor, original=original, freeze_at=int(factor * original))
@@ -370,34 +390,35 @@ def _read_yarn(keys: _Keys) -> Scaling:
     options = keys.given(beta_fast="beta_fast", beta_slow="beta_slow", truncate="truncate")
     yarn = YaRN(factor=keys.factor, original=keys.original, **options)
     if keys.kind == "yarn" and keys.dialect == "vllm":
-        magnitude = yarn.magnitude if keys.rope.get("apply_yarn_scaling", True) else 1.0
-        given = magnitude * keys.rope.get("attn_factor", 1.0)
+        magnitude = yarn.magnitude if keys.get("apply_yarn_scaling", True) else 1.0
+        given = magnitude * keys.get("attn_factor", 1.0)
         return yarn if given == yarn.magnitude else replace(yarn, attention_factor=given)
     if keys.dialect in ("deepseek", "vllm"):
-        mscale, all_dims = keys.rope.get("mscale", 1.0), keys.rope.get("mscale_all_dim", 0.0)
-        own = keys.rope.get("attn_factor", 1.0)
+        mscale, all_dims = keys.get("mscale", 1.0), keys.get("mscale_all_dim", 0.0)
+        own = keys.get("attn_factor", 1.0)
         if not all_dims:
             return replace(yarn, attention_factor=own * yarn_factor(yarn.factor, mscale))
         scaled = replace(yarn, mscale=mscale, mscale_all_dim=all_dims, scale_scores=True)
         return scaled if own == 1.0 else replace(scaled, attention_factor=own * scaled.magnitude)
     scaled = replace(yarn, **keys.given(mscale="mscale", mscale_all_dim="mscale_all_dim"))
-    if "attention_factor" not in keys.rope:
+    given = keys.get("attention_factor")
+    if given is None:
         return scaled
-    if scaled.mscale and scaled.mscale_all_dim and scaled.magnitude != keys.rope["attention_factor"]:
-        raise ValueError(
-            f"attention_factor={keys.rope['attention_factor']} contradicts mscale and mscale_all_dim, which make it "
+    if scaled.mscale and scaled.mscale_all_dim and scaled.magnitude != given:
+        raise OptionError(
+            f"attention_factor={given} contradicts mscale and mscale_all_dim, which make it "
             f"{scaled.magnitude}; keep one"
         )
-    return replace(scaled, attention_factor=keys.rope["attention_factor"])
+    return replace(scaled, attention_factor=given)
 
 
 def _read_longrope(keys: _Keys) -> Scaling:
     short, long = keys.need("short_factor"), keys.need("long_factor")
     if keys.dialect == "vllm":
         freeze_at, factor = keys.length or keys.max_length, keys.max_length / keys.original
-        magnitude = keys.rope.get("long_mscale" if freeze_at > keys.original else "short_mscale")
+        magnitude = keys.get("long_mscale" if freeze_at > keys.original else "short_mscale")
     else:
-        freeze_at, magnitude = None, keys.rope.get("attention_factor")
+        freeze_at, magnitude = None, keys.get("attention_factor")
         factor = 1.0 if magnitude is not None and "factor" not in keys.rope else keys.factor
     return LongRoPE(
         short=short, long=long, original=keys.original, factor=factor, attention_factor=magnitude, freeze_at=freeze_at
@@ -415,15 +436,15 @@ def _read_llama3(keys: _Keys) -> Scaling:
 
 def _read_proportional(keys: _Keys) -> Scaling:
     part = _agree(
-        "partial_rotary_factor", keys.rope.get("partial_rotary_factor"), keys.model.get("partial_rotary_factor")
+        "partial_rotary_factor", keys.get("partial_rotary_factor"), field(keys.model, "partial_rotary_factor")
     )
-    return Proportional(fraction=1.0 if part is None else part, factor=keys.rope.get("factor", 1.0))
+    return Proportional(fraction=1.0 if part is None else part, factor=keys.get("factor", 1.0))
 
 
 _READERS = {
     "default": lambda keys: None,
     "linear": lambda keys: Linear(factor=keys.need("factor")),
-    "ntk": lambda keys: MixedNTK(factor=keys.need("factor"), b=keys.rope.get("mixed_b", 1.0)),
+    "ntk": lambda keys: MixedNTK(factor=keys.need("factor"), b=keys.get("mixed_b", 1.0)),
     "dynamic": _read_dynamic,
     "yarn": _read_yarn,
     "deepseek_yarn": _read_yarn,
@@ -440,7 +461,7 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
     rope = given if hasattr(given, "rotary_dim") else None
     scaling = rope.scaling if rope is not None else given
     if scaling is not None and not isinstance(scaling, Scaling):
-        raise ValueError(f"to_config takes a scaling, None or a RoPE, got {type(given).__name__}")
+        raise OptionError(f"to_config takes a scaling, None or a RoPE, got {type(given).__name__}")
     if isinstance(scaling, DynamicYaRN) and not scaling.length_dependent:
         scaling = scaling.fixed()
     if dialect == "llama.cpp":
@@ -568,5 +589,5 @@ def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[
     return "yarn", keys, {}
 
 
-def _cannot(scaling, dialect: str, why: str) -> ValueError:
-    return ValueError(f"{dialect} cannot say {scaling}: {why}")
+def _cannot(scaling, dialect: str, why: str) -> OptionError:
+    return OptionError(f"{dialect} cannot say {scaling}: {why}")

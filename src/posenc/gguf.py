@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from .dialects import Setup, _cannot
+from .errors import OptionError
+from .fields import field, head_of, shown
 from .scaling import Linear, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
 
 SCALING = {
@@ -39,22 +41,27 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     rope = {key.removeprefix("rope."): value for key, value in keys.items() if key.startswith("rope.")}
     scaling = {k.removeprefix("scaling."): rope.pop(k) for k in list(rope) if k.startswith("scaling.")}
     unknown = sorted(set(rope) - {"freq_base", "dimension_count"})
-    kind = scaling.get("type", "longrope" if "rope_factors_long.weight" in keys else "none")  # older files of Phi-3
+    older = "longrope" if "rope_factors_long.weight" in keys else "none"  # older files of Phi-3
+    kind = field(keys, "rope.scaling.type", older)
     if kind not in SCALING:
-        raise ValueError(f"llama.cpp has no rope.scaling.type {kind!r}; its types are {', '.join(SCALING)}")
+        raise OptionError(f"llama.cpp has no rope.scaling.type {shown(kind)}; its types are {', '.join(SCALING)}")
     unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
     if unknown:
         allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
-        near = difflib.get_close_matches(unknown[0], allowed, n=1)
+        near = difflib.get_close_matches(unknown[0][:60], allowed, n=1)
         hint = f" (did you mean 'rope.{near[0]}'?)" if near else ""
-        raise ValueError(f"llama.cpp reads no 'rope.{unknown[0]}' for {kind!r}{hint}; it reads {', '.join(allowed)}")
-    heads, width = keys.get("attention.head_count"), keys.get("embedding_length")
-    head_dim = keys.get("attention.key_length", width // heads if heads and width else None)
-    rotary_dim = rope.get("dimension_count", head_dim)
+        raise OptionError(
+            f"llama.cpp reads no {shown('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
+        )
+    head_dim = field(keys, "attention.key_length")
+    if head_dim is None and (width := field(keys, "embedding_length")) is not None:
+        heads = field(keys, "attention.head_count")
+        head_dim = None if heads is None else head_of(width, heads)
+    rotary_dim = field(keys, "rope.dimension_count", head_dim)
     # the file does not say which channels form a pair: llama.cpp knows it by architecture
     return Setup(
-        _scaling(kind, scaling, keys, length, _architecture(metadata)),
-        rope.get("freq_base"),
+        _scaling(kind, keys, length, _architecture(metadata)),
+        field(keys, "rope.freq_base"),
         head_dim or rotary_dim,
         rotary_dim,
         None,
@@ -71,49 +78,49 @@ def _short(key: str) -> str:
 def _architecture(metadata: dict[str, Any]) -> str | None:
     """The one that the file names, or the prefix of its keys."""
     prefixes = {key.split(".rope.", 1)[0] for key in metadata if ".rope." in key}
-    return metadata.get("general.architecture", min(prefixes, default=None))
+    return field(metadata, "general.architecture", min(prefixes, default=None))
 
 
-def _scaling(
-    kind: str, scaling: dict[str, Any], keys: dict[str, Any], length: int | None, architecture: str | None
-) -> Scaling | None:
-    divisors = keys.get("rope_freqs.weight")
+def _scaling(kind: str, keys: dict[str, Any], length: int | None, architecture: str | None) -> Scaling | None:
+    divisors = field(keys, "rope_freqs.weight")
     if divisors is not None:
         if kind != "none":
-            raise ValueError(f"rope_freqs.weight and rope.scaling.type={kind!r} both scale the frequencies; keep one")
+            raise OptionError(f"rope_freqs.weight and rope.scaling.type={kind!r} both scale the frequencies; keep one")
         return LongRoPE(short=divisors, long=divisors, original=1, attention_factor=1.0)
     if kind == "none":
         return None
     if kind == "linear":
-        return Linear(factor=_need(scaling, "factor", kind))
-    original = scaling.get("original_context_length", keys.get("context_length"))
+        return Linear(factor=_need(keys, "rope.scaling.factor", kind))
+    original = field(keys, "rope.scaling.original_context_length") or field(keys, "context_length")
     if original is None:
-        raise ValueError(f"{kind!r} needs rope.scaling.original_context_length (or context_length, its default)")
+        raise OptionError(f"{kind!r} needs rope.scaling.original_context_length (or context_length, its default)")
     if kind == "longrope":
-        served = length or keys.get("context_length")
+        served = length or field(keys, "context_length")
         if served is None:
-            raise ValueError("llama.cpp chooses LongRoPE's list by the served length; give length=")
+            raise OptionError("llama.cpp chooses LongRoPE's list by the served length; give length=")
         short, long = (_need(keys, f"rope_factors_{name}.weight", kind) for name in ("short", "long"))
-        magnitude = scaling.get("attn_factor", 1.0)
+        magnitude = field(keys, "rope.scaling.attn_factor", 1.0)
         return LongRoPE(short=short, long=long, original=original, attention_factor=magnitude, freeze_at=served)
-    factor = _need(scaling, "factor", kind)
-    if scaling.get("yarn_ext_factor", 1.0) not in (1.0, -1.0):
-        raise ValueError(f"rope.scaling.yarn_ext_factor={scaling['yarn_ext_factor']} mixes the ramp; only 1 is YaRN")
-    if scaling.get("yarn_attn_factor", 1.0) != 1.0:
-        raise ValueError(
-            f"rope.scaling.yarn_attn_factor={scaling['yarn_attn_factor']} multiplied cos and sin in llama.cpp until the "
+    factor = _need(keys, "rope.scaling.factor", kind)
+    if (mixed := field(keys, "rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):
+        raise OptionError(f"rope.scaling.yarn_ext_factor={mixed} mixes the ramp; only 1 is YaRN")
+    if (overwritten := field(keys, "rope.scaling.yarn_attn_factor", 1.0)) != 1.0:
+        raise OptionError(
+            f"rope.scaling.yarn_attn_factor={overwritten} multiplied cos and sin in llama.cpp until the "
             "end of 2025 and is overwritten since; leave it out, or give what you mean as rope.scaling.attn_factor"
         )
-    betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
-    yarn = YaRN(factor=factor, original=original, **betas)
-    return _magnitude(yarn, scaling.get("attn_factor", 1.0), scaling.get("yarn_log_multiplier", 0.0), architecture)
+    betas = {name: field(keys, f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    given = {name: value for name, value in betas.items() if value is not None}
+    yarn = YaRN(factor=factor, original=original, **given)
+    own, multiplier = (field(keys, f"rope.scaling.{name}") for name in ("attn_factor", "yarn_log_multiplier"))
+    return _magnitude(yarn, 1.0 if own is None else own, multiplier or 0.0, architecture)
 
 
 def _magnitude(yarn: YaRN, own: float, multiplier: float, architecture: str | None) -> YaRN:
     """YaRN with llama.cpp's factors: `own` is attn_factor, `multiplier` is yarn_log_multiplier as stored."""
     if architecture in TENTHS:
         if not multiplier or own != 1.0 or (architecture != "deepseek2" and multiplier != 0.1):
-            raise ValueError(
+            raise OptionError(
                 f"versions of llama.cpp differ on YaRN of {architecture} with yarn_log_multiplier={multiplier} and "
                 f"attn_factor={own}; read the model's config.json with dialect='deepseek' (or 'hf') instead"
             )
@@ -121,7 +128,7 @@ def _magnitude(yarn: YaRN, own: float, multiplier: float, architecture: str | No
         return replace(yarn, mscale=all_dims, mscale_all_dim=all_dims, scale_scores=True)
     if multiplier:
         if architecture != "mistral3":
-            raise ValueError(
+            raise OptionError(
                 f"rope.scaling.yarn_log_multiplier means other things to other architectures; known are "
                 f"{', '.join(TENTHS)} and mistral3, this is {architecture}: read the model's config.json instead"
             )
@@ -130,9 +137,10 @@ def _magnitude(yarn: YaRN, own: float, multiplier: float, architecture: str | No
 
 
 def _need(keys: dict[str, Any], name: str, kind: str):
-    if name not in keys:
-        raise ValueError(f"{kind!r} needs {name}, which the metadata does not have")
-    return keys[name]
+    value = field(keys, name)
+    if value is None:
+        raise OptionError(f"{kind!r} needs {name}, which the metadata does not have")
+    return value
 
 
 def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:

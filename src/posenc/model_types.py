@@ -41,3 +41,34 @@ BY_LAYER = frozenset((
     "laguna", "mellum", "mimo_v2_flash", "neomme", "step3p5", "ultrabert", "zaya",
 ))  # fmt: skip
 """Types with a rotation for each type of layer that only a new file, or their class, says."""
+
+OTHERS = frozenset((
+    "falcon", "gpt_neox", "llama",
+    "afmoe", "arcee", "aria_text", "bamba", "blt_patcher", "chameleon", "cohere_compass_text",
+    "cohere_compass_vision", "dbrx", "deepseek_ocr2_encoder", "deepseek_ocr2_text", "dia_decoder", "dia_encoder",
+    "diffllama", "doge", "dots1", "edgetam_video", "efficientloftr", "eomt_dinov3", "ernie4_5_vl_moe_vision",
+    "esmc", "eurobert", "exaone4", "exaone4_5_vision", "exaone_moe", "falcon_h1", "flint", "gemma", "gemma2",
+    "gemma4_vision", "glm4_moe", "glm4v_moe_text", "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision",
+    "glm_image_text", "glm_ocr_vision", "glmasr_encoder", "gpt_neox_japanese", "gradium_phonon_tts", "granite",
+    "granite4_vision_text", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared",
+    "higgs_audio_v2", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "hy_v4", "hyperclovax",
+    "idefics", "jais2", "jetmoe", "kimi_k25_vision", "kolibri1", "kyutai_speech_to_text", "lasr_encoder",
+    "llama4_vision_model", "mimi", "mimi_decoder", "mimi_encoder", "minicpm3", "minimax_m3_vl_vision",
+    "ministral", "ministral3", "mistral", "mistral_large4_text", "mlcd_vision_model", "molmo2_text", "moshi",
+    "muse_glimmer_text", "muse_glimmer_vision", "muse_spark_text", "muse_spark_vision", "nanochat", "nemotron",
+    "nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp", "nemotron3_diarization_audio",
+    "neucodec", "olmo", "olmo2", "olmo_hybrid", "olmoe", "paddleocr_vl_vision", "persimmon", "phi", "phi3",
+    "phi4_multimodal", "pixtral", "pocket_tts", "pocket_tts_audio_tokenizer",
+    "pocket_tts_audio_tokenizer_decoder", "pocket_tts_audio_tokenizer_encoder", "qwen2", "qwen2_5_omni_dit",
+    "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision", "qwen2_moe", "qwen2_vl_vision", "qwen3",
+    "qwen3_5_moe_text", "qwen3_5_moe_vision", "qwen3_5_text", "qwen3_5_vision", "qwen3_moe", "qwen3_next",
+    "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text", "qwen3_omni_moe_vision_encoder",
+    "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_text", "qwen4_exp_vision", "recurrent_gemma",
+    "sam2_video", "sam3_tracker_video", "sam3_vit_model", "seed_oss", "stablelm", "starcoder2", "step3p5_vision",
+    "t5_gemma_module", "timesfm2_5", "unlimited_ocr_text", "vaultgemma", "video_llama_3_vision",
+    "voxtral_realtime_encoder", "voxtral_realtime_text", "xcodec2", "zamba2",
+))  # fmt: skip
+"""Types whose configuration in transformers 5.22 has rope_parameters, and that are in no table above."""
+
+KEYLESS = INTERLEAVED | set(BASES) | set(LAYERED) | BY_LAYER | OTHERS
+"""Types that rotate even where their file has no key of it, as the first files of Llama and Falcon."""

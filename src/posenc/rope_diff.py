@@ -15,8 +15,11 @@ from pathlib import Path
 from . import terminal
 from .dialects import DIALECTS, Setup, read
 from .errors import OptionError
+from .fields import LONGEST, has_rotation, keys, no_rotation, validate
 from .scaling import frequencies
 
+LARGEST = 16_000_000
+"""Bytes of a file; a config.json has a few thousand."""
 SAME = 1e-9
 """Relative difference below which two frequencies are the same: far below what a phase at position 2^31 shows."""
 
@@ -62,10 +65,14 @@ class Difference:
 
 
 def turning(config, label: str, dialect: str, length: int, *, layer_type=None, head_dim: int | None = None) -> Turning:
+    if dialect != "llama.cpp" and not has_rotation(config := keys("the configuration", config)):
+        raise OptionError(no_rotation(config))
     setup = read(config, dialect, layer_type=layer_type, length=length if dialect in ("vllm", "llama.cpp") else None)
-    size = setup.rotary_dim or head_dim
+    size = setup.rotary_dim or validate("head_dim", head_dim)
     if size is None:
-        raise ValueError(f"{label} does not say the head size; give --head-dim")
+        raise OptionError(f"{label} does not say the head size; give --head-dim")
+    if size % 2:
+        raise OptionError(f"{label} rotates {size} channels; RoPE rotates pairs, so give an even number")
     magnitude = 1.0 if setup.scaling is None else setup.scaling.magnitude_at(length)
     return Turning(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length), magnitude)
 
@@ -77,7 +84,7 @@ def compare(a: Turning, b: Turning, length: int) -> tuple[dict[str, tuple[str, s
     pairs = [
         Difference(c, x, y, (y - x) * (length - 1))
         for c, (x, y) in enumerate(zip(a.frequencies, b.frequencies, strict=False))
-        if abs(x - y) > SAME * max(x, y)
+        if not abs(x - y) <= SAME * max(x, y)
     ]
     return facts, pairs
 
@@ -98,8 +105,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--head-dim", type=int, help="the head size, where a file does not say it")
     parser.add_argument("-o", "--output", help="write a picture too: png, svg or pdf by its name")
     given = parser.parse_args(arguments)
-    if given.length < 1:
-        raise OptionError(f"--length {given.length} must be at least 1")
+    if not 1 <= given.length <= LONGEST:
+        raise OptionError(f"--length {given.length:.6g} must be from 1 to {LONGEST}")
     try:
         a = _load(given.a, given.dialect, given)
         b = _load(given.b, given.dialect_b or given.dialect, given)
@@ -113,12 +120,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _load(path: str, dialect: str, given: argparse.Namespace) -> Turning:
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    config = _json(path)
     try:
         return turning(
             config, f"{Path(path).name} ({dialect})", dialect, given.length,
@@ -126,6 +128,26 @@ def _load(path: str, dialect: str, given: argparse.Namespace) -> Turning:
         )  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _json(path: str):
+    """The JSON of a file. No more than a configuration's size is read, whatever the path is."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise OptionError(f"{path} does not exist") from None
+    if len(content) > LARGEST:
+        raise OptionError(f"{path} has more than {LARGEST // 10**6} MB; a config.json has a few thousand bytes")
+    try:
+        config = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise OptionError(f"{path} is nested too deep to be a configuration; give a config.json") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number with more digits than Python reads
+        raise OptionError(f"{path} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(config, dict):
+        raise OptionError(f"{path} holds a {type(config).__name__}, not an object of JSON; give a config.json")
+    return config
 
 
 def _report(a: Turning, b: Turning, facts, pairs: list[Difference], length: int) -> list[str]:

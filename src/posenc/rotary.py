@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from .dialects import read, write
+from .errors import OptionError
+from .fields import validate
 from .places import clip_positions, grid_positions, mixed_positions, random_positions
 from .remap import dual_chunk, rerope, self_extend
 from .schemes.rotary import RoPE
@@ -37,9 +39,9 @@ def from_config(
     does not say, or says otherwise. DeepSeek's keys are [content | position] channels; here the rotated ones come
     first, so concatenate them as [position | content] (scores are the same).
     """
-    setup = read(config, dialect, layer_type=layer_type, length=length)
+    setup, head_dim = read(config, dialect, layer_type=layer_type, length=length), validate("head_dim", head_dim)
     if setup.sections is not None:
-        raise ValueError("this configuration has mrope_section: use posenc.MRoPE.from_config")
+        raise OptionError("this configuration has mrope_section: use posenc.MRoPE.from_config")
     if head_dim is not None:
         part = setup.rotary_dim if setup.head_dim is not None and setup.rotary_dim != setup.head_dim else None
         setup = replace(setup, head_dim=head_dim, rotary_dim=part)
@@ -65,13 +67,13 @@ def convert(weight: Tensor, heads: int, *, to: str, rotary_dim: int | None = Non
     rotary_dim  the channels of each head that turn; default all
     """
     if to not in ("half", "interleaved"):
-        raise ValueError(f"to={to!r} is unknown; use 'half' or 'interleaved'")
+        raise OptionError(f"to={to!r} is unknown; use 'half' or 'interleaved'")
     if weight.dim() < 1 or heads < 1 or weight.shape[0] % heads:
-        raise ValueError(f"the first size of {list(weight.shape)} must be a multiple of heads={heads}")
+        raise OptionError(f"the first size of {list(weight.shape)} must be a multiple of heads={heads}")
     size = weight.shape[0] // heads
     turned = size if rotary_dim is None else rotary_dim
     if turned % 2 or not 0 <= turned <= size:
-        raise ValueError(f"rotary_dim={turned} must be even and at most the head size {size}")
+        raise OptionError(f"rotary_dim={turned} must be even and at most the head size {size}")
     split = weight.unflatten(0, (heads, size))
     rotated, rest = split[:, :turned], split[:, turned:]
     shape = (turned // 2, 2) if to == "half" else (2, turned // 2)

@@ -14,11 +14,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from . import formulas
+from .errors import OptionError
+from .fields import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Frequencies = tuple[float, ...]
+MOST = 1e100
+"""No length or factor reaches this; products of those below are finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +164,18 @@ class YaRN(Scaling):
 
     def __post_init__(self):
         _positive(self, "factor", "original", "beta_fast", "beta_slow", "attention_factor")
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < MOST):
+                raise OptionError(f"YaRN: {name}={shown(value)} must be a number of at least 0, or None")
+        if not isinstance(self.truncate, bool):
+            raise OptionError(f"YaRN: truncate={shown(self.truncate)} must be True or False")
         if self.beta_fast < self.beta_slow:
-            raise ValueError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}; swap them")
+            raise OptionError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}; swap them")
         if self.ramp not in ("code", "paper"):
-            raise ValueError(f"ramp={self.ramp!r} is unknown; use 'code' (every checkpoint) or 'paper'")
+            raise OptionError(f"ramp={self.ramp!r} is unknown; use 'code' (every checkpoint) or 'paper'")
         if self.scale_scores and not self.mscale_all_dim:
-            raise ValueError("scale_scores multiplies scores by mscale_all_dim's factor; give mscale_all_dim")
+            raise OptionError("scale_scores multiplies scores by mscale_all_dim's factor; give mscale_all_dim")
 
     @property
     def magnitude(self) -> float:
@@ -211,7 +221,7 @@ class DynamicYaRN(Scaling):
     def __post_init__(self):
         _positive(self, "original", "longest", "freeze_at")
         if self.longest is not None and self.longest < self.original:
-            raise ValueError(f"longest={self.longest} must be at least original={self.original}")
+            raise OptionError(f"longest={self.longest} must be at least original={self.original}")
         self.fixed()  # the betas are checked there
 
     def fixed(self, total: int | None = None) -> YaRN:
@@ -270,12 +280,18 @@ class LongRoPE(Scaling):
 
     def __post_init__(self):
         for name in ("short", "long"):
-            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
-            if not all(math.isfinite(x) and x > 0 for x in getattr(self, name)):
-                raise ValueError(f"{name} must hold positive numbers, one for each rotated pair")
+            try:
+                object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
+                fine = all(math.isfinite(x) and x > 0 for x in getattr(self, name))
+            except (TypeError, ValueError, OverflowError):
+                fine = False
+            if not fine:
+                raise OptionError(f"{name} must hold positive numbers, one for each rotated pair")
         if len(self.short) != len(self.long):
-            raise ValueError(f"short has {len(self.short)} factors and long {len(self.long)}; give one for each pair")
+            raise OptionError(f"short has {len(self.short)} factors and long {len(self.long)}; give one for each pair")
         _positive(self, "factor", "original", "attention_factor", "freeze_at")
+        if self.attention_factor is None and self.factor > 1.0 and self.original <= 1:
+            raise OptionError(f"LongRoPE divides by ln(original), and original={self.original}; give attention_factor")
 
     @property
     def magnitude(self) -> float:
@@ -289,7 +305,7 @@ class LongRoPE(Scaling):
 
     def frequencies(self, w, size, base, total=None):
         if len(self.short) != len(w):
-            raise ValueError(f"LongRoPE has factors for {len(self.short)} pairs, the rotation has {len(w)}")
+            raise OptionError(f"LongRoPE has factors for {len(self.short)} pairs, the rotation has {len(w)}")
         divisors = self.long if (self.freeze_at or total or 0) > self.original else self.short
         return tuple(x / divisor for x, divisor in zip(w, divisors, strict=True))
 
@@ -313,7 +329,7 @@ class Llama3(Scaling):
     def __post_init__(self):
         _positive(self, "factor", "low", "high", "original")
         if self.high < self.low:
-            raise ValueError(f"high={self.high} must be at least low={self.low}; swap them")
+            raise OptionError(f"high={self.high} must be at least low={self.low}; swap them")
 
     def frequencies(self, w, size, base, total=None):
         return tuple(self._one(x) for x in w)
@@ -343,8 +359,8 @@ class Proportional(Scaling):
 
     def __post_init__(self):
         _positive(self, "factor")
-        if not 0.0 <= self.fraction <= 1.0:
-            raise ValueError(f"fraction={self.fraction} must lie between 0 (no position) and 1 (RoPE)")
+        if not isinstance(self.fraction, (int, float)) or not 0.0 <= self.fraction <= 1.0:
+            raise OptionError(f"fraction={shown(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
 
     def frequencies(self, w, size, base, total=None):
         turning = int(self.fraction * size // 2)
@@ -354,7 +370,7 @@ class Proportional(Scaling):
 def ntk(w, pair, size: int, stretch):
     """Frequency of a pair when the base becomes base · stretch^(size / (size - 2)); numbers or tensors."""
     if size <= 2:
-        raise ValueError(f"NTK scaling needs more than 2 rotated channels, got {size}; use Linear")
+        raise OptionError(f"NTK scaling needs more than 2 rotated channels, got {size}; use Linear")
     return w * stretch ** (-2.0 * pair / (size - 2))
 
 
@@ -365,7 +381,7 @@ def yarn_ramp(
     0 from the one that turns beta_slow times, linear in the pair's number between.
     """
     if base <= 1.0:
-        raise ValueError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
+        raise OptionError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
     low, high = (
         size * math.log(original / (beta * math.tau)) / (2.0 * math.log(base)) for beta in (beta_fast, beta_slow)
     )
@@ -430,5 +446,5 @@ def _positive(scaling: Scaling, *names: str) -> None:
         value = getattr(scaling, name)
         if value is None and name in optional:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{type(scaling).__name__}: {name}={value!r} must be a positive number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
+            raise OptionError(f"{type(scaling).__name__}: {name}={shown(value)} must be a positive number")

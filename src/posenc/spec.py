@@ -8,6 +8,9 @@ from typing import Any
 from .errors import OptionError
 from .registry import card
 
+LONGEST = 200
+"""Characters of one value."""
+
 
 def parse(word: str) -> tuple[str, dict[str, Any]]:
     """(name, options) of NAME or NAME:OPTION=VALUE,OPTION=VALUE. Values are Python literals, true, false, none or text."""
@@ -25,9 +28,11 @@ def parse(word: str) -> tuple[str, dict[str, Any]]:
 def value(text: str) -> Any:
     """The Python value of an option's text."""
     plain = {"true": True, "false": False, "none": None}
+    if len(text) > LONGEST:
+        raise OptionError(f"an option's value has {len(text):,} characters; at most {LONGEST} are read, shorten it")
     if text.lower() in plain:
         return plain[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep to be a value
         return text

@@ -14,16 +14,8 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from starlette.testclient import TestClient
-
-from posenc.explorer import answer, app, command, frame
+from posenc.explorer import answer, command, frame
 from posenc.explorer.texts import LANGUAGES
-
-
-@pytest.fixture(scope="module")
-def client():
-    with TestClient(app.make(), base_url="http://127.0.0.1") as made:
-        yield made
 
 
 def test_both_languages_are_served(client):
@@ -78,6 +70,7 @@ def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
         second.close()
 
 
+@pytest.mark.slow  # the browser's server ends so as well, where there is a browser
 def test_ctrl_c_ends_it_while_a_page_is_open(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"]
@@ -112,7 +105,7 @@ def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
 def test_a_view_is_answered_for_a_link_and_for_the_controls_values(client):
     asked = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
     by_link = client.post("/draw", json=asked).json()
-    values = [128, 10000, 4096, 8192, "linear", "", ""]
+    values = [128, 10000, 4096, 8192, "linear", "", "", ""]
     by_values = client.post("/draw", json={"page": "extend", "values": values, "width": 1000}).json()
     assert by_link == by_values and by_link["link"] == "?view=extend&target=8192&scaling=linear"
     assert len(by_link["plots"]) == 2 and "finer" in by_link

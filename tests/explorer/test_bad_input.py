@@ -22,11 +22,6 @@ PYTHON = re.compile(
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
-@pytest.fixture(scope="module")
-def built():
-    return {language: frame.blocks(language)[1] for language in LANGUAGES}
-
-
 def given(one):
     """What the controls of a page hold when it opens."""
     return [component.value for component in one.controls.components]
@@ -71,7 +66,13 @@ def test_values_of_another_page_are_refused(built, values):
 LINKS = {
     "?view=compare&length=": "Length",
     "?view=compare&a=t5:buckets": "OPTION=VALUE",
-    "?view=compare&a=t5:buckets=" + "(" * 3000: "t5",
+    "?view=compare&a=t5:buckets=" + "(" * 3000: "3,000 characters",
+    "?view=compare&a=t5:buckets=100000000": "from 0 to 512",
+    "?view=compare&a=clipped:k=100000000": "k=100000000 is more than a picture shows",
+    "?view=compare&a=t5:heads=100000000": "heads is a size of the layer",
+    "?view=compare&a=t5:buckets=()": "must be a number",
+    "?view=compare&a=rope:base=1e300": "from 1.5 to 1e+12",
+    "?view=extend&options=magic=1": "“magic=1” is unknown",
     "?view=compare&a=nothing": "nothing",
     "?view=compare&lenth=64": "does not know: lenth",
     "?view=sentence&text=": "no words",

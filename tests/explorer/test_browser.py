@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -64,11 +66,12 @@ def address(tmp_path_factory):
             if not line:
                 pytest.fail("the server did not start:\n" + "".join(said))
         yield found[0]
+        with urllib.request.urlopen(f"{found[0]}gradio_api/heartbeat/page", timeout=60):  # as an open page holds it
+            server.send_signal(signal.SIGINT)
+            last = server.communicate(timeout=60)[0]  # also closes the pipe
+        assert server.returncode == 130 and "Traceback" not in last and "Error" not in last, last
     finally:
-        server.terminate()
-        try:
-            server.communicate(timeout=60)  # also closes the pipe
-        except subprocess.TimeoutExpired:
+        if server.poll() is None:
             server.kill()
             server.communicate()
 
@@ -198,6 +201,7 @@ def test_a_long_sequence_is_drawn_coarsely_and_then_finely(page, address):
     assert list(dict.fromkeys(page.evaluate("() => window.sizes"))) == [64, 187]
 
 
+@pytest.mark.slow
 def test_long_work_shows_progress(page, address):
     go(page, address, "?view=gallery")
     before = figure(page, "gallery-plot-0")
@@ -215,6 +219,7 @@ def test_long_work_shows_progress(page, address):
     expect(progress).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_the_animation_grows_past_the_training_length(page, address):
     go(page, address, "?view=compare&a=alibi&b=&c=&train=16&length=512")
     page.evaluate(
@@ -258,6 +263,7 @@ def test_languages_switch_and_keep_the_view(page, address):
     expect(page.locator("h1")).to_have_text("posenc explorer")
 
 
+@pytest.mark.slow
 def test_bad_input_gets_a_sentence_and_strange_text_is_drawn(page, address):
     go(page, address, "?view=sentence")
     before = figure(page, "sentence-plot-2")
@@ -302,6 +308,46 @@ def test_code_and_exports(page, address):
         assert Path(picture.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_pasted_configuration_fills_the_form_and_one_without_rotation_clears_it(page, address):
+    go(page, address, "?view=extend")
+    before = figure(page, "extend-plot-0")
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    llama = {"head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072, "rope_scaling": rope}
+    page.fill("#extend-config textarea", json.dumps(llama))
+    changed(page, "extend-plot-0", before)
+    expect(page.locator("#extend-target input")).to_have_value("131072")
+    expect(page.locator("#extend-options textarea, #extend-options input").first).to_have_value("factor=8.0")
+    page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('131072')")
+    shown = json.loads(page.locator("#extend-json").text_content())
+    assert shown["max_position_embeddings"] == 131072 and shown["rope_parameters"] == rope | {"rope_theta": 500000.0}
+    page.fill("#extend-target input", "262144")  # the user's own change: the factor follows
+    page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('\"factor\": 32.0')")
+    page.fill(
+        "#extend-config textarea", json.dumps({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
+    )
+    told(page, "extend", "paste a configuration")
+    expect(page.locator("#extend-said")).to_contain_text("no rotation")
+    expect(page.locator("#extend-base input")).to_have_value("")
+    expect(page.locator("#extend-json")).to_have_count(0)
+    expect(page.locator("#extend-plot-0")).to_be_hidden()
+
+
+def test_another_origin_cannot_ask(context, address):
+    """By the browser's own rules: it sends the request of a page elsewhere, and says so."""
+    window = context.new_page()
+    with window.expect_response(address + "draw") as waiting:
+        window.evaluate("url => void fetch(url, {method: 'POST', mode: 'no-cors', body: '{}'})", address + "draw")
+    assert waiting.value.status == 403
+    window.close()
+
+
+@pytest.mark.slow
 def test_the_keyboard_is_enough(page, address):
     go(page, address, "?view=gallery")
     page.get_by_role("tab", name="Gallery").focus()
@@ -320,10 +366,25 @@ def test_the_keyboard_is_enough(page, address):
     expect(page.locator("#compare-head input[type=range]")).not_to_have_css("outline-style", "none")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A real run of the lab, the smallest there is."""
+@pytest.fixture(scope="module", params=["written here", pytest.param("of the lab", marks=pytest.mark.slow)])
+def run(request, tmp_path_factory):
+    """A run as the lab writes it, and a real one, the smallest there is."""
     folder = tmp_path_factory.mktemp("lab") / "smoke"
+    if request.param == "written here":
+        from posenc.lab.results import Results
+
+        folder.mkdir()
+        task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "lr": 0.001}
+        rows = [
+            {"task": "copy", "scheme": scheme, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
+            for scheme in task["schemes"]
+            for size in (16, 32)
+        ]
+        made = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
+        (folder / "results.json").write_bytes(made.as_json())
+        figure = "<div class='js-plotly-plot'></div><script>document.querySelector('div').innerHTML = '<svg class=main-svg></svg>'</script>"
+        (folder / "report.html").write_text(f"<!doctype html><title>tiny</title><h1>tiny</h1>{figure}")
+        return folder
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "posenc", "compare", "--preset", "smoke", "--out", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -363,6 +424,7 @@ NAMELESS = """() => Array.from(document.querySelectorAll('input, textarea, selec
   }).map(e => e.outerHTML.slice(0, 160))"""
 
 
+@pytest.mark.slow
 def test_everything_has_a_name_for_assistive_technology(page, address):
     go(page, address, "?view=gallery")
     tabs = {"gallery": "Gallery", "compare": "Compare", "sentence": "Your sentence", "extend": "Extend RoPE", "results": "Results"}  # fmt: skip

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from ..plot.panels import csv
 from . import answer, frame  # sets gradio's environment before gradio is imported
+from .guard import Guard
+from .painter import Busy, Failed, Painter
 from .results import run_folder
 from .state import read
 from .texts import LANGUAGES, PATHS
@@ -22,37 +22,50 @@ from .texts import LANGUAGES, PATHS
 import gradio as gr  # isort: skip
 
 HOST = "127.0.0.1"
-LARGEST = 16_000_000
-"""Bytes of a question: a text of a million characters is told that it is long, in words."""
 
 
 @frame.in_a_loop
 def make() -> FastAPI:
     """The application. Every answer is made here: nothing is fetched from elsewhere."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    # A page elsewhere that resolves its own name to this machine must get nothing (DNS rebinding).
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    painter = Painter()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        painter.start()
+        try:
+            yield
+        finally:
+            painter.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.painter = painter
+    app.add_middleware(Guard)
     made = {language: frame.blocks(language) for language in LANGUAGES}
 
     @app.post("/draw")
     async def draw(request: Request) -> Response:
-        length = request.headers.get("content-length", "")
-        if not length.isdigit() or int(length) > LARGEST:
-            return PlainTextResponse("too long", status_code=413)
         try:
             asked = json.loads(await request.body())
             built = made[asked.get("language", "en")][1][asked["page"]]
             width, coarse = max(280, min(int(asked.get("width", 1200)), 20_000)), bool(asked.get("coarse", True))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return PlainTextResponse("not a question of this page", status_code=400)
         page, words = built.page, built.words
-        size: dict[str, Any] = {"width": width, "coarse": coarse}
-        if "query" in asked:
-            work = partial(answer.of_query, page, words, str(asked["query"]), **size)
-        else:
-            work = partial(answer.of_values, page, built.controls, words, asked.get("values"), **size)
-        view = await asyncio.get_running_loop().run_in_executor(answer.PAINTER, work)
-        return Response(json.dumps(view, ensure_ascii=False).encode("utf-8", "replace"), media_type="application/json")
+        question: answer.Question = {"page": page.key, "language": words("language"), "width": width, "coarse": coarse}
+        try:
+            if "query" in asked:
+                question["state"], question["notes"] = answer.state_of_query(page, words, str(asked["query"]))
+            else:
+                question["state"] = answer.state_of_values(built.controls, words, asked.get("values"))
+            drawn = await painter.ask(question, request.is_disconnected)
+            return Response(drawn or b"", media_type="application/json")
+        except ValueError as error:
+            view = answer.sorry(error, words)
+        except Busy:
+            view = answer.refusal(question, words("busy"))
+        except Failed:
+            view = answer.too_long(question)
+        return Response(answer.as_bytes(view), media_type="application/json")
 
     @app.get("/plotly.js")
     def plotly() -> Response:
@@ -60,17 +73,24 @@ def make() -> FastAPI:
         return Response(script, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
 
     @app.get("/export.csv")
-    def export(request: Request) -> Response:
+    async def export(request: Request) -> Response:
         try:
             words = LANGUAGES[request.query_params.get("lang", "en")]
             given = read(str(request.query_params), words)
             page = frame.PAGES[given["view"]]
-            panels = answer.PAINTER.submit(page.export, page.complete(given), words).result()
+            question = {"page": page.key, "language": words("language"), "state": page.complete(given), "export": True}
+            found = json.loads(await painter.ask(question, request.is_disconnected) or b"{}")
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
+        except Busy:
+            return PlainTextResponse(words("busy"), status_code=503)
+        except Failed:
+            found = answer.too_long(question)
+        if "csv" not in found:
+            return PlainTextResponse(found.get("sentence", ""), status_code=400)
         name = f'attachment; filename="posenc-{page.key}.csv"'
         # the mark at the start lets spreadsheets see that it is UTF-8
-        return Response("\ufeff" + csv(panels), media_type="text/csv", headers={"Content-Disposition": name})
+        return Response("\ufeff" + found["csv"], media_type="text/csv", headers={"Content-Disposition": name})
 
     @app.get("/report")
     def report(run: str) -> Response:

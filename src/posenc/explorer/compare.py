@@ -7,7 +7,6 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from ..plot.words import Words
 from ..registry import names
 from ..where import Where
 from . import snippets, state
-from .options import Option, options_of
+from .options import Option, options_of, validate
 from .state import Sorry, State
+from .stop import checkpoint
 from .view import Controls, Figure, Page, View
 
 SLOTS = ("a", "b", "c")
@@ -35,8 +35,9 @@ NOTHING = -24.0
 SLIDERS, SWITCHES, CHOICES = 3, 3, 3
 
 
-# What one slider does not touch is not computed again. Subjects are only read.
-@lru_cache(maxsize=32)
+# What one slider does not touch is not computed again. Subjects are only read. Three are on the page; a largest table
+# has 17 MB, so few more are kept.
+@lru_cache(maxsize=8)
 def _subject(word: str) -> Subject:
     name, options = state.scheme(word)
     return numbers.subject(name, **options)
@@ -54,7 +55,7 @@ def _sketch(word: str, length: int) -> Plan:
     return _hollow(word).plan(Where(length))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _tables(word: str) -> Plan | None:
     """A plan whose tables serve every length, so that they are made once; None where a plan depends on its positions."""
     subject = _subject(word)
@@ -137,11 +138,14 @@ class Compare(Page):
         chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
         if not chosen:
             raise Sorry(words("no scheme"))
+        for name, options in chosen.values():
+            validate(name, options, words)
         notes: list[str] = []
         chosen_words: dict[str, str] = {}
         heat: list[Panel] = []
         for slot, (name, _) in chosen.items():
             label = _label(name, slot, chosen)
+            checkpoint()
             try:
                 drawn = _heat(state_[slot], length, head, most, words)
             except ValueError as error:
@@ -169,6 +173,8 @@ class Compare(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         slots = [_Slot(key, self.defaults[key], words) for key in SLOTS]
         length = gr.Slider(
             16, 4096, int(self.defaults["length"]), step=16, label=words("length"), elem_id="compare-length"
@@ -209,7 +215,9 @@ class _Slot:
     """One scheme: its name and a pool of controls that take the shape of its options."""
 
     def __init__(self, key: str, name: str, words: Words):
-        self.key = key
+        import gradio as gr
+
+        self.key, self.update = key, gr.update
         choices = [(words("no scheme here"), ""), *((n, n) for n in names())]
         with gr.Group(elem_id=f"compare-slot-{key}"):
             self.name = gr.Dropdown(
@@ -227,7 +235,7 @@ class _Slot:
         self.components = [self.name, *self.pool]
 
     def reshape(self, name: str) -> list[Any]:
-        return [gr.update(**shape) for shape in _shape(name or "")]
+        return [self.update(**shape) for shape in _shape(name or "")]
 
     def read(self, values: Any) -> str:
         name, *pool = values
@@ -245,7 +253,7 @@ class _Slot:
         for option, shape in zip(_placed(name), _shape(name)):
             if option is not None and option.name in given:
                 shape = {**shape, "value": option.value(given[option.name])}
-            updates.append(gr.update(**shape))
+            updates.append(self.update(**shape))
         return [name, *updates]
 
 
@@ -295,6 +303,7 @@ def _curves(
     near = numbers.positions(length, most).flip(0).neg()  # the query itself is always among them
     over, away, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
+        checkpoint()
         scores = _over(word, length, head, most if coarse else 0)
         whole = near if coarse else torch.arange(-(length - 1), 1)
         weights = torch.softmax(scores, 0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
-import gradio as gr
 import numpy as np
 
 import posenc
 
 from .. import scaling as kinds
+from .. import spec
 from ..plot import numbers, panels
 from ..plot.panels import Heat, Panel, array
 from ..plot.words import Words
@@ -49,7 +51,16 @@ def _models() -> dict[str, Model]:
 
 
 MODELS = _models()
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
+KINDS: dict[str, type[Scaling]] = {
+    "linear": kinds.Linear, "ntk": kinds.NTK, "dynamic": kinds.DynamicNTK, "yarn": kinds.YaRN, "llama3": kinds.Llama3,
+    "longrope": kinds.LongRoPE, "proportional": kinds.Proportional,
+}  # fmt: skip
+SCALINGS = ("none", *KINDS)
+KEYS = ("head_dim", "base", "original", "target", "scaling", "options", "factors", "short")
+OWN = {"original", "short", "long", "freeze_at"}
+"""Fields of a scaling that have a control of their own, or none here."""
+ROTATION = ("rotary_dim", "layout", "values")
+"""Options of RoPE itself beside those of its scaling."""
 LONGEST = 4_194_304
 
 
@@ -57,11 +68,15 @@ class Extend(Page):
     key = "extend"
     figures = 2
     defaults = {
-        "head_dim": "128", "base": "10000", "original": "4096", "target": "16384", "scaling": "yarn", "factors": "",
-        "short": "",
+        "head_dim": "128", "base": "10000", "original": "4096", "target": "16384", "scaling": "yarn", "options": "",
+        "factors": "", "short": "",
     }  # fmt: skip
 
     def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
+        blank = [key for key in KEYS[:4] if not state_[key].strip()]
+        if blank:
+            names = words("comma").join(state.label(key, words) for key in blank)
+            raise Sorry(words("form empty", names=names), clear=True)
         head_dim = state.number(state_, "head_dim", 4, 1024, words)
         if head_dim % 2:
             raise Sorry(words("odd head", head_dim=head_dim))
@@ -69,37 +84,43 @@ class Extend(Page):
         original = state.number(state_, "original", 2, LONGEST, words)
         target = state.number(state_, "target", 2, LONGEST, words)
         kind = state.choice(state_, "scaling", SCALINGS, words)
-        chosen, made = scaling_of(kind, head_dim, original, target, (state_["factors"], state_["short"]), words)
-        rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen)
+        options = options_of(state_["options"], kind, words)
+        turned = {name: options.pop(name) for name in ROTATION if name in options}
+        size = _size(turned, head_dim, words)
+        factors = state_["factors"], state_["short"]
+        chosen, made = scaling_of(kind, size, original, target, factors, options, words)
+        rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen, **turned)
         label = words(f"scaling {kind}")
         compared: dict[str, Scaling | None] = {"RoPE": None}
         if chosen is not None:
             compared[label] = chosen
-        (waves,) = panels.wavelengths(head_dim, base, compared, original=original, target=target, words=words)
+        (waves,) = panels.wavelengths(size, base, compared, original=original, target=target, words=words)
         place = numbers.positions(target, 192)
         phases: list[Panel] = []
         unseen = {}
         for name, some in compared.items():
-            seen = numbers.unseen_phases(head_dim, base, some, original, place, target)
+            seen = numbers.unseen_phases(size, base, some, original, place, target)
             unseen[name] = float(seen.any(1).sum()) / len(seen)
             phases.append(
                 Heat(
-                    words("phases", name=name, share=f"{unseen[name]:.0%}"), array(place), np.arange(head_dim // 2),
+                    words("phases", name=name, share=f"{unseen[name]:.0%}"), array(place), np.arange(size // 2),
                     array(seen).astype(np.float32), words("position"), words("pair"), words("unseen"), (0.0, 1.0),
                     diverging=False,
                 )
             )  # fmt: skip
         notes = []
-        if target <= original:
+        if target <= original and "factor" not in options:
             notes.append(words("no extension", target=target, original=original))
         return View(
             [Figure([waves], columns=1, height=420), Figure(phases, columns=2, height=400)],
-            code=_code(made, head_dim, base, target),
+            code=_code(made, {"head_dim": head_dim, "base": base, **turned}, target),
             html=_configuration(rope, original, target, words),
             notes=notes,
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         d = self.defaults
         model = gr.Dropdown(
             [(words("own model"), ""), *((name, name) for name in MODELS)], value="Llama 2 7B", label=words("model"),
@@ -117,6 +138,10 @@ class Extend(Page):
             [(words(f"scaling {kind}"), kind) for kind in SCALINGS], value=d["scaling"], label=words("scaling"),
             elem_id="extend-scaling",
         )  # fmt: skip
+        options = gr.Textbox(
+            label=words("rotation options"), info=words("rotation options why"), lines=1, max_lines=3,
+            elem_id="extend-options",
+        )  # fmt: skip
         factors = gr.Textbox(
             label=words("factors"), info=words("factors why"), lines=1, max_lines=3, elem_id="extend-factors"
         )
@@ -124,23 +149,20 @@ class Extend(Page):
             label=words("short factors"), info=words("short factors why"), lines=1, max_lines=3, elem_id="extend-short"
         )
         said = gr.HTML("", elem_id="extend-said")
-        components = [head_dim, base, original, target, scaling, factors, short]
+        components = [head_dim, base, original, target, scaling, options, factors, short]
 
         def read(*values: Any) -> State:
-            keys = ("head_dim", "base", "original", "target", "scaling", "factors", "short")
-            return {key: state.plain(value).strip() for key, value in zip(keys, values)}
+            return {key: state.plain(value).strip() for key, value in zip(KEYS, values)}
 
         def write(wanted: State) -> list[Any]:
-            whole = [int(float(wanted[key])) for key in ("original", "target")]
-            return [
-                int(float(wanted["head_dim"])), float(wanted["base"]), *whole, wanted["scaling"], wanted["factors"],
-                wanted["short"],
-            ]  # fmt: skip
+            whole = {key: int(float(wanted[key])) for key in ("head_dim", "original", "target") if wanted[key]}
+            exact = {"base": float(wanted["base"]) if wanted["base"] else None}
+            return [{**wanted, **dict.fromkeys(KEYS[:4]), **whole, **exact}[key] for key in KEYS]
 
         def fill(name: str, wanted: float | None, kind: str) -> list[Any]:
             """A model's numbers; one that was extended with LongRoPE brings its factors, length and scaling."""
             if name not in MODELS:
-                return [gr.skip()] * 7
+                return [gr.skip()] * 9
             chosen = MODELS[name]
             if chosen.long:
                 length, kind = chosen.target, "longrope"
@@ -153,41 +175,69 @@ class Extend(Page):
                 chosen.original,
                 length,
                 kind,
+                "",
                 _text(chosen.long),
                 _text(chosen.short),
+                "",
             ]
 
         def paste(text: str) -> list[Any]:
+            """All that a configuration says, and nothing of what was there before it."""
             if not (text or "").strip():
-                return [gr.skip()] * 6 + [""]
+                return [gr.skip()] * 9 + [""]
             try:
                 found = from_json(text, words)
             except ValueError as error:
                 sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
-                return [gr.skip()] * 6 + [f'<p class="sentence" role="alert">{escape(sentence)}</p>']
-            said = "" if found.head_dim else f'<p class="sentence" role="alert">{escape(words("config head"))}</p>'
-            return [gr.skip() if value is None else value for value in found] + [said]
+                return ["", *CLEARED, f'<p class="sentence" role="alert">{escape(sentence)}</p>']
+            missing = [words(f"config {name}") for name, value in
+                       (("head", found.head_dim), ("length", found.original)) if value is None]  # fmt: skip
+            taken = words("config taken", given=found.told(words))
+            alerts = "".join(f'<p class="sentence" role="alert">{escape(sentence)}</p>' for sentence in missing)
+            return ["", *found, f'{alerts}<p class="note">{escape(taken)}</p>']
+
+        def retarget(text: str) -> str:
+            """The user wants another length, so the factor follows from it again."""
+            return _without(text, {"factor"})
+
+        def rescale(text: str) -> str:
+            """The user wants another scaling: the options of the one before are not its own."""
+            kept = {field.name for kind in KINDS.values() for field in fields(kind)}
+            return _without(text, kept)
 
         return Controls(
             components,
             read,
             write,
             first=[
-                (model.input, fill, [model, target, scaling], components),
-                (config.change, paste, [config], [head_dim, base, original, scaling, factors, short, said]),
+                (model.input, fill, [model, target, scaling], [*components, config]),
+                (config.change, paste, [config], [model, *components, said]),
+                (target.input, retarget, [options], [options]),
+                (original.input, retarget, [options], [options]),
+                (scaling.input, rescale, [options], [options]),
             ],
         )
 
 
+CLEARED = (None, None, None, None, "none", "", "", "")
+
+
 class Pasted(NamedTuple):
-    """What a pasted config.json says; None where it does not."""
+    """What a pasted config.json says, a value for each control; None where it does not."""
 
     head_dim: int | None
-    base: float | None
+    base: float
     original: int | None
+    target: int | None
     scaling: str
+    options: str
     factors: str
     short: str
+
+    def told(self, words: Words) -> str:
+        """The values in words."""
+        said = {state.label(key, words): value for key, value in zip(KEYS, self) if value not in (None, "")}
+        return words("comma").join(f"{name} {str(value)[:120]}" for name, value in said.items())
 
 
 def from_json(text: str, words: Words) -> Pasted:
@@ -203,25 +253,65 @@ def from_json(text: str, words: Words) -> Pasted:
     if not isinstance(config, dict):
         raise Sorry(words("not config"))
     from ..dialects import read
+    from ..fields import field, has_rotation, keys, text_part
 
-    try:
-        setup = read(config)
-    except (
-        TypeError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-    ):  # numbers where it has names, names where it has numbers
-        raise Sorry(words("not config")) from None
-    if not (setup.head_dim is None or 4 <= setup.head_dim <= 1024) or not 1 < (setup.base or 10000.0) < 1e12:
-        raise Sorry(words("not config"))
-    kind = {
-        kinds.Linear: "linear", kinds.NTK: "ntk", kinds.DynamicNTK: "dynamic", kinds.YaRN: "yarn",
-        kinds.Llama3: "llama3", kinds.LongRoPE: "longrope", kinds.Proportional: "proportional",
-    }.get(type(setup.scaling), "none")  # fmt: skip
-    original = getattr(setup.scaling, "original", None) or config.get("max_position_embeddings")
-    long, short = (_text(getattr(setup.scaling, name, ())) for name in ("long", "short"))
-    return Pasted(setup.head_dim, setup.base, original if isinstance(original, int) else None, kind, long, short)
+    config = keys("config.json", config)
+    if not has_rotation(config):
+        raise Sorry(words("no rotation"))
+    setup = read(config)
+    if setup.sections is not None:
+        raise Sorry(words("config sections"))
+    scaling, longest = setup.scaling, field(text_part(config), "max_position_embeddings")
+    kind = next((name for name, made in KINDS.items() if type(scaling) is made), "none")
+    options: dict[str, Any] = {}
+    if scaling is not None:
+        given = {each.name: getattr(scaling, each.name) for each in fields(scaling) if each.name not in OWN}
+        plain = {each.name: each.default for each in fields(scaling)}
+        options = {name: value for name, value in given.items() if name == "factor" or value != plain[name]}
+    if setup.rotary_dim != setup.head_dim:
+        options["rotary_dim"] = setup.rotary_dim
+    options |= {"layout": setup.layout} if setup.layout != "half" else {}
+    options |= {"values": True} if setup.values else {}
+    original = getattr(scaling, "original", None) or longest
+    if longest is None and original is not None:
+        longest = int(original * options.get("factor", 1.0))
+    long, short = (_text(getattr(scaling, name, ())) for name in ("long", "short"))
+    written = state.word("", options).removeprefix(":")
+    return Pasted(
+        setup.head_dim, 10000.0 if setup.base is None else setup.base, None if original is None else int(original),
+        None if longest is None else int(longest), kind, written, long, short,
+    )  # fmt: skip
+
+
+def options_of(text: str, kind: str, words: Words) -> dict[str, Any]:
+    """The options that the form's line says: those of the scaling, and of the rotation."""
+    own = [each.name for each in fields(KINDS[kind]) if each.name not in OWN] if kind in KINDS else []
+    found: dict[str, Any] = {}
+    for part in text.split(",") if text.strip() else []:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in (*own, *ROTATION) or not equals or not value:
+            allowed = words("comma").join((*own, *ROTATION))
+            raise Sorry(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=allowed))
+        found[name] = spec.value(value)
+        if isinstance(found[name], str) != (name in ("layout", "ramp")):
+            raise Sorry(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=name))
+    if not isinstance(found.get("values", False), bool):
+        raise Sorry(words("rotation option wrong", given="values", scaling=kind, allowed="values=true"))
+    return found
+
+
+def _without(text: str, names: set[str]) -> str:
+    """An options line without some of its names."""
+    return ",".join(part for part in (text or "").split(",") if part.partition("=")[0].strip() not in names)
+
+
+def _size(turned: Mapping[str, Any], head_dim: int, words: Words) -> int:
+    """The channels that rotate."""
+    text = {"rotary_dim": str(turned.get("rotary_dim", head_dim))}
+    size = state.number(text, "rotary_dim", 2, head_dim, words)
+    if size % 2:
+        raise Sorry(words("odd head", head_dim=size))
+    return size
 
 
 def _text(factors: tuple[float, ...]) -> str:
@@ -229,38 +319,34 @@ def _text(factors: tuple[float, ...]) -> str:
 
 
 def scaling_of(
-    kind: str, head_dim: int, original: int, target: int, factors: tuple[str, str], words: Words
-) -> tuple[Scaling | None, str]:
-    """A scaling to `target`, and how it is written by hand. `factors` are LongRoPE's, long and short."""
+    kind: str, size: int, original: int, target: int, factors: tuple[str, str], options: Mapping[str, Any], words: Words
+) -> tuple[Scaling | None, str]:  # fmt: skip
+    """A scaling of `size` channels to `target`, and how it is written by hand. `factors` are LongRoPE's, long and
+    short; `options` stand before what follows from the lengths.
+    """
+    if kind == "none":
+        return None, "None"
     factor = max(1.0, target / original)
-    written = {
-        "none": "None",
-        "linear": f"posenc.scaling.Linear(factor={factor!r})",
-        "ntk": f"posenc.scaling.NTK(factor={factor!r})",
-        "dynamic": f"posenc.scaling.DynamicNTK(factor=1.0, original={original})",
-        "yarn": f"posenc.scaling.YaRN(factor={factor!r}, original={original})",
-        "llama3": f"posenc.scaling.Llama3(factor={factor!r}, original={original})",
-        "proportional": "posenc.scaling.Proportional(fraction=0.75)",
-    }
-    made: dict[str, Any] = {
-        "none": lambda: None,
-        "linear": lambda: kinds.Linear(factor=factor),
-        "ntk": lambda: kinds.NTK(factor=factor),
-        "dynamic": lambda: kinds.DynamicNTK(factor=1.0, original=original),
-        "yarn": lambda: kinds.YaRN(factor=factor, original=original),
-        "llama3": lambda: kinds.Llama3(factor=factor, original=original),
-        "proportional": lambda: kinds.Proportional(fraction=0.75),
-    }
-    if kind != "longrope":
-        return made[kind](), written[kind]
-    long, short = (_factors(text, head_dim // 2, words) for text in factors)
-    if not long:
-        raise Sorry(words("factors needed", pairs=head_dim // 2, given=0))
-    told = f"({short[0]},) * {len(long)}" if len(set(short)) == 1 else str(short)
-    if not short:
-        short, told = (1.0,) * len(long), f"(1.0,) * {len(long)}"
-    text = f"posenc.scaling.LongRoPE(short={told}, long={long}, original={original}, factor={factor!r})"
-    return kinds.LongRoPE(short=short, long=long, original=original, factor=factor), text
+    given: dict[str, Any] = {
+        "linear": {"factor": factor},
+        "ntk": {"factor": factor},
+        "dynamic": {"factor": 1.0, "original": original},
+        "proportional": {"fraction": 0.75},
+    }.get(kind, {"factor": factor, "original": original})  # fmt: skip
+    if kind == "longrope":
+        long, short = (_factors(text, size // 2, words) for text in factors)
+        if not long:
+            raise Sorry(words("factors needed", pairs=size // 2, given=0))
+        given = {"short": short or (1.0,) * len(long), "long": long, **given}
+    given |= options
+    try:
+        made = KINDS[kind](**given)
+    except OverflowError as error:
+        raise Sorry(words("library", error=error)) from None
+    told = {name: f"({value[0]},) * {len(value)}" if name == "short" and len(set(value)) == 1 else repr(value)
+            for name, value in given.items()}  # fmt: skip
+    arguments = ", ".join(f"{name}={value}" for name, value in told.items())
+    return made, f"posenc.scaling.{type(made).__name__}({arguments})"
 
 
 def _factors(text: str, pairs: int, words: Words) -> tuple[float, ...]:
@@ -289,12 +375,13 @@ def _configuration(rope, original: int, target: int, words: Words) -> str:
     )
 
 
-def _code(written: str, head_dim: int, base: float, target: int) -> str:
+def _code(written: str, rope: Mapping[str, Any], target: int) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in rope.items())
     return "\n".join(
         [
             "import math, posenc",
             f"scaling = {written}",
-            f"rope = posenc.RoPE(head_dim={head_dim}, base={base!r}, scaling=scaling)",
+            f"rope = posenc.RoPE({arguments}, scaling=scaling)",
             f"wavelengths = [math.tau / w if w else math.inf for w in rope.frequencies({target})]",
             "config = posenc.scaling.to_config(rope)  # merge into config.json",
         ]

@@ -16,16 +16,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gradio as gr
 
 from ..plot.words import Words
-from .compare import Compare
-from .extend import Extend
-from .gallery import Gallery
-from .results import Results
-from .sentence import Sentence
+from .pages import PAGES
 from .state import read
 from .texts import LANGUAGES, PATHS
 from .view import Controls, Page
-
-PAGES: dict[str, Page] = {page.key: page for page in (Gallery(), Compare(), Sentence(), Extend(), Results())}
 
 # queue=False answers in the request itself; always_last drops slider positions that were passed over
 FAST: dict[str, Any] = {

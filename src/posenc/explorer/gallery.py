@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-import gradio as gr
-
 from ..plot import numbers, panels
 from ..plot.words import Words
 from ..registry import card, names
@@ -33,6 +31,8 @@ class Gallery(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         scheme = gr.Radio(list(names()), value=self.defaults["scheme"], label=words("scheme"), elem_id="gallery-scheme")
         return Controls([scheme], lambda name: {"scheme": plain(name)}, lambda state: [state["scheme"]])
 

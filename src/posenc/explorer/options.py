@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from ..plot.numbers import DRAWN
+from ..plot.words import Words
 from ..registry import SIZES, card
+from .state import Sorry
 
 # What no picture of scores can show, or what a slider cannot give (tensors, objects)
 HIDDEN = {
@@ -26,6 +29,11 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "max_len": (64, 8192, 64),
     "offset": (0, 8, 1),
 }
+FURTHEST = 8192
+"""The length's slider ends at 4096, so no picture shows more distances than this: a longer table has rows never seen."""
+LIMITS: dict[str, tuple[float, float]] = {"buckets": (0, 512), "base": (1.5, 1e12), "max_distance": (0, 2048)}
+"""(lowest, highest) of a link's option where that is not FURTHEST: 512 buckets leave each a few pixels, and DeBERTa scores
+every key against twice max_distance rows."""
 BASES = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0)
 
 
@@ -49,6 +57,21 @@ class Option:
             return bool(given)
         kind = type(self.default)
         return kind(given)
+
+
+def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
+    """Refuse options that cost more than a picture can show. What is merely wrong the scheme itself refuses."""
+    for option, value in given.items():
+        told = {"scheme": name, "option": option, "given": str(value)[:40]}
+        if option in SIZES:
+            raise Sorry(words("option size", **told))
+        if value is None or isinstance(value, (bool, str)):
+            continue
+        if not isinstance(value, (int, float)):
+            raise Sorry(words("option kind", **told))
+        low, high = LIMITS.get(option, (0, FURTHEST))
+        if not low <= value <= high:
+            raise Sorry(words("option high", **told, low=low, high=high))
 
 
 @lru_cache(maxsize=64)

@@ -91,6 +91,14 @@ window.posenc ??= (() => {
       part(key, "csv").setAttribute("href", answer.csv);
       if (width) address(key);
     }
+    if (answer.cleared) {  // numbers of another model beside the sentence would be taken for this one's
+      document.querySelectorAll(`#${key}-figures .plot`).forEach(place => {
+        place.hidden = true;
+        place.firstElementChild.posenc = null;
+      });
+      set(part(key, "html"), "");
+      part(key, "code").hidden = part(key, "tools").hidden = true;
+    }
     set(part(key, "status"), answer.status);
   }
   // On a page with a base address Plotly writes the whole address into what it draws; after the address has changed

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import gradio as gr
 import numpy as np
 
 from ..plot.panels import Lines, Panel
@@ -52,6 +51,8 @@ class Results(Page):
         return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, html=frame, notes=notes)
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         run = gr.Dropdown(
             runs(), value=None, label=words("run"), info=words("run why"), allow_custom_value=True,
             elem_id="results-run",

@@ -9,7 +9,6 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from ..registry import card, names
 from ..where import Where
 from . import state
 from .state import Sorry, State
+from .stop import checkpoint
 from .view import Controls, Figure, Page, View
 
 D_MODEL, HEADS = 64, 4
@@ -57,6 +57,7 @@ class Sentence(Page):
         change = state.choice(state_, "change", CHANGES, words)
         shown: dict[str, Tensor] = {}
         for other in names():
+            checkpoint()
             try:
                 weights = _pattern(other, strength if learns(other) else 0.0, tuple(tokens), causal)[head]
             except ValueError:
@@ -100,6 +101,8 @@ class Sentence(Page):
         )
 
     def controls(self, words: Words) -> Controls:
+        import gradio as gr
+
         d = self.defaults
         text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
         scheme = gr.Dropdown(list(names()), value=d["scheme"], label=words("scheme"), elem_id="sentence-scheme")

@@ -21,13 +21,18 @@ LABELS = {
     "length": "length", "train": "train", "head": "which head", "scheme": "scheme", "strength": "strength",
     "first": "first word", "second": "second word", "shift": "shift by", "change": "change", "causal": "causal",
     "head_dim": "head size", "base": "base", "original": "original", "target": "target", "scaling": "scaling",
+    "options": "rotation options",
 }  # fmt: skip
 LONGEST = 20_000
 """Characters of a query; longer ones are not links of ours."""
 
 
 class Sorry(ValueError):
-    """A sentence for the reader, in the reader's language."""
+    """A sentence for the reader, in the reader's language. `clear`: what was shown before would mislead beside it."""
+
+    def __init__(self, sentence: str, *, clear: bool = False):
+        super().__init__(sentence)
+        self.clear = clear
 
 
 def link(page: str, state: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> str:
@@ -56,7 +61,7 @@ def number(state: Mapping[str, str], key: str, low: int, high: int, words: Words
     """A whole number of a state, within bounds."""
     value = _number(state, key, low, high, words)
     if not math.isfinite(value) or value != int(value) or not low <= value <= high:
-        raise Sorry(words("not whole", name=_name(key, words), given=state[key][:40], low=low, high=high))
+        raise Sorry(words("not whole", name=label(key, words), given=state[key][:40], low=low, high=high))
     return int(value)
 
 
@@ -65,7 +70,7 @@ def real(state: Mapping[str, str], key: str, low: float, high: float, words: Wor
     value = _number(state, key, low, high, words)
     if not low <= value <= high:
         raise Sorry(
-            words("not between", name=_name(key, words), given=state[key][:40], low=f"{low:g}", high=f"{high:g}")
+            words("not between", name=label(key, words), given=state[key][:40], low=f"{low:g}", high=f"{high:g}")
         )
     return value
 
@@ -76,18 +81,18 @@ def _number(state: Mapping[str, str], key: str, low: float, high: float, words: 
         return float(text)
     except ValueError:
         why = "no number" if not text else "not a number"
-        raise Sorry(words(why, name=_name(key, words), given=text[:40], low=f"{low:g}", high=f"{high:g}")) from None
+        raise Sorry(words(why, name=label(key, words), given=text[:40], low=f"{low:g}", high=f"{high:g}")) from None
 
 
 def choice(state: Mapping[str, str], key: str, choices: Iterable[str], words: Words) -> str:
     choices = list(choices)
     if state[key] not in choices:
         given = state[key][:40]
-        raise Sorry(words("no such choice", name=_name(key, words), given=given, choices=", ".join(choices)))
+        raise Sorry(words("no such choice", name=label(key, words), given=given, choices=", ".join(choices)))
     return state[key]
 
 
-def _name(key: str, words: Words) -> str:
+def label(key: str, words: Words) -> str:
     """A word of a link beside what its control is called."""
     return f"{words(LABELS[key])} ({key})" if key in LABELS else key
 

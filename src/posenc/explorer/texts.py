@@ -74,6 +74,30 @@ TEXTS: dict[str, tuple[str, str]] = {
         "The head size {head_dim} must be even: RoPE turns pairs of channels.",
         "头的大小 {head_dim} 必须是偶数：RoPE 转动的是成对的通道。",
     ),
+    "too large": (
+        "Drawing this needs more memory than the explorer may take; choose a shorter length or smaller options.",
+        "绘制需要的内存超过了允许的上限；请选择更短的长度或更小的选项。",
+    ),
+    "too slow": (
+        "Drawing this takes longer than the explorer may work on one view; choose a shorter length or smaller options.",
+        "绘制所需的时间超过了一个视图允许的上限；请选择更短的长度或更小的选项。",
+    ),
+    "busy": (
+        "The explorer is busy with other views; try again in a moment.",
+        "正在绘制其他视图；请稍后再试。",
+    ),
+    "option high": (
+        "{scheme}: {option}={given} is more than a picture shows; give a number from {low:g} to {high:g}.",
+        "{scheme}：{option}={given} 超出了图中能显示的范围；请给出 {low:g} 到 {high:g} 之间的数。",
+    ),
+    "option size": (
+        "{scheme}: {option} is a size of the layer, which is the same for every picture; leave it out.",
+        "{scheme}：{option} 是层的大小，所有图都相同；请去掉它。",
+    ),
+    "option kind": (
+        "{scheme}: {option}={given} must be a number, true, false or a word.",
+        "{scheme}：{option}={given} 必须是数字、true、false 或一个词。",
+    ),
     "failed": ("This cannot be shown: {error}", "无法显示：{error}"),
     "code": ("Show the code", "显示代码"),
     "code label": ("posenc code that makes the same numbers", "得到相同数字的 posenc 代码"),
@@ -204,6 +228,35 @@ TEXTS: dict[str, tuple[str, str]] = {
     "not json": (
         "This is not JSON: {error} in line {line}, column {column}.",
         "这不是 JSON：第 {line} 行第 {column} 列，{error}。",
+    ),
+    "form empty": (
+        "Give {names} first, or paste a configuration that has them.",
+        "请先填写{names}，或粘贴包含它们的配置。",
+    ),
+    "no rotation": (
+        "This configuration has no rotation (no rope_parameters, rope_scaling, rope_theta or rotary_dim), so there is nothing to extend.",
+        "此配置没有旋转位置编码（没有 rope_parameters、rope_scaling、rope_theta 或 rotary_dim），因此没有可扩展的内容。",
+    ),
+    "config sections": (
+        "This configuration has mrope_section: its positions have several axes, and this page extends one. posenc.MRoPE.from_config reads it.",
+        "此配置含有 mrope_section：位置有多个轴，而此页面只扩展一个轴。可用 posenc.MRoPE.from_config 读取。",
+    ),
+    "config length": (
+        "The configuration does not say the trained length (max_position_embeddings); give it below.",
+        "配置没有说明训练长度（max_position_embeddings）；请在下面填写。",
+    ),
+    "config taken": (
+        "Taken from the configuration: {given}. It stays until you change it.",
+        "取自配置：{given}。在你修改之前保持不变。",
+    ),
+    "rotation options": ("Options of the rotation", "旋转的选项"),
+    "rotation options why": (
+        "NAME=VALUE, separated by commas; what a pasted configuration says is kept here. Another wanted length takes its factor out.",
+        "名称=值，用逗号分隔；粘贴的配置内容保留在这里。改变目标长度会去掉其中的 factor。",
+    ),
+    "rotation option wrong": (
+        "Options of the rotation: “{given}” is unknown; {scaling} takes {allowed}, each as NAME=VALUE.",
+        "旋转的选项：没有“{given}”；{scaling} 可用 {allowed}，写作 名称=值。",
     ),
     "config head": (
         "The configuration does not say how large a head is (head_dim, or hidden_size and num_attention_heads); give it below.",

@@ -46,6 +46,8 @@ class Controls:
 
 
 class Page:
+    """Gradio is imported inside `controls` alone: the process that draws needs none of it."""
+
     key: ClassVar[str]
     figures: ClassVar[int] = 1
     html_first: ClassVar[bool] = False  # whether the block of HTML stands above the figures
