@@ -430,7 +430,7 @@ def _compute(given, geometry, units, g, g_lse, kept, recomputed):
         sums = second[name] + fourth[name]
         allowed[name] = first[name] + third[name] + kappa * sums
         if name.split(".")[-1] in TABLES and sums.numel():
-            allowed[name] = allowed[name] + u * c(terms) * sums.amax(1, keepdim=True)  # they count from a base, too
+            allowed[name] = allowed[name] + allowed[name].amax(1, keepdim=True)  # a base is the whole less the others
         if x.dtype == torch.float16:
             allowed[name] = allowed[name] + 2.0**-25
         allowed[name] = allowed[name] + 1e-300
