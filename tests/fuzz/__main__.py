@@ -107,7 +107,9 @@ def examine(setting: Setting, number: int, shrinking: bool = True) -> Result:
                 return False
 
         case = shrink(case, fails, part.simpler)
-        lines += [f"  shrunk: {case!r}", *(f"    {fault}" for fault in faults(case))]
+        left = faults(case)
+        lines += [f"  shrunk: {case!r}", *(f"    {fault}" for fault in left[:3])]
+        lines += [f"    and {len(left) - 3} more"] * (len(left) > 3)
         script = part.script(case, setting.engine, setting.device)
         lines += ["  ---- a script of it, for the repository's root ----", script.rstrip(), "  ----"]
     return Result(number, "failed", "\n".join(lines))

@@ -119,6 +119,7 @@ def draw(random: Random) -> Case:
 
 
 MOST_PAIRS = 200_000
+SMALL_PAIRS = 3_000  # for interpreted kernels
 
 
 def _lengths(random: Random) -> tuple[int, int]:
@@ -279,4 +280,6 @@ def features(case: Case) -> set[str]:
     found |= {layout for layout in case.layouts if layout}
     if case.rotate is not None:
         found |= {case.rotate.layout} | ({"rotated values"} if case.rotate.values else set())
+    if case.batch * case.heads * case.lq * case.lk <= SMALL_PAIRS and max(case.size, case.v_size) <= 32:
+        found.add("small")
     return found | {case.dtype}
