@@ -47,6 +47,8 @@ FURTHEST = 40.0
 """Perturbations of a score beyond this say nothing any more."""
 
 TABLES = ("bias", "dot_query", "dot_key", "add_value")
+CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value")
+"""Tensors whose last size is one of channels."""
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -424,7 +426,8 @@ def _compute(given, geometry, units, g, g_lse, kept, recomputed):
     third = size.gradients(size.values(out_weights), g)
     fourth = size.gradients(size.values(p_ * kept), g)
     for name, x in given.items():
-        terms = max(1, p_.numel() * wide // max(1, x.numel()))
+        channels = x.shape[-1] if name.split(".")[-1] in CHANNELS else 1
+        terms = max(1, p_.numel() * channels // max(1, x.numel()))
         leaf = unit(x.dtype)
         kappa = 3 * w + units.tables + 4 * leaf + u * (c(terms) + c(wide) + 4)
         sums = second[name] + fourth[name]

@@ -9,5 +9,5 @@
     shrink.py     a failing case made as simple as it can be while it fails
 
 A part is a module with draw(random), features(case), check(case, engine, device), simpler(case) and
-script(case, engine, device). A case is drawn from (seed, number) alone, on every machine alike.
+script(case, engine, device); check raises Refused where there is nothing to compare. A case is drawn from (seed, number) alone, on every machine alike.
 """

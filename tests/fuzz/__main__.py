@@ -70,7 +70,7 @@ class Setting:
 
 def examine(setting: Setting, number: int, shrinking: bool = True) -> Result:
     """One draw: what came of it, and a report where it failed."""
-    from tests.fuzz.engines import Refused
+    from tests.fuzz.refused import Refused
     from tests.fuzz.shrink import shrink
 
     part = setting.module

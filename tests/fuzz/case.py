@@ -78,9 +78,6 @@ class Case:
     blocks: int = 0  # sizes of the sdpa engine's blocks, so that few tokens are many blocks; 0: its own
     poison: bool = False  # fresh memory holds NaN
 
-    def __post_init__(self):
-        assert self.heads % self.kv_heads == 0
-
     def __repr__(self) -> str:
         """The fields that are not their defaults."""
         plain = type(self)()

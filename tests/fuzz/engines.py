@@ -14,14 +14,11 @@ from posenc.engines.sdpa import sizes
 from tests import budget
 
 from .case import Case, draw, features, names
+from .refused import Refused
 from .render import BLOCKS, render, script
 from .shrink import simpler
 
 __all__ = ["check", "draw", "features", "script", "simpler"]
-
-
-class Refused(Exception):
-    """The engine says that it cannot run this case, and why."""
 
 
 def check(case: Case, engine: str, device: str = "cpu") -> list[str]:

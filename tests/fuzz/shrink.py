@@ -33,9 +33,7 @@ def simpler(case: Case) -> Iterator[Case]:
     for number in range(len(case.tables)):
         yield _valid(replace(case, tables=case.tables[:number] + case.tables[number + 1 :]))
     for field in fields(case):
-        if field.name in (*SIZES, "tables", "dtype", "table_dtype") or getattr(case, field.name) == getattr(
-            plain, field.name
-        ):
+        if field.name in (*SIZES, *OTHERS) or getattr(case, field.name) == getattr(plain, field.name):
             continue
         yield _valid(replace(case, **{field.name: getattr(plain, field.name)}))
     for dtype in ("float64", "float32"):
@@ -47,12 +45,12 @@ def simpler(case: Case) -> Iterator[Case]:
             yield _valid(replace(case, tables=case.tables[:number] + (other,) + case.tables[number + 1 :]))
     if case.rotate is not None:
         yield from (replace(case, rotate=other) for other in simpler_fields(case.rotate))
-    if case.wanted is not None and len(case.wanted) > 1:
-        for name in case.wanted:
-            yield replace(case, wanted=tuple(x for x in case.wanted if x != name))
-    if case.wanted is None:
-        for name in names(case):
-            yield replace(case, wanted=(name,))
+    if case.wanted != ():
+        yield replace(case, wanted=())
+    for name in names(case) if case.wanted is None else case.wanted if len(case.wanted) > 1 else ():
+        yield replace(case, wanted=(name,))
+    if case.data:
+        yield replace(case, data=0)
     for number in range(3):
         yield replace(case, layouts=(*case.layouts[:number], "", *case.layouts[number + 1 :]))
     if case.window is not None:
@@ -68,6 +66,7 @@ def simpler(case: Case) -> Iterator[Case]:
         yield _valid(replace(case, lq=case.lq - 1, lk=case.lk - 1))
 
 
+OTHERS = ("tables", "dtype", "table_dtype", "wanted", "data")
 SIZES = ("batch", "heads", "kv_heads", "lq", "lk", "size", "v_size")
 
 
