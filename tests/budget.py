@@ -311,7 +311,7 @@ class _Dense:
             both = leaves["decay[0]"][..., :, None] + minus * leaves["decay[1]"][..., None, :]
             if (
                 self.positive
-            ):  # the difference of two given numbers has its own size; its gradients have coefficients of 1
+            ):  # a difference of two given numbers has its own size; both gradients have coefficients of 1
                 ours, theirs = (self.given[f"decay[{i}]"].detach().double() for i in (0, 1))
                 both = both - both.detach() + (ours[..., :, None] - theirs[..., None, :]).abs()
             rest = rest + both
@@ -357,87 +357,120 @@ class _Dense:
 
 
 # ---- the budget ----------------------------------------------------------------------------------------------------
+@torch.enable_grad()
 def _compute(given, geometry, units, g, g_lse, kept, recomputed):
-    u, w = units.sums, units.low
     true, size = _Dense(given, geometry, False), _Dense(given, geometry, True)
-    hidden = ~geometry.allowed
-    s = true.scores.masked_fill(hidden, float("-inf"))
-    lk = s.shape[3]
-    top = s.detach().amax(-1, keepdim=True) if lk else s.new_zeros(*s.shape[:3], 1)
+    soft = _softmax(true, geometry.allowed)
+    kept = 1.0 if kept is None else kept.double()
+    out = true.values(soft.p * kept)
+    expected = {"out": out.detach(), "lse": soft.lse.detach()}
+    errors = _Errors(given, units, soft, size, kept)
+    allowed = {"out": errors.of_output(), "lse": errors.of_lse()}
+    if g is None and g_lse is None:
+        return expected, allowed
+    g = torch.zeros_like(out) if g is None else g.detach().double()
+    g_lse = torch.zeros_like(soft.lse) if g_lse is None else g_lse.detach().double()
+    g_lse = g_lse.masked_fill(soft.empty, 0.0)
+    objective = (out * g).sum() + (soft.lse.masked_fill(soft.empty, 0.0) * g_lse).sum()
+    expected.update(true.gradients(objective, torch.ones_like(objective)))
+    allowed.update(errors.of_gradients(true, g, g_lse, recomputed))
+    return expected, allowed
+
+
+@dataclass
+class _Soft:
+    """The softmax of the scores over the keys that may be seen."""
+
+    p: Tensor
+    lse: Tensor  # [B, H, Lq], -inf for a query that sees nothing
+    above: Tensor  # log-sum-exp - max s, [B, H, Lq, 1]
+    empty: Tensor  # bool [B, H, Lq]
+    hidden: Tensor
+
+
+def _softmax(true: _Dense, allowed: Tensor) -> _Soft:
+    s = true.scores.masked_fill(~allowed, float("-inf"))
+    top = s.detach().amax(-1, keepdim=True) if s.shape[3] else s.new_zeros(*s.shape[:3], 1)
     top = top.masked_fill(top == float("-inf"), 0.0)
     weights = (s - top).exp()
     total = weights.sum(-1, keepdim=True)
     empty = total.detach() == 0.0
-    log = total.masked_fill(empty, 1.0).log()
-    p = weights / total.masked_fill(empty, 1.0)
-    kept = 1.0 if kept is None else kept.double()
-    out, lse = true.values(p * kept), (log + top).masked_fill(empty, float("-inf")).squeeze(-1)
-    expected = {"out": out.detach(), "lse": lse.detach()}
+    total = total.masked_fill(empty, 1.0)
+    lse = (total.log() + top).masked_fill(empty, float("-inf")).squeeze(-1)
+    return _Soft(weights / total, lse, total.detach().log(), empty.squeeze(-1), ~allowed)
 
-    # scores and probabilities
-    parts = {name: x.detach() for name, x in size.parts.items()}
-    whole = size.scores.detach()
-    wide = max([geometry.head_size] + [x.shape[-1] for name, x in given.items() if name.endswith("states")])
-    e_s = u * (c(wide) + 4) * whole + units.products * parts["products"] + units.tables * parts["tables"]
-    e_s = (e_s + w * w * parts["biases"]).masked_fill(hidden, 0.0).clamp(max=FURTHEST)
-    p_ = p.detach()
-    small = (EXP + c(lk)) * u
-    stored = torch.minimum(4 * u * (lse.detach().nan_to_num(neginf=0.0).abs()[..., None] + 1), log.detach())
-    e_p = _of_probabilities(p_, e_s, stored + small).masked_fill(hidden, 0.0)
-    e_lse = (p_ * e_s.exp()).sum(-1).clamp(min=1.0).log() + small + 4 * u * lse.detach().abs().nan_to_num(posinf=0.0)
 
-    # output
-    last = u + w + (unit(given["q"].dtype) if w else 0.0)
-    kappa = w + units.values + u * (c(lk) + 4)
-    out_weights = ((e_p + kappa * p_) * kept + units.vanish).masked_fill(hidden, 0.0)
-    allowed = {"out": size.values(out_weights).detach() + last * size.values(p_ * kept).detach(), "lse": e_lse}
-    if w:  # values by distance: their sums of probabilities are rounded too
-        allowed["out"] = allowed["out"] + 2 * w * size.values(p_ * kept).detach()
-    if given["q"].dtype == torch.float16:
-        allowed["out"] = allowed["out"] + units.vanish
-    if g is None and g_lse is None:
-        return expected, allowed
+class _Errors:
+    """The module's table, line by line."""
 
-    # gradients
-    if recomputed:
-        again = stored + small + 2 * u * (c(wide) + 4) * whole
-        e_p = _of_probabilities(p_, e_s, again.clamp(max=FURTHEST)).masked_fill(hidden, 0.0)
-        out_weights = ((e_p + kappa * p_) * kept + units.vanish).masked_fill(hidden, 0.0)
-    g = torch.zeros_like(out) if g is None else g.detach().to(torch.float64)
-    of_lse = torch.zeros_like(lse) if g_lse is None else g_lse.detach().to(torch.float64)
-    of_lse = of_lse.masked_fill(empty.squeeze(-1), 0.0)
-    leaves = list(true.leaves.values())
-    objective = (out * g).sum() + (lse.masked_fill(empty.squeeze(-1), 0.0) * of_lse).sum()
-    found = torch.autograd.grad(objective, leaves, allow_unused=True)
-    for (name, leaf), one in zip(true.leaves.items(), found, strict=True):
-        expected[name] = torch.zeros_like(leaf) if one is None else one
-    dp, dp_size = true.of_weights(g) * kept, size.of_weights(g.abs()) * kept
-    g, of_lse = g.abs(), of_lse.abs()[..., None]
-    mean, mean_size = (p_ * dp).sum(-1, keepdim=True), (p_ * dp_size).sum(-1, keepdim=True)
-    width = c(given["v"].shape[-1])
-    e_dp = (u * (width + 4) + units.values + w) * dp_size
-    e_mean = (e_p * dp.abs()).sum(-1, keepdim=True) + (p_ * e_dp).sum(-1, keepdim=True)
-    e_mean = e_mean + (3 * w + u * (c(lk) + width)) * mean_size
-    e_ds = e_p * ((dp - mean).abs() + of_lse) + p_ * (e_dp + e_mean + 4 * u * of_lse)
-    ds_size = p_ * (dp_size + mean_size + of_lse)
-    vanished = torch.full_like(p_, units.vanish).masked_fill(hidden, 0.0) * (1 + dp_size if w else 1.0)
-    first = size.gradients(size.scores, e_ds + vanished)
-    second = size.gradients(size.scores, ds_size)
-    third = size.gradients(size.values(out_weights), g)
-    fourth = size.gradients(size.values(p_ * kept), g)
-    for name, x in given.items():
-        channels = x.shape[-1] if name.split(".")[-1] in CHANNELS else 1
-        terms = max(1, p_.numel() * channels // max(1, x.numel()))
-        leaf = unit(x.dtype)
-        kappa = 3 * w + units.tables + 4 * leaf + u * (c(terms) + c(wide) + 4)
-        sums = second[name] + fourth[name]
-        allowed[name] = first[name] + third[name] + kappa * sums
-        if name.split(".")[-1] in TABLES and sums.numel():
-            allowed[name] = allowed[name] + allowed[name].amax(1, keepdim=True)  # a base is the whole less the others
-        if x.dtype == torch.float16:
-            allowed[name] = allowed[name] + 2.0**-25
-        allowed[name] = allowed[name] + 1e-300
-    return expected, allowed
+    def __init__(self, given: dict[str, Tensor], units: _Units, soft: _Soft, size: _Dense, kept):
+        self.given, self.units, self.size, self.kept, self.hidden = given, units, size, kept, soft.hidden
+        self.p, self.lse = soft.p.detach(), soft.lse.detach().nan_to_num(neginf=0.0).abs()
+        u, keys = units.sums, self.p.shape[3]
+        self.wide = max([given["q"].shape[3]] + [x.shape[-1] for name, x in given.items() if name.endswith("states")])
+        self.scores = size.scores.detach()
+        e_s = u * (c(self.wide) + 4) * self.scores + units.low**2 * size.parts["biases"].detach()
+        e_s = e_s + units.products * size.parts["products"].detach() + units.tables * size.parts["tables"].detach()
+        self.e_s = e_s.masked_fill(soft.hidden, 0.0).clamp(max=FURTHEST)
+        self.exp = (EXP + c(keys)) * u
+        self.stored = torch.minimum(4 * u * (self.lse[..., None] + 1), soft.above)
+        self.sum = units.low + units.values + u * (c(keys) + 4)  # roundings of p and of its sums with values
+        self.e_p = self._of_p(self.stored + self.exp)
+
+    def _of_p(self, more) -> Tensor:
+        return _of_probabilities(self.p, self.e_s, more).masked_fill(self.hidden, 0.0)
+
+    def _weights(self, e_p: Tensor) -> Tensor:
+        """Errors of the probabilities as the values' sums have them."""
+        vanished = torch.full_like(e_p, self.units.vanish)
+        return ((e_p + self.sum * self.p) * self.kept + vanished).masked_fill(self.hidden, 0.0)
+
+    def of_lse(self) -> Tensor:
+        moved = (self.p * self.e_s.exp()).sum(-1).clamp(min=1.0).log()
+        return moved + self.exp + 4 * self.units.sums * self.lse
+
+    def of_output(self) -> Tensor:
+        low = self.units.low
+        last = self.units.sums + 4 * low  # the output, its sum with values by distance, and these are rounded
+        error = self.size.values(self._weights(self.e_p)) + last * self.size.values(self.p * self.kept)
+        seen = (~self.hidden).any(-1, keepdim=True)  # a query that sees nothing gives zeros
+        return error.detach() + seen * (self.units.vanish if low else 0.0)
+
+    def of_gradients(self, true: _Dense, g: Tensor, g_lse: Tensor, recomputed: bool) -> dict[str, Tensor]:
+        u, w, p, size = self.units.sums, self.units.low, self.p, self.size
+        e_p = self.e_p
+        if recomputed:
+            again = 2 * u * (c(self.wide) + 4) * self.scores
+            e_p = self._of_p((self.stored + self.exp + again).clamp(max=FURTHEST))
+        dp, dp_size = true.of_weights(g) * self.kept, size.of_weights(g.abs()) * self.kept
+        g, g_lse = g.abs(), g_lse.abs()[..., None]
+        over_keys = lambda x: (p * x).sum(-1, keepdim=True)  # noqa: E731
+        mean, mean_size = over_keys(dp), over_keys(dp_size)
+        width = c(self.given["v"].shape[-1])
+        e_dp = (u * (width + 4) + self.units.values + w) * dp_size
+        e_mean = (e_p * dp.abs()).sum(-1, keepdim=True) + over_keys(e_dp)
+        e_mean = e_mean + (3 * w + u * (c(p.shape[3]) + width)) * mean_size
+        e_ds = e_p * ((dp - mean).abs() + g_lse) + p * (e_dp + e_mean + 4 * u * g_lse)
+        ds_size = p * (dp_size + mean_size + g_lse)
+        vanished = torch.full_like(p, self.units.vanish).masked_fill(self.hidden, 0.0) * (1 + dp_size if w else 1.0)
+        scores, values = size.scores, size.values(p * self.kept)
+        errors = _added(size.gradients(scores, e_ds + vanished), size.gradients(size.values(self._weights(e_p)), g))
+        sums = _added(size.gradients(scores, ds_size), size.gradients(values, g))
+        return {name: self._of_leaf(name, errors[name], sums[name]) for name in self.given}
+
+    def _of_leaf(self, name: str, error: Tensor, summed: Tensor) -> Tensor:
+        """What comes with the terms, and the roundings of their sum and of the result in the tensor's own dtype."""
+        x, last, u = self.given[name], name.split(".")[-1], self.units.sums
+        terms = max(1, self.p.numel() * (x.shape[-1] if last in CHANNELS else 1) // max(1, x.numel()))
+        count = 3 * self.units.low + self.units.tables + 4 * unit(x.dtype) + u * (c(terms) + c(self.wide) + 4)
+        error = error + count * summed
+        if last in TABLES and error.numel():
+            error = error + error.amax(1, keepdim=True)  # a base is the whole less the others
+        return error + (2.0**-25 if x.dtype == torch.float16 else 1e-300)
+
+
+def _added(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x + other[name] for name, x in one.items()}
 
 
 def _of_probabilities(p: Tensor, e_s: Tensor, more: Tensor) -> Tensor:
