@@ -7,11 +7,12 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 # One thread a process: the tests run $(JOBS) processes, and torch's threads would fight for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo test test-gpu test-hf-lowest check lint format types bench bench-table figures clean
+.PHONY: help demo test fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
 	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
 	@echo "make test         install what the tests need and run them all"
+	@echo "make fuzz         random draws for the engines: ARGS='--engine sdpa --count 1000 --seed 1', see --help"
 	@echo "make check        lint, types and tests: what CI runs"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
@@ -22,6 +23,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+fuzz: $(VENV)/.dev
+	$(ONE_THREAD) $(PY) -m tests.fuzz -j $(JOBS) $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	$(PY) -m pytest -q -m gpu $(ARGS)
