@@ -43,13 +43,14 @@ def _forward(
     states: Tensor | None,
     table_k: Tensor | None,
     table_v: Tensor | None,
-    key_bias: Tensor | None,
+    decay_q: Tensor | None,
+    decay_k: Tensor | None,
     key_mask: Tensor | None,
     band: list[int],
     scale: float,
     split: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    terms = Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     out, sums, left = forward_pass.forward(q, k, v, terms, _band(band), scale, split)
     # The fused kernel answers a query that holds NaN with zeros; a fault upstream must stay visible.
     if bool(torch.isnan(q.sum())):
@@ -58,7 +59,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, split):
+def _(q, k, v, bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask, band, scale, split):
     precision = torch.promote_types(q.dtype, torch.float32)
     sums = q.new_empty(q.shape[:3], dtype=precision)
     return q.new_empty(*q.shape[:3], v.shape[3]), sums, torch.empty_like(sums) if split else sums.new_empty(0)
@@ -78,26 +79,27 @@ def _backward(
     states: Tensor | None,
     table_k: Tensor | None,
     table_v: Tensor | None,
-    key_bias: Tensor | None,
+    decay_q: Tensor | None,
+    decay_k: Tensor | None,
     key_mask: Tensor | None,
     band: list[int],
     scale: float,
     wanted: list[int],
 ) -> list[Tensor]:
-    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    terms = Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     flags = list(map(bool, wanted))
     if fused.applies(q, k, terms, _band(band), flags):
         own = fused.backward(grad, q, k, v, out, sums, left, terms, _band(band), scale, flags[0])
         if own is not None:
             return own
-    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, flags)
+    result = backward_pass.backward(grad, q, k, v, out, terms, _band(band), scale, flags)
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, sums, left, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, wanted):
-    terms = (bias, table_q, states, table_k, table_v, key_bias, key_mask)
+def _(grad, q, k, v, out, sums, left, bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask, band, scale, wanted):
+    terms = (bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t in (q, k, v, *(t for t, w in zip(terms, wanted) if w))

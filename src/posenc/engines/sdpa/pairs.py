@@ -3,7 +3,7 @@
 What is constant along a row rides in the matrix product as channels of its own, and tables count from one far end,
 their base: a row's base is such a constant, and only the band is looked up.
 
-    s  =  [scale q, base, 1, right - base] · [k, 1, key's own, far right?]  +  (band - base)
+    s  =  [scale q, 1, base, right - base] · [k, padding, 1, far right?]  +  (band - base)  +  (decay_q - decay_k)
 
 The band is a view of the pairs that has their diagonals as columns; no copy, and matrix products take it. Where it
 would leave the keys there are dead ones, whose scores are -inf:
@@ -114,10 +114,7 @@ def _triangle(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class Pairs:
-    """Of some rows of the batch and some heads: X in all, row after row. rows: those of a block.
-
-    less [B, H, Lq] is taken off every row's scores.
-    """
+    """Of some rows of the batch and some heads: X in all, row after row. rows: those of a block."""
 
     def __init__(
         self,
@@ -128,7 +125,6 @@ class Pairs:
         scale: float,
         buffers: Buffers,
         rows: int,
-        less: Tensor | None = None,
     ):
         at, kv, terms = (slab.rows, slab.heads), (slab.rows, slab.kv_heads), slab.terms
         self.slab, self.band, self.scale, self.buffers, self.rows = slab, band, scale, buffers, rows
@@ -138,13 +134,17 @@ class Pairs:
         self.states = self.q if terms.states is None else terms.states
         self.base, self.far_right = ends(band)
         self.bias, self.table_q, self.table_v = map(self._less_base, (terms.bias, terms.table_q, terms.table_v))
-        row = torch.zeros_like(self.q[..., 0]) if less is None else -less[at].flatten(0, 1)
+        row = torch.zeros_like(self.q[..., 0])
         channels = self._with_ends(row, slab.row_constant, self.states, scale)
         self.q_wide = torch.cat([self.q * scale, torch.stack([torch.ones_like(row), *channels], -1)], -1)
-        self.k_wide = self._wide(self.k, self._columns())
+        padding = slab.padding(0, band.k_length)
+        self.k_wide = self._wide(self.k, self.k.new_zeros(1, 1, band.k_length) if padding is None else padding)
         self.marked = [self.k_wide]
         self.edge = 0  # keys from here on are marked as far right
-        self.steep = terms.bias is not None and float(terms.bias.amax() - terms.bias.amin()) > -SMALLEST
+        self.steep = any(t is not None and float(t.amax() - t.amin()) > -SMALLEST for t in (terms.bias, terms.decay_k))
+        self.decay: tuple[Tensor, Tensor] | None = None
+        if terms.decay_q is not None and terms.decay_k is not None:
+            self.decay = (terms.decay_q[..., None], self._wide(terms.decay_k[..., None])[..., 0].unsqueeze(1))
         self.dots: KeyDots | None = None
         if terms.table_k is not None:
             a, c = slab.keys
@@ -186,7 +186,9 @@ class Pairs:
     def scores(self, block: Block) -> Tensor:
         """[X, R, K], in memory that the next block takes again."""
         pairs = self.buffers.block("scores", self.heads, block.i1 - block.i0, block.stop - block.start)
-        product(self.q_wide[:, block.at], self.k_wide[:, self.wide(block)], pairs)
+        if self.decay is not None:  # the difference first: each alone is as large as the sequence is long
+            torch.sub(self.decay[0][:, block.at], self.decay[1][:, :, self.wide(block)], out=pairs)
+        product(self.q_wide[:, block.at], self.k_wide[:, self.wide(block)], pairs, add=self.decay is not None)
         if self.dots is not None:
             self.dots.add_to(pairs[:, :, block.real], block.tile, self.scale)
         self.look_up(pairs, block, self.states, self.table_q, self.scale)
@@ -196,11 +198,34 @@ class Pairs:
         self.forbid(pairs, block)
         return pairs
 
+    def probabilities(self, block: Block) -> Tensor:
+        """[X, R, K], in the memory of the scores: their sums are these scores' own, so that no rounding comes between.
+
+        A block has all keys that its rows may see. A row that sees nothing gives zeros.
+        """
+        pairs = self.softmax(self.scores(block))
+        if bool(pairs[..., 0].sum().isnan()):  # there is such a row, or NaN was given
+            pairs = self.scores(block)
+            hidden = pairs.amax(-1, keepdim=True) == NEVER
+            pairs = self.softmax(pairs.masked_fill_(hidden, 0.0)).masked_fill_(hidden, 0.0)
+        return pairs
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """In place, gaps included: PyTorch's kernel wants memory without them."""
+        if self.steep:
+            self.cut(scores.sub_(scores.amax(-1, keepdim=True)))
+        (heads, rows, keys), stride = scores.shape, scores.stride(1)
+        whole = scores.as_strided((heads, rows, stride), (rows * stride, stride, 1))
+        whole[:, :, keys:] = NEVER
+        torch.softmax(whole, -1, out=whole)
+        return scores
+
     def to_weights(self, scores: Tensor) -> Tensor:
         """exp, in place."""
-        if self.steep:
-            torch.nn.functional.threshold(scores, SMALLEST, NEVER, inplace=True)
-        return scores.exp_()
+        return (self.cut(scores) if self.steep else scores).exp_()
+
+    def cut(self, scores: Tensor) -> Tensor:
+        return torch.nn.functional.threshold(scores, SMALLEST, NEVER, inplace=True)
 
     def forbid(self, scores: Tensor, block: Block) -> None:
         """-inf outside the limits: in the columns that some row may not see."""
@@ -286,11 +311,6 @@ class Pairs:
             return [row]
         right = constant(-1, *given)
         return [row, torch.zeros_like(row) if right is None else (right - base).expand(row.shape)]
-
-    def _columns(self) -> Tensor:
-        """[X or 1, 1, Lk]: what a key adds to all its scores."""
-        own = self.slab.key_columns(0, self.band.k_length)
-        return self.k.new_zeros(1, 1, self.band.k_length) if own is None else own
 
     def _wide(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """[X, rows - 1 + Lk + rows - 1, D + ..]: dead keys at both ends, and instead of those that padding hides."""
