@@ -77,7 +77,7 @@ class _Slab(Pairs):
         super().__init__(q, k, slab, band, scale, buffers, rows)
         at, kv, terms = (slab.rows, slab.heads), (slab.rows, slab.kv_heads), slab.terms
         self.result = result
-        self.grad, self.v = self.precise(grad[at]), self.spread(self.precise(v[kv]))
+        self.grad, self.v = self.precise(grad[at]), self.of_keys(v[kv])
         # dO·O, except where O was rounded: there the blocks sum P dP, which is the same in exact arithmetic
         self.rounded = out.dtype != self.grad.dtype
         delta = torch.zeros_like(self.grad[..., 0])

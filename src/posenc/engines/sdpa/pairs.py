@@ -95,16 +95,16 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _forbidden(
-    rows: int, keys: int, first: int, left: int | None, right: int | None, dtype: torch.dtype, device: torch.device
+    rows: int, keys: int, first: int, left: int | None, right: int | None, device: torch.device
 ) -> Tensor:
-    """[rows, keys], -inf outside the limits, else 0. first: the slot distance of the first row and the first key."""
+    """[rows, keys], True outside the limits. first: the slot distance of the first row and the first key."""
     steps = torch.arange(keys, device=device) + first - torch.arange(rows, device=device)[:, None]
     outside = torch.zeros_like(steps, dtype=torch.bool)
     if left is not None:
         outside |= steps < -left
     if right is not None:
         outside |= steps > right
-    return torch.zeros(steps.shape, dtype=dtype, device=device).masked_fill_(outside, NEVER)
+    return outside
 
 
 @lru_cache(maxsize=4)
@@ -130,7 +130,7 @@ class Pairs:
         self.slab, self.band, self.scale, self.buffers, self.rows = slab, band, scale, buffers, rows
         self.q = self.precise(q[at])
         self.heads = self.q.shape[0]
-        self.k = self.spread(self.precise(k[kv]))
+        self.k = self.of_keys(k[kv])
         self.states = self.q if terms.states is None else terms.states
         self.base, self.far_right = ends(band)
         self.bias, self.table_q, self.table_v = map(self._less_base, (terms.bias, terms.table_q, terms.table_v))
@@ -144,7 +144,7 @@ class Pairs:
         self.steep = any(t is not None and float(t.amax() - t.amin()) > -SMALLEST for t in (terms.bias, terms.decay_k))
         self.decay: tuple[Tensor, Tensor] | None = None
         if terms.decay_q is not None and terms.decay_k is not None:
-            self.decay = (terms.decay_q[..., None], self._wide(terms.decay_k[..., None])[..., 0].unsqueeze(1))
+            self.decay = (terms.decay_q[..., None], self._wide(self.of_keys(terms.decay_k[None, ..., None]))[..., 0].unsqueeze(1))
         self.dots: KeyDots | None = None
         if terms.table_k is not None:
             a, c = slab.keys
@@ -234,12 +234,19 @@ class Pairs:
             return
         ca, cc = band.common(block.i0, block.i1, block.start, block.stop)
         for first, last in ((block.start, min(ca, block.stop)), (max(cc, block.start), block.stop)):
-            if first < last:
-                step = first - block.i0 - (band.k_length - band.q_length)
-                rows = block.i1 - block.i0
-                limits = (band.left, band.right, scores.dtype, scores.device)
-                mask = _forbidden(rows, last - first, step, *limits)
-                scores[:, :, first - block.start : last - block.start] += mask
+            if first < last:  # not added: NaN would stay NaN
+                outside = self.forbidden(block, first, last)
+                scores[:, :, first - block.start : last - block.start].masked_fill_(outside, NEVER)
+
+    def allowed(self, block: Block) -> Tensor | None:
+        """[R, visible keys], True inside the limits; None without any."""
+        return ~self.forbidden(block, block.j0, block.j1) if self.band.limited else None
+
+    def forbidden(self, block: Block, first: int, last: int) -> Tensor:
+        """[R, last - first]: the rows and some keys, True outside the limits."""
+        band = self.band
+        step = first - block.i0 - (band.k_length - band.q_length)
+        return _forbidden(block.i1 - block.i0, last - first, step, band.left, band.right, self.q.device)
 
     # ---- the band -----------------------------------------------------------------------------------------------
     def band_of(self, pairs: Tensor, block: Block) -> Tensor:
@@ -290,8 +297,11 @@ class Pairs:
         """[rows, heads, L, D] as [X, L, D]"""
         return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
 
-    def spread(self, x: Tensor) -> Tensor:
-        return x if x.shape[0] == self.heads else x.repeat_interleave(self.heads // x.shape[0], 0)
+    def of_keys(self, x: Tensor) -> Tensor:
+        """[rows, Hkv, Lk, D] as [X, Lk, D]. Whatever padding between real keys holds, it counts for nothing."""
+        x = self.precise(x)
+        x = x if x.shape[0] == self.heads else x.repeat_interleave(self.heads // x.shape[0], 0)
+        return x if self.slab.holes is None else x.masked_fill((self.slab.holes == NEVER)[:, None], 0.0)
 
     def _less_base(self, table: Tensor | None) -> Tensor | None:
         """[X, n, ..]"""
