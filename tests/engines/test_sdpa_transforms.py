@@ -59,6 +59,7 @@ def test_every_transform_agrees_with_autograd(bare):
     torch.testing.assert_close(each(stacked, *given[1:])[0], grad(lambda *x: run(*x).square().sum())(*given))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's kernel, one row of a jacobian at a time
 @pytest.mark.parametrize("bare", [False, True])
 def test_jacobian_and_hessian(bare):
     q, *others = (x[:1] if n < 3 else x for n, x in enumerate(tensors()))
@@ -66,7 +67,9 @@ def test_jacobian_and_hessian(bare):
     def run(q):
         return attention(bare)(q, *others).square().sum((0, 1, 3))
 
-    jacobian = torch.autograd.functional.jacobian(lambda q: attention(bare, "reference")(q, *others).square().sum((0, 1, 3)), q)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda q: attention(bare, "reference")(q, *others).square().sum((0, 1, 3)), q
+    )
     torch.testing.assert_close(jacrev(run)(q), jacobian)
     second = hessian(lambda q: run(q).sum())(q)
     expected = torch.autograd.functional.hessian(
@@ -111,14 +114,13 @@ def test_second_derivatives_say_which_engine_has_them():
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("position", ["none", "rope", "t5", "shaw", "alibi"])
-@pytest.mark.parametrize("kv_heads", [2, 1])
+@pytest.mark.parametrize("position, kv_heads", [("none", 2), ("none", 1), ("rope", 2), ("shaw", 2)])
 def test_a_second_length_compiles(position, dynamic, kv_heads):
     options = {} if position == "none" else {"position": position}
     layer = posenc.Attention(16, 2, kv_heads=kv_heads, causal=True, **options)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for length in (6, 9, 1, 17):
+    for length in (6, 9, 1):
         x = torch.randn(2, length, 16, requires_grad=True)
         results = []
         for run in (compiled, layer):

@@ -48,4 +48,4 @@ def test_every_subset(name, causal):
             assert out.requires_grad, (engine, some)
             results.append(torch.autograd.grad((out * weight).sum(), [leaves[n] for n in some]))
         for n, ours, theirs in zip(some, *results, strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9, msg=lambda m, n=n: f"{some}, {n}: {m}")
+            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9, msg=lambda m, at=(some, n): f"{at}: {m}")

@@ -51,8 +51,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float,
     scale = plan.scale_of(q.shape[3])
     if _bare(q, k, plan, mask):
         assert isinstance(scale, float)
-        causal = bool(mask.causal and q.shape[2] > 1)  # sizes that torch.compile leaves open would make it no bool
-        grouped = bool(q.shape[1] != k.shape[1])
+        # branches: where torch.compile leaves sizes open, a comparison alone is no bool
+        causal = grouped = False
+        if mask.causal and q.shape[2] > 1:
+            causal = True
+        if q.shape[1] != k.shape[1]:
+            grouped = True
         return scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )

@@ -111,7 +111,26 @@ def _backward(
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, sums, left, bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask, band, scale, wanted):
+def _(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    sums,
+    left,
+    bias,
+    table_q,
+    states,
+    table_k,
+    table_v,
+    decay_q,
+    decay_k,
+    key_mask,
+    band,
+    scale,
+    wanted,
+):
     terms = (bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)

@@ -94,9 +94,7 @@ class Block(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _forbidden(
-    rows: int, keys: int, first: int, left: int | None, right: int | None, device: torch.device
-) -> Tensor:
+def _forbidden(rows: int, keys: int, first: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
     """[rows, keys], True outside the limits. first: the slot distance of the first row and the first key."""
     steps = torch.arange(keys, device=device) + first - torch.arange(rows, device=device)[:, None]
     outside = torch.zeros_like(steps, dtype=torch.bool)
@@ -144,7 +142,10 @@ class Pairs:
         self.steep = any(t is not None and float(t.amax() - t.amin()) > -SMALLEST for t in (terms.bias, terms.decay_k))
         self.decay: tuple[Tensor, Tensor] | None = None
         if terms.decay_q is not None and terms.decay_k is not None:
-            self.decay = (terms.decay_q[..., None], self._wide(self.of_keys(terms.decay_k[None, ..., None]))[..., 0].unsqueeze(1))
+            self.decay = (
+                terms.decay_q[..., None],
+                self._wide(self.of_keys(terms.decay_k[None, ..., None]))[..., 0].unsqueeze(1),
+            )
         self.dots: KeyDots | None = None
         if terms.table_k is not None:
             a, c = slab.keys
