@@ -16,6 +16,7 @@ would leave the keys there are dead ones, whose scores are -inf:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,13 +25,15 @@ from torch import Tensor
 
 from . import sizes
 from .band import Band, Tile
-from .mask import KeyDots
+from .mask import KeyDots, by_distance
 from .products import one_by_one, product
 from .skew import stride_of
 from .slab import NEVER, Slab
 
 SMALLEST = -87.0
 """exp of less is a subnormal float32, on which matrix products crawl; steep biases give many."""
+CLOSE = 16.0
+"""Biases that lie within this may be counted from one of them: they lose less than scores of that size do."""
 
 
 def ends(band: Band) -> tuple[int | None, bool]:
@@ -133,15 +136,20 @@ class Pairs:
         self.base, self.far_right = ends(band)
         self.bias, self.table_q, self.table_v = map(self._less_base, (terms.bias, terms.table_q, terms.table_v))
         row = torch.zeros_like(self.q[..., 0])
-        channels = self._with_ends(row, slab.row_constant, self.states, scale)
+        span = 0.0 if terms.bias is None else float(terms.bias.amax() - terms.bias.amin())
+        # counted from a far end that is much lower (a mask of -1e4, -inf) the near biases would lose their digits
+        self.apart = self.base is not None and not span <= CLOSE
+        constants = replace(slab, terms=terms._replace(bias=None)) if self.apart else slab
+        channels = self._with_ends(row, constants.row_constant, self.states, scale)
         self.q_wide = torch.cat([self.q * scale, torch.stack([torch.ones_like(row), *channels], -1)], -1)
         padding = slab.padding(0, band.k_length)
         self.k_wide = self._wide(self.k, self.k.new_zeros(1, 1, band.k_length) if padding is None else padding)
         self.marked = [self.k_wide]
         self.edge = 0  # keys from here on are marked as far right
-        self.steep = any(t is not None and float(t.amax() - t.amin()) > -SMALLEST for t in (terms.bias, terms.decay_k))
+        self.steep = span > -SMALLEST
         self.decay: tuple[Tensor, Tensor] | None = None
         if terms.decay_q is not None and terms.decay_k is not None:
+            self.steep = self.steep or float(terms.decay_k.amax() - terms.decay_k.amin()) > -SMALLEST
             self.decay = (
                 terms.decay_q[..., None],
                 self._wide(self.of_keys(terms.decay_k[None, ..., None]))[..., 0].unsqueeze(1),
@@ -193,7 +201,9 @@ class Pairs:
         if self.dots is not None:
             self.dots.add_to(pairs[:, :, block.real], block.tile, self.scale)
         self.look_up(pairs, block, self.states, self.table_q, self.scale)
-        if block.some is not None and self.bias is not None:
+        if self.apart:
+            self.add_bias(pairs, block)
+        elif block.some is not None and self.bias is not None:
             self.band_of(pairs, block).add_(self.bias[:, None, block.some])
         self.add_right(pairs, block, self.q_wide)
         self.forbid(pairs, block)
@@ -265,6 +275,15 @@ class Pairs:
         dots = self.buffers.block("dots", self.heads, states.shape[1], table.shape[1])
         product(states, table, dots)
         self.band_of(pairs, block).add_(dots, alpha=scale)
+
+    def add_bias(self, pairs: Tensor, block: Block) -> None:
+        """All pairs += bias[r], each its own."""
+        rows, keys = pairs.shape[1:]
+        table = by_distance(
+            self.slab, self.band, self.band.first_distance(block.i1, block.start), rows + keys - 1, pairs
+        )
+        for x, to in enumerate(pairs):  # a window of distances for each row, the last row's first
+            to += table[x % table.shape[0]].unfold(0, keys, 1).flip(0)
 
     # ---- the far field on the right, where there is one on the left too -----------------------------------------
     def mark(self, block: Block) -> None:
