@@ -116,7 +116,9 @@ class Plan:
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
         # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
-        look = not torch.compiler.is_compiling() and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
+        # inside torch.func there may be many tensors in one, and no number to look at
+        look = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        look = look and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
         sound = partial(_sound, q, look)
         for number, lookup in enumerate(self.lookups):
             index = lookup.index

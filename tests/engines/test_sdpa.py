@@ -173,7 +173,7 @@ def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
     from posenc.engines.sdpa.terms import Terms
 
     q, k, v = (leaf(3, heads, 40, D) for heads in (H, 2, 2))
-    cut = slabs(q, k, Terms(*[None] * 7), memory=memory, rows=14, width=40, stacked=True)
+    cut = slabs(q, k, Terms(*[None] * 8), memory=memory, rows=14, width=40, stacked=True)
     assert [slab.rows.stop - slab.rows.start for slab in cut] == STACKS[memory]
     for size, value in dict(LOW=16, MANY=1, BACKWARD=memory).items():
         monkeypatch.setattr(sizes, size, value)

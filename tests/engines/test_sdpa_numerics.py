@@ -168,7 +168,7 @@ def test_the_operator_keeps_pytorchs_rules():
 
     q, k, v = (torch.randn(B, H, 9, D, requires_grad=True) for _ in range(3))
     bias = torch.randn(H, 3, requires_grad=True)
-    nothing = [None] * 6
+    nothing = [None] * 7
     for right, split in ((0, False), (op.NONE, True)):
         torch.library.opcheck(op._forward, (q, k, v, bias, *nothing, [9, 9, 0, -1, 1, op.NONE, right], 0.2, split))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ..mask import Mask
-from ..plan import Plan
+from ..plan import Plan, holds_nan
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
@@ -14,6 +16,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: fl
 
 
 ALL = slice(None)
+INF, NAN = float("inf"), float("nan")
 
 
 def run(
@@ -23,7 +26,8 @@ def run(
     weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
     if dropout > 0.0:
         weights = torch.nn.functional.dropout(weights, dropout)
-    out = weights @ repeat(v, q.shape[1]).to(weights.dtype)
+    values = repeat(v, q.shape[1]).to(weights.dtype)
+    out = weigh(weights, values, lambda: mask.allowed(plan.where.q_length, k.shape[2], q.device, rows))
     for lookup in plan.lookups:
         if lookup.add_value is not None:
             table = lookup.add_value.to(weights.dtype)
@@ -96,6 +100,26 @@ def softmax_lse(s: Tensor) -> tuple[Tensor, Tensor]:
     blind = total == 0.0
     total = total.masked_fill(blind, 1.0)
     return weights / total, (total.log() + top).masked_fill(blind, float("-inf")).squeeze(-1)
+
+
+def weigh(weights: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> Tensor:
+    """weights [.., Lq, Lk] v [.., Lk, D]. A value that is not allowed does not count, even if it is NaN or inf."""
+    out = weights @ v
+    if (
+        out.is_meta
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or not holds_nan(out)
+    ):
+        return out
+    visible = allowed()  # 0 times NaN is NaN: such values are counted, not multiplied
+    if visible is None:
+        return out
+    out = weights @ v.masked_fill(~v.isfinite(), 0.0)
+    for fault, held in ((INF, v == INF), (-INF, v == -INF), (NAN, v.isnan())):
+        count = visible.to(v.dtype) @ held.to(v.dtype)
+        out = out + torch.zeros_like(count).masked_fill_(count > 0, fault)
+    return out
 
 
 def repeat(x: Tensor, heads: int) -> Tensor:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...mask import Mask
@@ -30,8 +31,10 @@ WIDEST = 256  # heads with channels for further axes
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
-    if q.is_cpu or _bare(q, k, plan, mask):
-        return None
+    bare = _bare(q, k, plan, mask)
+    reason = _transforms(bare)
+    if reason is not None or q.is_cpu or bare:
+        return reason
     return (
         f"on {q.device.type} it runs plans without terms in the scores or values, with causality as the only mask; "
         "the rest is built on PyTorch's fused CPU attention"
@@ -48,8 +51,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float,
     scale = plan.scale_of(q.shape[3])
     if _bare(q, k, plan, mask):
         assert isinstance(scale, float)
-        causal = mask.causal and q.shape[2] > 1
-        grouped = q.shape[1] != k.shape[1]
+        # branches: where torch.compile leaves sizes open, a comparison alone is no bool
+        causal = grouped = False
+        if mask.causal and q.shape[2] > 1:
+            causal = True
+        if q.shape[1] != k.shape[1]:
+            grouped = True
         return scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
@@ -60,7 +67,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float,
         return rows.run(q, k, v, plan, mask, dropout)
     assert isinstance(scale, float)  # `unstructured` said so
     if eager and few.applies(q, k, v, plan, mask):
-        return few.run(q, k, v, plan, mask, scale)
+        out = few.run(q, k, v, plan, mask, scale)
+        hidden = mask.key_mask is not None or (q.shape[2] > 1 and mask.limits != (None, None))
+        if not (hidden and holds_nan(out)):  # else the operator finds out whose it is
+            return out
     terms, band = terms_of(q, plan, mask)
     return op.attend(q, k, v, terms, band, scale)
 
@@ -71,6 +81,25 @@ def _few_places(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout
     if unstructured(q, first, mask, dropout) is not None or axes.refuses(q, v, plan, WIDEST) is not None:
         return False
     return sum(axes.sizes(q.dtype, plan)) * 4 <= k.shape[2]
+
+
+def _transforms(bare: bool) -> str | None:
+    """Why a call inside torch.func or forward-mode differentiation is not for this engine, or None.
+
+    PyTorch's attention has a first gradient in reverse mode; the operators have that outside of torch.func alone.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    forward_mode = forward_ad._current_level >= 0
+    if not forward_mode and not torch._C._are_functorch_transforms_active():
+        return None
+    transforms = [x.key().name for x in torch._C._functorch.get_interpreter_stack() or ()]
+    if bare and not forward_mode and transforms == ["Grad"]:
+        return None
+    return (
+        "fused attention has no rules for torch.func (vmap, grad, jvp, jacrev, ...) and forward-mode differentiation; "
+        "the reference engine has them"
+    )
 
 
 def _bare(q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> bool:

@@ -1,9 +1,9 @@
 """The backward pass: blocks of query rows, every sum in float32 or better and in a fixed order.
 
-    P  = exp(s - log-sum)                        dv = Pᵀ dO
+    P  = softmax(s)                              dv = Pᵀ dO
     dS = P (dO·(v + table_v) - dO·O)             dq = scale dS k,   dk = scale dSᵀ q
 
-pairs.py gives the scores, less their log-sum; dO·v is made likewise. What a table counts from (its base) gets what
+pairs.py gives the probabilities; dO·v is made as the scores are. What a table counts from (its base) gets what
 the other rows of the table leave of all pairs' gradients, and those of dS sum to 0.
 """
 
@@ -41,7 +41,6 @@ def backward(
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    sums: Tensor,
     terms: Terms,
     band: Band,
     scale: float,
@@ -52,7 +51,7 @@ def backward(
     rows = rows_of(band)
     for slab in slabs(q, k, terms, memory=sizes.BACKWARD, rows=rows, width=band.k_length, stacked=True):
         if slab.keys[0] < slab.keys[1]:
-            _Slab(grad, q, k, v, out, sums, slab, band, scale, result, buffers, rows).run()
+            _Slab(grad, q, k, v, out, slab, band, scale, result, buffers, rows).run()
     base, _ = ends(band)
     for table in (result.terms.bias, result.terms.table_q, result.terms.table_v):
         if base is not None and table is not None:
@@ -68,7 +67,6 @@ class _Slab(Pairs):
         k: Tensor,
         v: Tensor,
         out: Tensor,
-        sums: Tensor,
         slab: Slab,
         band: Band,
         scale: float,
@@ -76,10 +74,10 @@ class _Slab(Pairs):
         buffers: Buffers,
         rows: int,
     ):
-        super().__init__(q, k, slab, band, scale, buffers, rows, less=sums)
+        super().__init__(q, k, slab, band, scale, buffers, rows)
         at, kv, terms = (slab.rows, slab.heads), (slab.rows, slab.kv_heads), slab.terms
         self.result = result
-        self.grad, self.v = self.precise(grad[at]), self.spread(self.precise(v[kv]))
+        self.grad, self.v = self.precise(grad[at]), self.of_keys(v[kv])
         # dO·O, except where O was rounded: there the blocks sum P dP, which is the same in exact arithmetic
         self.rounded = out.dtype != self.grad.dtype
         delta = torch.zeros_like(self.grad[..., 0])
@@ -116,7 +114,7 @@ class _Slab(Pairs):
 
     def block(self, block: Block) -> None:
         at, to, grad = block.at, block.keys, self.grad[:, block.at]
-        weights = self.to_weights(self.scores(block))
+        weights = self.probabilities(block)
         add_product(self.dv[:, to], weights[:, :, block.real].mT, grad)
 
         change = self.buffers.block("change", *weights.shape)
@@ -150,12 +148,12 @@ class _Slab(Pairs):
                 self._add(wanted.bias, block.some, self.band_of(scores, block).sum(1))
             if self.far_right:
                 self._add(wanted.bias, self._row(-1), self.sum_right(scores, block).sum(1))
-        if wanted.key_bias is not None:
+        if wanted.decay_k is not None:  # decay_q moves whole rows: its gradient stays 0
             each = scores[:, :, block.real].sum(1).unflatten(0, (self._count, -1))
-            if wanted.key_bias.shape[0] == 1:
-                wanted.key_bias[0, self.slab.heads, block.keys] += each.sum(0)
+            if wanted.decay_k.shape[0] == 1:
+                wanted.decay_k[0, self.slab.heads, block.keys] -= each.sum(0)
             else:
-                wanted.key_bias[self.slab.rows, self.slab.heads, block.keys] += each
+                wanted.decay_k[self.slab.rows, self.slab.heads, block.keys] -= each
 
     def to_table(self, to: Tensor | None, pairs: Tensor, block: Block, states: Tensor, scale: float = 1.0) -> None:
         """Pairs' part of the gradient of a table, except for its base."""

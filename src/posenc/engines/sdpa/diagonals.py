@@ -66,7 +66,8 @@ class Diagonals:
         mask = hankel(self.slab, self.band, tile, q)
         assert mask is not None
         torch.sub(mask, sums.unsqueeze(-1), out=weights.view(shape))
-        weights.baddbmm_(self.flatten(q), self.flatten(self.keys[:, :, tile.j0 : tile.j1]).mT, alpha=self.scale).exp_()
+        weights.baddbmm_(self.flatten(q), self.flatten(self.keys[:, :, tile.j0 : tile.j1]).mT, alpha=self.scale)
+        weights.clamp_(max=0.0).exp_()  # the log-sums were rounded elsewhere; no weight is more than 1
         scores.view(shape).copy_(delta.neg().unsqueeze(-1).expand(shape))
         scores.baddbmm_(self.flatten(grad), self.flatten(self.values[:, :, tile.j0 : tile.j1]).mT)
         torch.mul(weights, scores, out=pairs)

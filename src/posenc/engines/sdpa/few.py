@@ -160,8 +160,9 @@ def _with_content(
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             added = sum_of(added, found * scale)
-    if plan.decay is not None:  # c_q moves a whole row: softmax ignores it
-        added = sum_of(added, -plan.decay[1][:, :, None, -keys:].to(precision))
+    if plan.decay is not None:
+        c_q, c_k = (c.to(precision) for c in plan.decay)
+        added = sum_of(added, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
     return added
 
 

@@ -17,7 +17,7 @@ from . import short, sizes
 from .band import Band, Tile
 from .mask import KeyDots, hankel, skewed
 from .skew import Skew, clear_corners, fold
-from .slab import NEVER, Slab, slabs
+from .slab import NEVER, Slab, add, slabs
 from .terms import Terms
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -91,6 +91,8 @@ class Tiles:
     def block(self, i0: int, i1: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rows [i0, i1): their output and log-sums, and the log-sums of the far left tile."""
         tiles = self.band.tiles(i0, i1, *self.slab.keys, far=self.split, fine=self.slab.terms.table_v is not None)
+        if self.slab.terms.decay_k is not None:
+            tiles = [part for tile in tiles for part in self.decaying(tile)]
         reverse = self.reverse and i1 - i0 > 1
         q = self.q[:, :, i0:i1]
         if reverse:
@@ -114,6 +116,13 @@ class Tiles:
                 done = tile.i1
         sums.masked_fill_(sums.isneginf(), 0.0)
         return self._forwards(out, sums, left) if reverse else (out, sums, left)
+
+    def decaying(self, tile: Tile) -> list[Tile]:
+        """The tile; in parts that a buffer holds, pair by pair, where it is a far one whose decay has no base."""
+        if not tile.kind or self.slab.decay_base(tile) is not None:
+            return [tile]
+        size = max(tile.i1 - tile.i0, sizes.FAR)
+        return [tile._replace(j0=j, j1=min(j + size, tile.j1), kind=0) for j in range(tile.j0, tile.j1, size)]
 
     def _forwards(self, out: Tensor, sums: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """What was computed in reverse order."""
@@ -141,15 +150,18 @@ class Tiles:
         end = 0 if tile.kind < 0 else -1
         terms = self.slab.terms
         mask = None
+        base = None if terms.decay_q is None else self.slab.decay_base(tile)
         if self.slab.dense:
             keys = self.precise_keys(tile.j0, tile.j1) if terms.table_k is not None else self.k
             if terms.table_k is not None:
                 keys = keys[..., : terms.table_k.shape[2]]
-            mask = self.slab.columns(end, keys, tile.j0, tile.j1, self.scale)
+            mask = self.slab.columns(end, keys, tile, self.scale, base)
             if mask is not None:
                 mask = mask[None].expand(1, self.heads, tile.i1 - tile.i0, tile.j1 - tile.j0)
         out, sums = self.attend(tile, q, mask)
         constant = self.slab.row_constant(end, self.states(tile), self.scale)
+        if terms.decay_q is not None and base is not None:
+            constant = add(constant, terms.decay_q[:, tile.i0 : tile.i1] - base)
         if constant is not None:
             sums = sums + constant
         if terms.table_v is not None:
@@ -194,9 +206,13 @@ class Tiles:
             self.buffer = Skew(self.heads, rows, keys, like)
         skewed(self.buffer, self.slab, self.band, tile, self.states(tile), self.scale)
         pairs = self.buffer.pairs(self.heads, rows, keys)
-        columns = self.slab.key_columns(tile.j0, tile.j1)
-        if columns is not None:
-            pairs.add_(columns)
+        terms, padding = self.slab.terms, self.slab.padding(tile.j0, tile.j1)
+        if padding is not None:
+            pairs.add_(padding)
+        if terms.decay_q is not None and terms.decay_k is not None:
+            c_q, c_k = terms.decay_q[:, tile.i0 : tile.i1, None], terms.decay_k[:, None, tile.j0 : tile.j1]
+            for x in range(self.heads):  # their difference first: each alone is as large as the sequence is long
+                pairs[x].add_(c_q[x] - c_k[x])
         if self.key_dots is not None:
             self.key_dots.add_to(pairs, tile, self.scale)
         return pairs

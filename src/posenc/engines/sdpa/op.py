@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...plan import holds_nan
 from . import backward as backward_pass
 from . import forward as forward_pass
-from . import fused
+from . import fused, short
 from .band import Band
 from .terms import Terms
 
@@ -18,7 +19,7 @@ FIELDS = len(Terms._fields)
 def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float) -> Tensor:
     given = [x for x in (q, k, v, *terms) if x is not None]
     if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
-        return forward_pass.forward(q, k, v, terms, band, scale)[0]
+        return _output(q, k, v, terms, band, scale)[0]
     numbers = [
         band.q_length, band.k_length, band.offset, band.lo, band.hi,
         NONE if band.left is None else band.left, NONE if band.right is None else band.right,
@@ -26,6 +27,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: flo
     wanted = [t is not None and t.requires_grad for t in terms]
     split = wanted[0] and all(band.far) and fused.applies(q, k, terms, band, wanted)
     return _forward(q, k, v, *terms, numbers, scale, split)[0]
+
+
+def _output(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: float, split: bool = False):
+    """`forward`, where what a query may not see does not reach it even as NaN or inf.
+
+    A tile has keys that some of its rows may not see. Fused attention adds -inf there, and NaN stays NaN; pairs in
+    memory are overwritten.
+    """
+    out, sums, left = forward_pass.forward(q, k, v, terms, band, scale, split)
+    if (band.limited or terms.key_mask is not None) and holds_nan(out):
+        out, sums = short.forward(q, k, v, terms, band, scale)
+    return out, sums, left
 
 
 def _band(numbers: list[int]) -> Band:
@@ -43,14 +56,15 @@ def _forward(
     states: Tensor | None,
     table_k: Tensor | None,
     table_v: Tensor | None,
-    key_bias: Tensor | None,
+    decay_q: Tensor | None,
+    decay_k: Tensor | None,
     key_mask: Tensor | None,
     band: list[int],
     scale: float,
     split: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
-    out, sums, left = forward_pass.forward(q, k, v, terms, _band(band), scale, split)
+    terms = Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
+    out, sums, left = _output(q, k, v, terms, _band(band), scale, split)
     # The fused kernel answers a query that holds NaN with zeros; a fault upstream must stay visible.
     if bool(torch.isnan(q.sum())):
         out.masked_fill_(torch.isnan(q).any(-1, keepdim=True), float("nan"))
@@ -58,7 +72,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, split):
+def _(q, k, v, bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask, band, scale, split):
     precision = torch.promote_types(q.dtype, torch.float32)
     sums = q.new_empty(q.shape[:3], dtype=precision)
     return q.new_empty(*q.shape[:3], v.shape[3]), sums, torch.empty_like(sums) if split else sums.new_empty(0)
@@ -78,30 +92,57 @@ def _backward(
     states: Tensor | None,
     table_k: Tensor | None,
     table_v: Tensor | None,
-    key_bias: Tensor | None,
+    decay_q: Tensor | None,
+    decay_k: Tensor | None,
     key_mask: Tensor | None,
     band: list[int],
     scale: float,
     wanted: list[int],
 ) -> list[Tensor]:
-    terms = Terms(bias, table_q, states, table_k, table_v, key_bias, key_mask)
+    terms = Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     flags = list(map(bool, wanted))
     if fused.applies(q, k, terms, _band(band), flags):
         own = fused.backward(grad, q, k, v, out, sums, left, terms, _band(band), scale, flags[0])
         if own is not None:
             return own
-    result = backward_pass.backward(grad, q, k, v, out, sums, terms, _band(band), scale, flags)
+    result = backward_pass.backward(grad, q, k, v, out, terms, _band(band), scale, flags)
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if grad is not None]
 
 
 @_backward.register_fake
-def _(grad, q, k, v, out, sums, left, bias, table_q, states, table_k, table_v, key_bias, key_mask, band, scale, wanted):
-    terms = (bias, table_q, states, table_k, table_v, key_bias, key_mask)
+def _(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    sums,
+    left,
+    bias,
+    table_q,
+    states,
+    table_k,
+    table_v,
+    decay_q,
+    decay_k,
+    key_mask,
+    band,
+    scale,
+    wanted,
+):
+    terms = (bias, table_q, states, table_k, table_v, decay_q, decay_k, key_mask)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t in (q, k, v, *(t for t, w in zip(terms, wanted) if w))
     ]
+
+
+def _refuse(ctx, *grads):
+    raise RuntimeError("the sdpa engine has first derivatives only; for second ones use engine='reference'")
+
+
+_backward.register_autograd(_refuse)
 
 
 def _setup(ctx, inputs, output):

@@ -3,7 +3,7 @@
 What is constant along a row rides in the matrix product as channels of its own, and tables count from one far end,
 their base: a row's base is such a constant, and only the band is looked up.
 
-    s  =  [scale q, base, 1, right - base] · [k, 1, key's own, far right?]  +  (band - base)
+    s  =  [scale q, 1, base, right - base] · [k, padding, 1, far right?]  +  (band - base)  +  (decay_q - decay_k)
 
 The band is a view of the pairs that has their diagonals as columns; no copy, and matrix products take it. Where it
 would leave the keys there are dead ones, whose scores are -inf:
@@ -16,6 +16,7 @@ would leave the keys there are dead ones, whose scores are -inf:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,13 +25,15 @@ from torch import Tensor
 
 from . import sizes
 from .band import Band, Tile
-from .mask import KeyDots
+from .mask import KeyDots, by_distance
 from .products import one_by_one, product
 from .skew import stride_of
 from .slab import NEVER, Slab
 
 SMALLEST = -87.0
 """exp of less is a subnormal float32, on which matrix products crawl; steep biases give many."""
+CLOSE = 16.0
+"""Biases that lie within this may be counted from one of them: they lose less than scores of that size do."""
 
 
 def ends(band: Band) -> tuple[int | None, bool]:
@@ -94,17 +97,15 @@ class Block(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _forbidden(
-    rows: int, keys: int, first: int, left: int | None, right: int | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """[rows, keys], -inf outside the limits, else 0. first: the slot distance of the first row and the first key."""
+def _forbidden(rows: int, keys: int, first: int, left: int | None, right: int | None, device: torch.device) -> Tensor:
+    """[rows, keys], True outside the limits. first: the slot distance of the first row and the first key."""
     steps = torch.arange(keys, device=device) + first - torch.arange(rows, device=device)[:, None]
     outside = torch.zeros_like(steps, dtype=torch.bool)
     if left is not None:
         outside |= steps < -left
     if right is not None:
         outside |= steps > right
-    return torch.zeros(steps.shape, dtype=dtype, device=device).masked_fill_(outside, NEVER)
+    return outside
 
 
 @lru_cache(maxsize=4)
@@ -114,10 +115,7 @@ def _triangle(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class Pairs:
-    """Of some rows of the batch and some heads: X in all, row after row. rows: those of a block.
-
-    less [B, H, Lq] is taken off every row's scores.
-    """
+    """Of some rows of the batch and some heads: X in all, row after row. rows: those of a block."""
 
     def __init__(
         self,
@@ -128,23 +126,34 @@ class Pairs:
         scale: float,
         buffers: Buffers,
         rows: int,
-        less: Tensor | None = None,
     ):
         at, kv, terms = (slab.rows, slab.heads), (slab.rows, slab.kv_heads), slab.terms
         self.slab, self.band, self.scale, self.buffers, self.rows = slab, band, scale, buffers, rows
         self.q = self.precise(q[at])
         self.heads = self.q.shape[0]
-        self.k = self.spread(self.precise(k[kv]))
+        self.k = self.of_keys(k[kv])
         self.states = self.q if terms.states is None else terms.states
         self.base, self.far_right = ends(band)
         self.bias, self.table_q, self.table_v = map(self._less_base, (terms.bias, terms.table_q, terms.table_v))
-        row = torch.zeros_like(self.q[..., 0]) if less is None else -less[at].flatten(0, 1)
-        channels = self._with_ends(row, slab.row_constant, self.states, scale)
+        row = torch.zeros_like(self.q[..., 0])
+        span = 0.0 if terms.bias is None else float(terms.bias.amax() - terms.bias.amin())
+        # counted from a far end that is much lower (a mask of -1e4, -inf) the near biases would lose their digits
+        self.apart = self.base is not None and not span <= CLOSE
+        constants = replace(slab, terms=terms._replace(bias=None)) if self.apart else slab
+        channels = self._with_ends(row, constants.row_constant, self.states, scale)
         self.q_wide = torch.cat([self.q * scale, torch.stack([torch.ones_like(row), *channels], -1)], -1)
-        self.k_wide = self._wide(self.k, self._columns())
+        padding = slab.padding(0, band.k_length)
+        self.k_wide = self._wide(self.k, self.k.new_zeros(1, 1, band.k_length) if padding is None else padding)
         self.marked = [self.k_wide]
         self.edge = 0  # keys from here on are marked as far right
-        self.steep = terms.bias is not None and float(terms.bias.amax() - terms.bias.amin()) > -SMALLEST
+        self.steep = span > -SMALLEST
+        self.decay: tuple[Tensor, Tensor] | None = None
+        if terms.decay_q is not None and terms.decay_k is not None:
+            self.steep = self.steep or float(terms.decay_k.amax() - terms.decay_k.amin()) > -SMALLEST
+            self.decay = (
+                terms.decay_q[..., None],
+                self._wide(self.of_keys(terms.decay_k[None, ..., None]))[..., 0].unsqueeze(1),
+            )
         self.dots: KeyDots | None = None
         if terms.table_k is not None:
             a, c = slab.keys
@@ -186,21 +195,48 @@ class Pairs:
     def scores(self, block: Block) -> Tensor:
         """[X, R, K], in memory that the next block takes again."""
         pairs = self.buffers.block("scores", self.heads, block.i1 - block.i0, block.stop - block.start)
-        product(self.q_wide[:, block.at], self.k_wide[:, self.wide(block)], pairs)
+        if self.decay is not None:  # the difference first: each alone is as large as the sequence is long
+            torch.sub(self.decay[0][:, block.at], self.decay[1][:, :, self.wide(block)], out=pairs)
+        product(self.q_wide[:, block.at], self.k_wide[:, self.wide(block)], pairs, add=self.decay is not None)
         if self.dots is not None:
             self.dots.add_to(pairs[:, :, block.real], block.tile, self.scale)
         self.look_up(pairs, block, self.states, self.table_q, self.scale)
-        if block.some is not None and self.bias is not None:
+        if self.apart:
+            self.add_bias(pairs, block)
+        elif block.some is not None and self.bias is not None:
             self.band_of(pairs, block).add_(self.bias[:, None, block.some])
         self.add_right(pairs, block, self.q_wide)
         self.forbid(pairs, block)
         return pairs
 
+    def probabilities(self, block: Block) -> Tensor:
+        """[X, R, K], in the memory of the scores: their sums are these scores' own, so that no rounding comes between.
+
+        A block has all keys that its rows may see. A row that sees nothing gives zeros.
+        """
+        pairs = self.softmax(self.scores(block))
+        if bool(pairs[..., 0].sum().isnan()):  # there is such a row, or NaN was given
+            pairs = self.scores(block)
+            hidden = pairs.amax(-1, keepdim=True) == NEVER
+            pairs = self.softmax(pairs.masked_fill_(hidden, 0.0)).masked_fill_(hidden, 0.0)
+        return pairs
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """In place, gaps included: PyTorch's kernel wants memory without them."""
+        if self.steep:
+            self.cut(scores.sub_(scores.amax(-1, keepdim=True)))
+        (heads, rows, keys), stride = scores.shape, scores.stride(1)
+        whole = scores.as_strided((heads, rows, stride), (rows * stride, stride, 1))
+        whole[:, :, keys:] = NEVER
+        torch.softmax(whole, -1, out=whole)
+        return scores
+
     def to_weights(self, scores: Tensor) -> Tensor:
         """exp, in place."""
-        if self.steep:
-            torch.nn.functional.threshold(scores, SMALLEST, NEVER, inplace=True)
-        return scores.exp_()
+        return (self.cut(scores) if self.steep else scores).exp_()
+
+    def cut(self, scores: Tensor) -> Tensor:
+        return torch.nn.functional.threshold(scores, SMALLEST, NEVER, inplace=True)
 
     def forbid(self, scores: Tensor, block: Block) -> None:
         """-inf outside the limits: in the columns that some row may not see."""
@@ -209,12 +245,19 @@ class Pairs:
             return
         ca, cc = band.common(block.i0, block.i1, block.start, block.stop)
         for first, last in ((block.start, min(ca, block.stop)), (max(cc, block.start), block.stop)):
-            if first < last:
-                step = first - block.i0 - (band.k_length - band.q_length)
-                rows = block.i1 - block.i0
-                limits = (band.left, band.right, scores.dtype, scores.device)
-                mask = _forbidden(rows, last - first, step, *limits)
-                scores[:, :, first - block.start : last - block.start] += mask
+            if first < last:  # not added: NaN would stay NaN
+                outside = self.forbidden(block, first, last)
+                scores[:, :, first - block.start : last - block.start].masked_fill_(outside, NEVER)
+
+    def allowed(self, block: Block) -> Tensor | None:
+        """[R, visible keys], True inside the limits; None without any."""
+        return ~self.forbidden(block, block.j0, block.j1) if self.band.limited else None
+
+    def forbidden(self, block: Block, first: int, last: int) -> Tensor:
+        """[R, last - first]: the rows and some keys, True outside the limits."""
+        band = self.band
+        step = first - block.i0 - (band.k_length - band.q_length)
+        return _forbidden(block.i1 - block.i0, last - first, step, band.left, band.right, self.q.device)
 
     # ---- the band -----------------------------------------------------------------------------------------------
     def band_of(self, pairs: Tensor, block: Block) -> Tensor:
@@ -232,6 +275,15 @@ class Pairs:
         dots = self.buffers.block("dots", self.heads, states.shape[1], table.shape[1])
         product(states, table, dots)
         self.band_of(pairs, block).add_(dots, alpha=scale)
+
+    def add_bias(self, pairs: Tensor, block: Block) -> None:
+        """All pairs += bias[r], each its own."""
+        rows, keys = pairs.shape[1:]
+        table = by_distance(
+            self.slab, self.band, self.band.first_distance(block.i1, block.start), rows + keys - 1, pairs
+        )
+        for x, to in enumerate(pairs):  # a window of distances for each row, the last row's first
+            to += table[x % table.shape[0]].unfold(0, keys, 1).flip(0)
 
     # ---- the far field on the right, where there is one on the left too -----------------------------------------
     def mark(self, block: Block) -> None:
@@ -265,8 +317,11 @@ class Pairs:
         """[rows, heads, L, D] as [X, L, D]"""
         return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
 
-    def spread(self, x: Tensor) -> Tensor:
-        return x if x.shape[0] == self.heads else x.repeat_interleave(self.heads // x.shape[0], 0)
+    def of_keys(self, x: Tensor) -> Tensor:
+        """[rows, Hkv, Lk, D] as [X, Lk, D]. Whatever padding between real keys holds, it counts for nothing."""
+        x = self.precise(x)
+        x = x if x.shape[0] == self.heads else x.repeat_interleave(self.heads // x.shape[0], 0)
+        return x if self.slab.holes is None else x.masked_fill((self.slab.holes == NEVER)[:, None], 0.0)
 
     def _less_base(self, table: Tensor | None) -> Tensor | None:
         """[X, n, ..]"""
@@ -286,11 +341,6 @@ class Pairs:
             return [row]
         right = constant(-1, *given)
         return [row, torch.zeros_like(row) if right is None else (right - base).expand(row.shape)]
-
-    def _columns(self) -> Tensor:
-        """[X or 1, 1, Lk]: what a key adds to all its scores."""
-        own = self.slab.key_columns(0, self.band.k_length)
-        return self.k.new_zeros(1, 1, self.band.k_length) if own is None else own
 
     def _wide(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """[X, rows - 1 + Lk + rows - 1, D + ..]: dead keys at both ends, and instead of those that padding hides."""

@@ -19,11 +19,16 @@ def one_by_one(stack: Tensor | tuple[int, ...]) -> bool:
     return heads == 1 or rows * keys >= sizes.LARGE
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out [X, R, K] <- a [X, R, D] bᵀ [X, D, K]; out may have gaps."""
+def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """out [X, R, K] <- a [X, R, D] bᵀ [X, D, K], added to what it holds or not; out may have gaps."""
     if one_by_one(out):
         for x in range(out.shape[0]):
-            torch.mm(a[x], b[x].t(), out=out[x])
+            if add:
+                out[x].addmm_(a[x], b[x].t())
+            else:
+                torch.mm(a[x], b[x].t(), out=out[x])
+    elif add:
+        out.baddbmm_(a, b.mT)
     elif out.is_contiguous():
         torch.bmm(a, b.mT, out=out)
     else:

@@ -5,9 +5,12 @@ PyTorch's fused attention would want a mask of the same size, and cannot give th
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from .. import reference
 from . import sizes
 from .band import Band
 from .pairs import Block, Buffers, Pairs, rows_of
@@ -36,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: fl
         if slab.keys[0] >= slab.keys[1]:
             continue
         pairs = Pairs(q, k, slab, band, scale, buffers, rows)
-        values = pairs.spread(pairs.precise(v[slab.rows, slab.kv_heads]))
+        values = pairs.of_keys(v[slab.rows, slab.kv_heads])
         at = (slab.rows, slab.heads)
         to, to_sums = out[at].view(-1, *out.shape[2:]), sums[at].view(-1, sums.shape[2])
         for block in pairs.blocks():
@@ -45,7 +48,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: Band, scale: fl
             top.masked_fill_(top == NEVER, 0.0)
             weights = pairs.to_weights(scores.sub_(top))
             total = weights.sum(-1, keepdim=True)
-            own = torch.bmm(weights[:, :, block.real], values[:, block.keys])
+            own = reference.weigh(weights[:, :, block.real], values[:, block.keys], partial(pairs.allowed, block))
             if pairs.table_v is not None:
                 _add_table(own, pairs, weights, total, block)
             total.masked_fill_(total == 0.0, 1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import sizes
+from .band import Tile
 from .terms import Terms
 
 NEVER = float("-inf")
@@ -22,7 +23,7 @@ class Slab:
     kv_heads: slice
     keys: tuple[int, int]  # the first and one past the last real key
     holes: Tensor | None  # [Lk], -inf at padding between real keys
-    terms: Terms  # this slab's; key_bias [X, Lk], states [X, Lq, E], X heads: those of all rows where they are stacked
+    terms: Terms  # this slab's; decays [X, L], states [X, Lq, E], X heads: those of all rows where they are stacked
 
     @property
     def dense(self) -> bool:
@@ -53,16 +54,34 @@ class Slab:
         table = self.terms.table_v
         return None if table is None else (grad * table[:, None, end]).sum(-1)
 
-    def columns(self, end: int, keys: Tensor, j0: int, j1: int, scale: float) -> Tensor | None:
-        """What a far tile adds to every score of a key, [X, 1, keys]."""
+    def columns(self, end: int, keys: Tensor, tile: Tile, scale: float, base: Tensor | None) -> Tensor | None:
+        """What a far tile adds to every score of a key, [X, 1, keys]. base: `decay_base` of the tile."""
         t, total = self.terms, None
         if t.table_k is not None:
             total = (keys @ t.table_k[:, end, :, None]).transpose(1, 2) * scale
-        return add(total, self.key_columns(j0, j1))
+        if t.decay_k is not None and base is not None:
+            total = add(total, (base - t.decay_k[:, tile.j0 : tile.j1])[:, None])
+        return add(total, self.padding(tile.j0, tile.j1))
 
-    def key_columns(self, j0: int, j1: int) -> Tensor | None:
-        total = None if self.terms.key_bias is None else self.terms.key_bias[:, None, j0:j1]
-        return add(total, None if self.holes is None else self.holes[None, None, j0:j1])
+    def decay_base(self, tile: Tile) -> Tensor | None:
+        """[X, 1]: a number between a tile's decays, so that a row's part (decay_q - base) and a key's (base - decay_k)
+        may be rounded apart. None where that would cost digits: a part may be long only if it leads the way of the whole.
+
+        Gates that forget fall along the sequence, so the past has one: decay_q <= base <= decay_k, and neither part is
+        longer than both together. Both parts of rows that hardly differ are as long as the whole.
+        """
+        decay_q, decay_k = self.terms.decay_q, self.terms.decay_k
+        assert decay_q is not None
+        assert decay_k is not None
+        low, high = decay_q[:, tile.i0 : tile.i1].aminmax(dim=-1, keepdim=True)
+        lowest, highest = decay_k[:, tile.j0 : tile.j1].aminmax(dim=-1, keepdim=True)
+        rising = low >= highest
+        good = rising | (high <= lowest) | (high - low <= 1.0)
+        return torch.where(rising, low, high) if bool(good.all()) else None
+
+    def padding(self, j0: int, j1: int) -> Tensor | None:
+        """[1, 1, keys]: -inf at padding between real keys."""
+        return None if self.holes is None else self.holes[None, None, j0:j1]
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

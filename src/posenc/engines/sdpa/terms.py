@@ -1,6 +1,6 @@
 """Terms: a plan over contiguous positions, reduced to at most one table of each sort.
 
-    s_ij = scale [ q_i·k_j + states_i·table_q[r] + k_j·table_k[r] ] + bias[r] + key_bias_j
+    s_ij = scale [ q_i·k_j + states_i·table_q[r] + k_j·table_k[r] ] + bias[r] + (decay_q_i - decay_k_j)
     o_i  = Σ_j a_ij ( v_j + table_v[r] )              r = clamp(j - i + offset, lo, hi) - lo
 
 Lookups that share a factor are added (or laid side by side) here, by ordinary differentiable operations, so that
@@ -29,17 +29,18 @@ class Terms(NamedTuple):
     states: Tensor | None  # [B, H, Lq, E]; None: q
     table_k: Tensor | None  # [H or 1, n, D]
     table_v: Tensor | None  # [H or 1, n, Dv]
-    key_bias: Tensor | None  # [B or 1, H, Lk]
+    decay_q: Tensor | None  # [B or 1, H, Lq]; it moves whole rows, but decay_k alone would grow with the length
+    decay_k: Tensor | None  # [B or 1, H, Lk]; both are given or neither
     key_mask: Tensor | None  # [B or 1, Lk]
 
     @property
     def content(self) -> bool:
         """Whether a row's or a column's own numbers enter, so that the scores' addition is no plain table."""
-        return any(t is not None for t in (self.table_q, self.table_k, self.table_v, self.key_bias))
+        return any(t is not None for t in (self.table_q, self.table_k, self.table_v, self.decay_k))
 
     def of(self, rows: slice, heads: slice, copies: int) -> Terms:
         """Those of some of the batch's rows and some heads, one head after the other: states [X, Lq, E],
-        key_bias [X, Lk], and tables that differ from head to head once for each of `copies` rows."""
+        decays [X, L], and tables that differ from head to head once for each of `copies` rows."""
 
         def table(all_heads: Tensor | None) -> Tensor | None:
             if all_heads is None or all_heads.shape[0] == 1:
@@ -55,7 +56,8 @@ class Terms(NamedTuple):
 
         tables = [table(t) for t in (self.bias, self.table_q, self.table_k, self.table_v)]
         bias, table_q, table_k, table_v = tables
-        return Terms(bias, table_q, stack(self.states), table_k, table_v, stack(self.key_bias), None)
+        states, decay_q, decay_k = map(stack, (self.states, self.decay_q, self.decay_k))
+        return Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, None)
 
 
 def unstructured(q: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
@@ -137,8 +139,8 @@ def terms_of(q: Tensor, plan: Plan, mask: Mask) -> tuple[Terms, Band]:
         steps = torch.arange(lo, hi + 1, device=q.device).abs().to(precision)
         bias = sum_of(bias, -plan.slopes.to(precision)[:, None] * steps)
     table_q, states = _side_by_side(q, queries, precision)
-    key_bias = None if plan.decay is None else -plan.decay[1].to(precision)  # c_q moves a whole row: softmax ignores it
-    return Terms(bias, table_q, states, table_k, table_v, key_bias, mask.key_mask), band
+    decay_q, decay_k = (None, None) if plan.decay is None else (c.to(precision) for c in plan.decay)
+    return Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, mask.key_mask), band
 
 
 def sum_of(a: Tensor | None, b: Tensor) -> Tensor:
