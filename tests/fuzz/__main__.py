@@ -41,10 +41,16 @@ class Setting:
     device: str = "cpu"
     only: str | None = None
     without: tuple[str, ...] = ()
+    structures: int = 0
 
     def drawn(self, number: int):
         """The case of this number, from nothing but the seed."""
-        return self.module.draw(Random(f"{self.part} {self.seed} {number}"))
+        random = Random(f"{self.part} {self.seed} {number}")
+        if (
+            self.structures
+        ):  # what a kernel is compiled for is drawn `structures` times only, lengths and numbers each time
+            return self.module.resize(self.module.draw(Random(f"{self.seed} {number % self.structures}")), random)
+        return self.module.draw(random)
 
     @property
     def module(self):
@@ -65,6 +71,7 @@ class Setting:
         return (
             f"python -m tests.fuzz --part {self.part} --engine {self.engine} --device {self.device} "
             f"--seed {self.seed} --start {number} --count 1"
+            + (f" --structures {self.structures}" if self.structures else "")
         )
 
 
@@ -156,10 +163,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="the number of the first draw")
     parser.add_argument("--only", metavar="FEATURE", help="draws with this alone: documents, dot_key, bfloat16, ...")
     parser.add_argument("--without", action="append", default=[], metavar="FEATURE", help="draws that do not have this")
+    parser.add_argument(
+        "--structures",
+        type=int,
+        default=0,
+        metavar="N",
+        help="engines: N plans and masks, each with many lengths (GPU: N compilations)",
+    )
     parser.add_argument("--no-shrink", action="store_true", help="report failures as they were drawn")
     parser.add_argument("--most", type=int, default=20, help="stop after so many failures")
     given = parser.parse_args(arguments)
-    setting = Setting(given.part, given.engine, given.seed, given.device, given.only, tuple(given.without))
+    setting = Setting(
+        given.part, given.engine, given.seed, given.device, given.only, tuple(given.without), given.structures
+    )
     counts = {"right": 0, "refused": 0, "failed": 0}
     began = shown = time.monotonic()
     for result in _results(setting, setting.numbers(given.start, given.count), given.processes, not given.no_shrink):

@@ -115,6 +115,19 @@ def draw(random: Random) -> Case:
     return _call(random, case)
 
 
+def resize(case: Case, random: Random) -> Case:
+    """The same structure with other lengths, offsets and numbers: what a compiled kernel serves without compiling again."""
+    lq, lk = _lengths(random)
+    while case.batch * case.heads * lq * lk > MOST_PAIRS:
+        lq, lk = (lq + 1) // 2, (lk + 1) // 2
+    if case.rotate is not None and case.rotate.sides == "one":
+        lq = lk
+    start, ahead = random.choice((0, 5, -9, 1000, 2**30)), random.choice((0, 3, -7, 40))
+    if case.positions == "aligned":
+        start, ahead = case.start, case.ahead
+    return replace(case, lq=lq, lk=lk, data=random.randrange(2**31), start=start, ahead=ahead)
+
+
 MOST_PAIRS = 200_000
 SMALL_PAIRS = 3_000  # for interpreted kernels
 

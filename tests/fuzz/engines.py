@@ -13,12 +13,12 @@ from posenc import UnsupportedPlan, attend, attend_lse
 from posenc.engines.sdpa import sizes
 from tests import budget
 
-from .case import Case, draw, features, names
+from .case import Case, draw, features, names, resize
 from .refused import Refused
 from .render import BLOCKS, render, script
 from .shrink import simpler
 
-__all__ = ["check", "draw", "features", "script", "simpler"]
+__all__ = ["check", "draw", "features", "resize", "script", "simpler"]
 
 
 def check(case: Case, engine: str, device: str = "cpu") -> list[str]:
