@@ -11,7 +11,7 @@ from posenc import dispatch
 from posenc.engines import reference
 from tests import budget
 from tests.fuzz import engines, layers
-from tests.fuzz.__main__ import Setting, examine, main
+from tests.fuzz.runner import Setting, examine, main
 from tests.fuzz.case import Case, Table, draw, features, names
 from tests.fuzz.render import render
 from tests.fuzz.shrink import shrink, simpler
