@@ -7,7 +7,7 @@ BLOOM counts positions over real tokens only, so padded rows carry their own: a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers.models.mpt import modeling_mpt
 from .. import Plan, Where, formulas
 from ..constants import constant
 from . import masks
-from .layer import Layer, Part, split
+from .layer import Layer, NoAttentions, Part, split
 
 
 def slopes(heads: int, device: torch.device) -> Tensor:
@@ -81,12 +81,17 @@ class BloomModel(Part, modeling_bloom.BloomModel):
         return (real.cumsum(-1) - 1.0) * real
 
 
+class Padding(NamedTuple):
+    """MPT's mask without causality, for it loses its dtype on the way: [B, 1, 1, Lk] or [1, 1, 1, 1]."""
+
+    hidden: Tensor  # bool, True for padding
+
+
 class MptAttention(Layer, modeling_mpt.MptAttention):
     """Its masks are boolean with True for what may not be seen, padding included."""
 
     original = modeling_mpt.MptAttention
     scheme = "alibi"
-    posenc_dense = False
 
     def posenc_plan(self, where: Where, device: torch.device) -> Plan:
         return Plan(where, scale=self.softmax_scale, slopes=slopes(self.n_heads, device))
@@ -96,7 +101,7 @@ class MptAttention(Layer, modeling_mpt.MptAttention):
         return self.n_heads, self.head_dim, plan, {"causal": True}
 
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
-        if self.posenc_dense:
+        if not isinstance(attention_mask, Padding):
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **kwargs)
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -106,10 +111,25 @@ class MptAttention(Layer, modeling_mpt.MptAttention):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), q.device)
-        key_mask = None if attention_mask is None or attention_mask.shape[-1] == 1 else ~attention_mask[:, 0, 0]
+        hidden = attention_mask.hidden
+        key_mask = None if hidden.shape[-1] == 1 else ~hidden[:, 0, 0]
         seen = {"causal": q.shape[2] > 1, "key_mask": key_mask}
         blind = masks.before_all_keys(seen, q.shape[2])
         return self.out_proj(self.posenc_run(q, k, v, plan, seen, self.attn_dropout_p, blind)), None
+
+
+class MptBlock(Part, modeling_mpt.MptBlock):
+    """Marks the mask for its attention; in a block, so that a checkpointed one does it again."""
+
+    original = modeling_mpt.MptBlock
+
+    def forward(self, hidden_states, position_bias, attention_mask, layer_past=None, use_cache=False,
+                output_attentions=False, **kwargs):  # fmt: skip
+        if isinstance(output_attentions, NoAttentions):
+            attention_mask = Padding(attention_mask)
+        return super().forward(
+            hidden_states, position_bias, attention_mask, layer_past, use_cache, output_attentions, **kwargs
+        )
 
 
 def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
@@ -128,16 +148,14 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-    dense = masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache)
-    if not dense:
-        compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
-        dense = not masks.is_compact(compact)
-        if not dense:
-            kwargs["attention_mask"] = 1 - compact  # the model turns it to bool: True is masked
-    for block in model.blocks:
-        block.attn.posenc_dense = dense
+    if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
+        return (), kwargs
+    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
+    if masks.is_compact(compact):
+        kwargs["attention_mask"] = 1 - compact  # the model turns it to bool: True is masked
+        kwargs["output_attentions"] = NoAttentions()
     return (), kwargs
 
 
-PARTS = (BloomAttention, BloomModel, MptAttention)
+PARTS = (BloomAttention, BloomModel, MptAttention, MptBlock)
 HOOKS = {modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt}
