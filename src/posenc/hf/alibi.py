@@ -20,13 +20,20 @@ from . import masks
 from .layer import Layer, NoAttentions, Part, split
 
 
-def slopes(heads: int, device: torch.device) -> Tensor:
-    return constant(formulas.alibi_slopes(heads), device)
-
-
-class BloomAttention(Layer, modeling_bloom.BloomAttention):
-    original = modeling_bloom.BloomAttention
+class Sloped(Layer):
     scheme = "alibi"
+
+    def posenc_prepare(self) -> None:
+        super().posenc_prepare()
+        self.posenc_slopes = formulas.alibi_slopes(self.num_heads if hasattr(self, "num_heads") else self.n_heads)
+
+    def posenc_slope(self, device: torch.device) -> Tensor:
+        """[H]"""
+        return constant(self.posenc_slopes, device)
+
+
+class BloomAttention(Sloped, modeling_bloom.BloomAttention):
+    original = modeling_bloom.BloomAttention
 
     @staticmethod
     def refuses(module: Any) -> str | None:
@@ -37,9 +44,9 @@ class BloomAttention(Layer, modeling_bloom.BloomAttention):
     def posenc_plan(self, where: Where, alibi: Tensor) -> Plan:
         """alibi: empty without padding, positions [B, Lk] with it, or the original's [B * H, 1, Lk]."""
         if alibi.dim() == 1:
-            return Plan(where, scale=self.inv_norm_factor, slopes=slopes(self.num_heads, alibi.device))
+            return Plan(where, scale=self.inv_norm_factor, slopes=self.posenc_slope(alibi.device))
         if alibi.dim() == 2:
-            keys = slopes(self.num_heads, alibi.device)[:, None] * alibi[:, None, :]
+            keys = self.posenc_slope(alibi.device)[:, None] * alibi[:, None, :]
         else:
             keys = alibi.reshape(-1, self.num_heads, alibi.shape[-1])
         still = keys.new_zeros(1, self.num_heads, where.q_length)
@@ -87,14 +94,13 @@ class Padding(NamedTuple):
     hidden: Tensor  # bool, True for padding
 
 
-class MptAttention(Layer, modeling_mpt.MptAttention):
+class MptAttention(Sloped, modeling_mpt.MptAttention):
     """Its masks are boolean with True for what may not be seen, padding included."""
 
     original = modeling_mpt.MptAttention
-    scheme = "alibi"
 
     def posenc_plan(self, where: Where, device: torch.device) -> Plan:
-        return Plan(where, scale=self.softmax_scale, slopes=slopes(self.n_heads, device))
+        return Plan(where, scale=self.softmax_scale, slopes=self.posenc_slope(device))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         plan = self.posenc_plan(Where(length), self.out_proj.weight.device)
@@ -138,9 +144,11 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
     cache = kwargs.get("past_key_values")
-    if tokens is not None and masks.grows(cache):
+    mask = kwargs.get("attention_mask")
+    whole = mask is None or not mask.is_floating_point()  # the original counts positions in fractions, too
+    if tokens is not None and masks.grows(cache) and whole:
         keys = masks.past(cache) + tokens.shape[1]
-        kwargs["attention_mask"] = masks.padding(kwargs.get("attention_mask"), keys, tokens.device)
+        kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device)
     return (), kwargs
 
 

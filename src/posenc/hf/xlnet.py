@@ -192,10 +192,10 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     key_mask = None
     if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
         mask = kwargs.pop("attention_mask", None)
-        if mask is not None and not masks.nothing_padded(mask):
+        real = None if mask is None else mask >= 1  # the original hides where 1 - mask > 0
+        if real is not None and not masks.nothing_padded(real):
             memory = kwargs.get("mems")
             before = 0 if not memory or memory[0] is None else memory[0].shape[0]
-            real = mask != 0
             key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
     segments, bounds = kwargs.pop("token_type_ids", None), FEW
     if segments is not None and torch.compiler.is_compiling():
