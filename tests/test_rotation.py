@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import rotation
 from posenc.rotation import Rotation, rotate
+from tests import seeds
 
 LAYOUTS = ("half", "interleaved")
 
@@ -20,7 +21,7 @@ def blocks(request, monkeypatch):
 
 
 def phases(length=13, pairs=4, rows=1, dtype=torch.float64):
-    angle = torch.rand(rows, length, pairs, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * math.tau
+    angle = torch.rand(rows, length, pairs, dtype=torch.float64, generator=seeds.generator(0)) * math.tau
     return (1.5 * angle.cos()).to(dtype), (1.5 * angle.sin()).to(dtype)
 
 
@@ -37,7 +38,6 @@ def by_hand(x, cos, sin, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [8, 11])
 def test_pairs_are_turned_as_drawn(layout, size, blocks):
-    torch.manual_seed(0)
     for x in (torch.randn(2, 3, 13, size).double(), torch.randn(2, 13, 3, size).double().transpose(1, 2)):
         for rows in (1, 2):
             cos, sin = phases(rows=rows)
@@ -49,7 +49,6 @@ def test_pairs_are_turned_as_drawn(layout, size, blocks):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_is_rounded_once(layout, dtype, blocks):
-    torch.manual_seed(0)
     x = torch.randn(2, 3, 13, 8).to(dtype)
     cos, sin = phases(dtype=torch.float32)
     out = rotate(x, cos, sin, layout)
@@ -62,7 +61,6 @@ def test_low_precision_is_rounded_once(layout, dtype, blocks):
 def test_gradients(layout, monkeypatch):
     monkeypatch.setattr(rotation, "SMALL", 0)
     monkeypatch.setattr(rotation, "BLOCK", 64)  # eight rows and two
-    torch.manual_seed(0)
     x = torch.randn(1, 1, 10, 6, dtype=torch.float64, requires_grad=True)
     cos, sin = phases(10, 2)
     assert torch.autograd.gradcheck(

@@ -26,6 +26,7 @@ from posenc.scaling import (
     YaRN,
     frequencies,
 )
+from tests import seeds
 
 SHORT = [1.0 + 0.01 * c for c in range(16)]
 LONG = [1.0 + c * c / 4 for c in range(16)]
@@ -102,7 +103,6 @@ def test_rotated_queries_and_keys_equal_transformers(name):
     config = config_of(RECIPES[name])
     if name == "dynamic":
         config.max_position_embeddings = 8
-    torch.manual_seed(0)
     q, k = torch.randn(2, 2, 2, 11, 32)
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(11)[None])
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
@@ -117,7 +117,7 @@ def test_rotated_queries_and_keys_equal_transformers(name):
 )
 def test_only_differences_of_positions_matter(shift, name):
     rope = posenc.rotary.from_config(config_of(RECIPES[name])).double()
-    generator = torch.Generator().manual_seed(0)
+    generator = seeds.generator(0)
     q, k = torch.randn(2, 1, 2, 7, 32, generator=generator, dtype=torch.float64)
     there = posenc.scores(q, k, rope.plan(posenc.Where((shift, 7))))
     torch.testing.assert_close(there, posenc.scores(q, k, rope.plan(posenc.Where(7))), atol=1e-11, rtol=1e-11)
@@ -186,7 +186,6 @@ def test_golden_frequencies():
     DynamicYaRN(original=8, beta_fast=2.0, beta_slow=0.5),
 ])  # fmt: skip
 def test_prefill_equals_token_by_token(extension):
-    torch.manual_seed(0)
     rope = posenc.RoPE(head_dim=16, scaling=extension)
     assert rope.length_dependent
     attention = posenc.Attention(32, 2, position=rope, causal=True)
@@ -279,7 +278,6 @@ def test_module_is_public():
 
 def test_left_padding_is_not_counted():
     """Each row has the frequencies of its own length, whatever the batch is padded to."""
-    torch.manual_seed(0)
     rope = posenc.RoPE(head_dim=16, scaling=DynamicNTK(factor=2.0, original=8))
     attention = posenc.Attention(32, 2, position=rope, causal=True)
     x = torch.randn(2, 20, 32)

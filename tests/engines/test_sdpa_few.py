@@ -9,6 +9,7 @@ from posenc.engines.sdpa import few, sizes
 from posenc.index import clip, deberta_buckets, log_buckets
 from posenc.plan import Lookup, Plan
 from posenc.where import Where
+from tests import seeds
 
 H, D = 4, 8
 BUCKETS = log_buckets(8, 20, causal=True)
@@ -123,7 +124,7 @@ def test_longer_than_what_is_kept(monkeypatch):
 
 
 def tensors_of(plan):
-    generator = torch.Generator().manual_seed(3)
+    generator = seeds.generator(3)
     shapes = ((2, H, plan.where.q_length, D), (2, H, plan.where.k_length, D), (2, H, plan.where.k_length, D))
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 

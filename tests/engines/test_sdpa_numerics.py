@@ -11,6 +11,7 @@ from posenc.engines.sdpa import sizes
 from posenc.index import clip, exact, log_buckets
 from posenc.plan import Lookup, Plan
 from posenc.where import Where
+from tests import seeds
 
 B, H, D = 1, 2, 32
 LENGTHS = [(1, sizes.PAIRS), (7, sizes.PAIRS), (63, sizes.PAIRS), (129, sizes.PAIRS), (1000, sizes.PAIRS), (1000, 0)]
@@ -69,7 +70,7 @@ def test_error_is_within_twice_that_of_plain_attention(dtype, length, pairs, mon
     budget = [2 * max(relative(a, b) if length > 1 else 0.0, torch.finfo(dtype).eps) for a, b in zip(plain, truth)]
     where = Where(length)
     for name in PLANS:
-        keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
+        keep = {"generator": seeds.generator(1), "tables": []}
         make(name, where, drawn(dtype, keep))
 
         def run(engine, name=name):
@@ -110,7 +111,7 @@ def test_poisoned_memory_and_the_same_bits_twice(name, causal, poisoned):
     length = 129
     where = Where(length)
     q, k, v = (torch.randn(2, H, length, D) for _ in range(3))
-    keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
+    keep = {"generator": seeds.generator(1), "tables": []}
     make(name, where, drawn(torch.float32, keep))
     weight = torch.randn(2, H, length, D).double()
     seen = torch.ones(2, length, dtype=torch.bool)
@@ -133,7 +134,7 @@ def test_positions_past_a_million():
     for name in PLANS:
         outs = []
         for place in (where, near):
-            keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
+            keep = {"generator": seeds.generator(1), "tables": []}
             outs.append(attend(q, k, v, make(name, place, drawn(torch.float32, keep)), causal=True, engine="sdpa"))
         assert torch.equal(*outs)
 
@@ -147,7 +148,7 @@ def test_compiles_without_a_graph_break(name, backend):
         pytest.skip("inductor needs a C++ compiler on a CPU")
     where = Where(40)
     q, k, v = (torch.randn(B, H, 40, D) for _ in range(3))
-    keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
+    keep = {"generator": seeds.generator(1), "tables": []}
     make(name, where, drawn(torch.float32, keep))
     weight = torch.randn(B, H, 40, D).double()
 
@@ -181,7 +182,7 @@ def test_extra_memory_is_a_fraction_of_a_dense_bias():
     q, k, v = (torch.randn(1, H, length, D) for _ in range(3))
     dense = H * length * length * 4
     where = Where(length)
-    keep = {"generator": torch.Generator().manual_seed(1), "tables": []}
+    keep = {"generator": seeds.generator(1), "tables": []}
     plan = make("bias", where, drawn(torch.float32, keep))
     with torch.no_grad():
         plain = peak_bytes(lambda: scaled_dot_product_attention(q, k, v))

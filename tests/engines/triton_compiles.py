@@ -100,7 +100,6 @@ CASES = [
 
 
 def check(name, size, dtype, compiled):
-    torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, LENGTH, size).to(dtype).requires_grad_() for _ in range(3))
     where = Where(torch.arange(LENGTH) // 2) if name == "tokens" else Where(LENGTH)
     plan = Plan(where, **plans(size)[name])

@@ -6,6 +6,7 @@ from transformers import BloomConfig, BloomForCausalLM, BloomModel, MptConfig, M
 
 from posenc import hf
 from tests.hf.compare import outputs_agree, run, same
+from tests.seeds import seed
 
 MODELS = {
     "bloom": (BloomModel, BloomForCausalLM, BloomConfig, dict(hidden_size=36, n_layer=2, n_head=6)),
@@ -14,7 +15,7 @@ MODELS = {
 
 
 def make(family, head=False):
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     model, with_head, config, sizes = MODELS[family]
     made = (with_head if head else model)(config(vocab_size=99, **sizes, pad_token_id=0, eos_token_id=1)).eval()
     for parameter in made.parameters():
@@ -24,7 +25,7 @@ def make(family, head=False):
 
 
 def batch(holes=False):
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     ids = torch.randint(2, 99, (3, 23))
     mask = torch.ones(3, 23, dtype=torch.long)
     mask[1, 15:] = 0

@@ -23,14 +23,15 @@ from transformers import (
 
 from posenc import hf
 from tests.hf.compare import outputs_agree
+from tests.seeds import generator, seed
 
-X = torch.randn(2, 23, 32, generator=torch.Generator().manual_seed(4))
+X = torch.randn(2, 23, 32, generator=generator(4))
 MASK = torch.ones(2, 23, dtype=torch.bool)
 MASK[1, 15:] = False
 
 
 def randomised(model):
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return model.eval()

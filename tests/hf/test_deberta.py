@@ -7,6 +7,7 @@ from transformers import DebertaConfig, DebertaModel, DebertaV2Config, DebertaV2
 from posenc import hf
 from posenc.hf import layer
 from tests.hf.compare import outputs_agree, run, same
+from tests.seeds import seed
 
 SIZES = dict(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
@@ -26,7 +27,7 @@ MODELS = {
 
 def make(name):
     model, config, options = MODELS[name]
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     made = model(config(**{**SIZES, **options})).eval()
     for parameter in made.parameters():
         if parameter.dim() > 1:
@@ -35,7 +36,7 @@ def make(name):
 
 
 def batch(length=41):
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     ids = torch.randint(2, 99, (3, length))
     mask = torch.ones(3, length, dtype=torch.long)
     mask[1, 20:] = 0
@@ -97,7 +98,7 @@ def test_talking_heads_are_refused_by_name():
 
 def test_training_with_checkpointing_learns():
     ids, mask = batch()
-    torch.manual_seed(0)
+    torch.manual_seed(seed(0))
     model = hf.accelerate(DebertaV2ForTokenClassification(DebertaV2Config(**SIZES, **V3, num_labels=3))).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -7,6 +7,7 @@ from transformers.models.inkling.modeling_inkling import InklingForCausalLM, Ink
 
 from posenc import hf
 from tests.hf.compare import same
+from tests.seeds import seed
 
 SIZES = dict(
     vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
@@ -17,7 +18,7 @@ SIZES = dict(
 
 
 def make(model=InklingTextModel):
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     made = model(InklingTextConfig(**SIZES, attn_implementation="eager")).eval()
     for parameter in made.parameters():
         if parameter.dim() > 1:
@@ -26,7 +27,7 @@ def make(model=InklingTextModel):
 
 
 def batch():
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     ids = torch.randint(3, 99, (3, 29))
     mask = torch.ones(3, 29, dtype=torch.long)
     mask[1, 20:] = 0

@@ -8,7 +8,6 @@ from posenc.rotary import random_positions
 
 
 def test_draws_are_sorted_distinct_and_uniform():
-    torch.manual_seed(0)
     drawn = random_positions(5, 20, batch=4000)
     assert drawn.shape == (4000, 5)
     assert (drawn.diff(dim=1) > 0).all()
@@ -21,7 +20,6 @@ def test_draws_are_sorted_distinct_and_uniform():
 
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "clipped"])
 def test_is_the_scheme_at_other_places(name):
-    torch.manual_seed(0)
     scheme = posenc.create(name, d_model=32, heads=2)
     wrapped = posenc.Randomized(scheme=scheme, longest=100, seed=3)
     where = wrapped.draw(posenc.Where(9))
@@ -41,7 +39,6 @@ def test_draws_anew_without_a_seed():
 
 
 def test_a_step_with_cache_is_the_whole_of_that_length():
-    torch.manual_seed(0)
     scheme = posenc.Randomized(scheme=posenc.RoPE(head_dim=16), longest=64, seed=0)
     attention = posenc.Attention(32, 2, position=scheme, causal=True)
     x, cache = torch.randn(2, 8, 32), posenc.KVCache()

@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import posenc
 from posenc import scaling
+from tests import seeds
 
 
 def test_equals_llama():
@@ -28,7 +29,7 @@ def test_equals_llama():
 @given(st.integers(-(2**20), 2**20), st.integers(1, 40), st.sampled_from(["half", "interleaved"]))
 def test_shift_changes_nothing(shift, length, layout):
     rope = posenc.RoPE(head_dim=16, layout=layout).double()
-    generator = torch.Generator().manual_seed(length)
+    generator = seeds.generator(length)
     q, k = torch.randn(2, 1, 2, length, 16, generator=generator, dtype=torch.float64)
     here = posenc.scores(q, k, rope.plan(posenc.Where(length)))
     there = posenc.scores(q, k, rope.plan(posenc.Where((shift, length))))

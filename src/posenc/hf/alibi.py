@@ -7,7 +7,7 @@ BLOOM counts positions over real tokens only, so padded rows carry their own: a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,23 @@ from transformers.models.mpt import modeling_mpt
 from .. import Plan, Where, formulas
 from ..constants import constant
 from . import masks
-from .layer import Layer, Part, split
+from .layer import Layer, NoAttentions, Part, split
 
 
-def slopes(heads: int, device: torch.device) -> Tensor:
-    return constant(formulas.alibi_slopes(heads), device)
-
-
-class BloomAttention(Layer, modeling_bloom.BloomAttention):
-    original = modeling_bloom.BloomAttention
+class Sloped(Layer):
     scheme = "alibi"
+
+    def posenc_prepare(self) -> None:
+        super().posenc_prepare()
+        self.posenc_slopes = formulas.alibi_slopes(self.num_heads if hasattr(self, "num_heads") else self.n_heads)
+
+    def posenc_slope(self, device: torch.device) -> Tensor:
+        """[H]"""
+        return constant(self.posenc_slopes, device)
+
+
+class BloomAttention(Sloped, modeling_bloom.BloomAttention):
+    original = modeling_bloom.BloomAttention
 
     @staticmethod
     def refuses(module: Any) -> str | None:
@@ -37,9 +44,9 @@ class BloomAttention(Layer, modeling_bloom.BloomAttention):
     def posenc_plan(self, where: Where, alibi: Tensor) -> Plan:
         """alibi: empty without padding, positions [B, Lk] with it, or the original's [B * H, 1, Lk]."""
         if alibi.dim() == 1:
-            return Plan(where, scale=self.inv_norm_factor, slopes=slopes(self.num_heads, alibi.device))
+            return Plan(where, scale=self.inv_norm_factor, slopes=self.posenc_slope(alibi.device))
         if alibi.dim() == 2:
-            keys = slopes(self.num_heads, alibi.device)[:, None] * alibi[:, None, :]
+            keys = self.posenc_slope(alibi.device)[:, None] * alibi[:, None, :]
         else:
             keys = alibi.reshape(-1, self.num_heads, alibi.shape[-1])
         still = keys.new_zeros(1, self.num_heads, where.q_length)
@@ -81,22 +88,26 @@ class BloomModel(Part, modeling_bloom.BloomModel):
         return (real.cumsum(-1) - 1.0) * real
 
 
-class MptAttention(Layer, modeling_mpt.MptAttention):
+class Padding(NamedTuple):
+    """MPT's mask without causality, for it loses its dtype on the way: [B, 1, 1, Lk] or [1, 1, 1, 1]."""
+
+    hidden: Tensor  # bool, True for padding
+
+
+class MptAttention(Sloped, modeling_mpt.MptAttention):
     """Its masks are boolean with True for what may not be seen, padding included."""
 
     original = modeling_mpt.MptAttention
-    scheme = "alibi"
-    posenc_dense = False
 
     def posenc_plan(self, where: Where, device: torch.device) -> Plan:
-        return Plan(where, scale=self.softmax_scale, slopes=slopes(self.n_heads, device))
+        return Plan(where, scale=self.softmax_scale, slopes=self.posenc_slope(device))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         plan = self.posenc_plan(Where(length), self.out_proj.weight.device)
         return self.n_heads, self.head_dim, plan, {"causal": True}
 
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
-        if self.posenc_dense:
+        if not isinstance(attention_mask, Padding):
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **kwargs)
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -106,10 +117,25 @@ class MptAttention(Layer, modeling_mpt.MptAttention):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), q.device)
-        key_mask = None if attention_mask is None or attention_mask.shape[-1] == 1 else ~attention_mask[:, 0, 0]
+        hidden = attention_mask.hidden
+        key_mask = None if hidden.shape[-1] == 1 else ~hidden[:, 0, 0]
         seen = {"causal": q.shape[2] > 1, "key_mask": key_mask}
         blind = masks.before_all_keys(seen, q.shape[2])
         return self.out_proj(self.posenc_run(q, k, v, plan, seen, self.attn_dropout_p, blind)), None
+
+
+class MptBlock(Part, modeling_mpt.MptBlock):
+    """Marks the mask for its attention; in a block, so that a checkpointed one does it again."""
+
+    original = modeling_mpt.MptBlock
+
+    def forward(self, hidden_states, position_bias, attention_mask, layer_past=None, use_cache=False,
+                output_attentions=False, **kwargs):  # fmt: skip
+        if isinstance(output_attentions, NoAttentions):
+            attention_mask = Padding(attention_mask)
+        return super().forward(
+            hidden_states, position_bias, attention_mask, layer_past, use_cache, output_attentions, **kwargs
+        )
 
 
 def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
@@ -118,9 +144,11 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
     cache = kwargs.get("past_key_values")
-    if tokens is not None and masks.grows(cache):
+    mask = kwargs.get("attention_mask")
+    whole = mask is None or not mask.is_floating_point()  # the original counts positions in fractions, too
+    if tokens is not None and masks.grows(cache) and whole:
         keys = masks.past(cache) + tokens.shape[1]
-        kwargs["attention_mask"] = masks.padding(kwargs.get("attention_mask"), keys, tokens.device)
+        kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device)
     return (), kwargs
 
 
@@ -128,16 +156,14 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-    dense = masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache)
-    if not dense:
-        compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
-        dense = not masks.is_compact(compact)
-        if not dense:
-            kwargs["attention_mask"] = 1 - compact  # the model turns it to bool: True is masked
-    for block in model.blocks:
-        block.attn.posenc_dense = dense
+    if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
+        return (), kwargs
+    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
+    if masks.is_compact(compact):
+        kwargs["attention_mask"] = 1 - compact  # the model turns it to bool: True is masked
+        kwargs["output_attentions"] = NoAttentions()
     return (), kwargs
 
 
-PARTS = (BloomAttention, BloomModel, MptAttention)
+PARTS = (BloomAttention, BloomModel, MptAttention, MptBlock)
 HOOKS = {modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt}

@@ -67,6 +67,13 @@ class Layer(Part):
         return out.transpose(1, 2).flatten(2)
 
 
+class NoAttentions:
+    """output_attentions=False with something to say to the layers: it is false, and models hand it on as it is."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def split(projected: Tensor, size: int) -> Tensor:
     """[B, L, H * size] -> [B, H, L, size]."""
     return projected.unflatten(-1, (-1, size)).transpose(1, 2)

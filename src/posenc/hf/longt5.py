@@ -158,6 +158,11 @@ def _blocks(mask: Tensor, size: int) -> Blocks:
     kept = getattr(mask, "posenc_blocks", None)
     if state is not None and kept is not None and kept[0] == state:
         return kept[1]
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            f"attention_mask must hold 1 (real) and 0 (padding), got {mask.dtype} from {mask.min().item()} to "
+            f"{mask.max().item()}; to LongT5's summaries every other number is neither; pass (mask != 0) of truth values"
+        )
     blocks, real = modeling_longt5._make_global_fixed_block_ids(mask, size)
     places = torch.where(blocks < 0, real.shape[1], blocks).long()[..., None]
     seen = torch.cat((mask != 0, real != 0), dim=1)

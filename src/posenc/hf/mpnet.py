@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers.models.mpnet import modeling_mpnet
 
 from .. import Lookup, Plan, Where, index
@@ -33,6 +34,8 @@ class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
 
     def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
         if output_attentions or (position_bias is not None and position_bias.dim() == 4):
+            if position_bias is not None and position_bias.dim() == 2:
+                position_bias = _dense(position_bias, *hidden_states.shape[:2])
             return super().forward(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
         q, k, v = (split(project(hidden_states), self.attention_head_size) for project in (self.q, self.k, self.v))
         plan = self.posenc_plan(q.shape[2], position_bias)
@@ -41,24 +44,26 @@ class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
 
 
 class MPNetEncoder(Part, modeling_mpnet.MPNetEncoder):
-    """An encoder whose position bias is the table itself, unless attention weights are asked for."""
+    """An encoder whose position bias is the table itself; a layer that is asked for its weights makes it dense."""
 
     original = modeling_mpnet.MPNetEncoder
-    posenc_dense = False
 
     @staticmethod
     def refuses(module: Any) -> str | None:
         rows = module.relative_attention_bias.weight.shape[0]
         return None if rows >= 32 else f"has a table of {rows} rows, and its bucket function needs 32"
 
-    def forward(self, hidden_states, attention_mask=None, output_attentions=False, **kwargs):
-        self.posenc_dense = bool(output_attentions)
-        return super().forward(hidden_states, attention_mask, output_attentions, **kwargs)
-
     def compute_position_bias(self, x, position_ids=None, num_buckets=32):
-        if self.posenc_dense or position_ids is not None:
+        if position_ids is not None:
             return super().compute_position_bias(x, position_ids, num_buckets)
         return self.relative_attention_bias.weight
+
+
+def _dense(table: Tensor, rows: int, length: int) -> Tensor:
+    """The original's position bias, [B, H, L, L]."""
+    r = torch.arange(length, device=table.device) - torch.arange(length, device=table.device)[:, None]
+    bias = nn.functional.embedding(modeling_mpnet.MPNetEncoder.relative_position_bucket(r), table)
+    return bias.permute(2, 0, 1).expand(rows, -1, -1, -1)
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):

@@ -3,7 +3,9 @@
     s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
 
 The original spreads the padding over [L, L, B] and the segments over [L, L, B, 2]. A hook takes both out of the
-model's call and hands them to the layers as they are, [B, L]. A permutation mask is dense by nature and stays.
+model's call and hands them to the layers as they are, [B, L], in a `Call`. It is an argument, so that threads and
+layers that are computed again in backward have their own: the model gives its layers, and these their attention,
+`output_attentions` as it is. A permutation mask is dense by nature and stays.
 Every token of the content stream sees itself, a padded one too, and memories keep what it becomes.
 In training the positions' dropout is drawn once for the batch (the original draws it for every row). With bi_data half of
 the batch has distances of the other sign, a table of its own.
@@ -11,6 +13,7 @@ the batch has distances of the other sign, a table of its own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +23,19 @@ from transformers.models.xlnet import modeling_xlnet
 from .. import Index, Lookup, Plan, Where, attend, attend_lse, engine_for
 from ..schemes.transformer_xl import SAME_OR_NOT
 from . import masks
-from .layer import Layer, against
+from .layer import Layer, NoAttentions, against, say
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Call(NoAttentions):
     """What the hook keeps from being spread."""
 
     key_mask: Tensor | None = None  # bool [B, klen]
     segments: Tensor | None = None  # [B, qlen]
     bounds: tuple[int, int] = FEW  # the lowest and the highest segment, memory's 0 among them
+    two_ways: bool = False  # bi_data
 
     def half(self, number: int) -> Call:
         key_mask, segments = (None if x is None else x.chunk(2)[number] for x in (self.key_mask, self.segments))
@@ -46,8 +51,6 @@ class Content(NamedTuple):
 class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     original = modeling_xlnet.XLNetRelativeAttention
     scheme = "xlnet"
-    posenc_call = Call()
-    posenc_two_ways = False
 
     def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call, slots: Tensor | None = None) -> Plan:
         """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read. slots: these queries only."""
@@ -75,29 +78,31 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     def forward(
         self, h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems=None, target_mapping=None, output_attentions=False
     ):
-        if not output_attentions and h.shape[1]:
+        if isinstance(output_attentions, Call):
             # all rows of the batch are alike; with bi_data those of each half
-            r = r[:, [0, r.shape[1] // 2]] if self.posenc_two_ways else r[:, :1]
+            r = r[:, [0, r.shape[1] // 2]] if output_attentions.two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
+        elif not output_attentions and h.shape[1]:
+            say("an XLNet layer that is called without its model runs the original attention, with its dense scores")
         return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
 
     def rel_attn_core(
         self, q_head, k_head_h, v_head_h, k_head_r, seg_mat=None, attn_mask=None, output_attentions=False
     ):
-        if output_attentions or seg_mat is not None or not q_head.shape[1]:
+        call = output_attentions
+        if not isinstance(call, Call):
             return super().rel_attn_core(q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
         content = isinstance(attn_mask, Content)
         attn_mask = attn_mask.mask if content else attn_mask
         mask = None if attn_mask is None else (attn_mask == 0).permute(2, 3, 0, 1)
-        if not self.posenc_two_ways:
-            return self.posenc_core(q, k, v, k_head_r[:, 0], mask, self.posenc_call, content)
+        if not call.two_ways:
+            return self.posenc_core(q, k, v, k_head_r[:, 0], mask, call, content)
         halves = []
         for one in (0, 1):
             own = mask if mask is None or mask.shape[0] == 1 else mask.chunk(2)[one]
             ours, keys, values = (x.chunk(2)[one] for x in (q, k, v))
-            call = self.posenc_call.half(one)
-            halves.append(self.posenc_core(ours, keys, values, k_head_r[:, one], own, call, content))
+            halves.append(self.posenc_core(ours, keys, values, k_head_r[:, one], own, call.half(one), content))
         return torch.cat(halves, dim=1)
 
     def posenc_core(
@@ -178,28 +183,28 @@ def _(segments):
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     """Keep padding and segments from being spread over [L, L]; the layers get them as they are."""
-    key_mask = segments = None
-    bounds = FEW
-    if not masks.wants_attentions(model, kwargs):
-        kwargs = dict(masks.by_name(model, args, kwargs))
-        args = ()
-        memory = kwargs.get("mems")
-        before = 0 if not memory or memory[0] is None else memory[0].shape[0]
-        if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
-            mask = kwargs.pop("attention_mask", None)
-            if mask is not None and not masks.nothing_padded(mask):
-                real = mask != 0
-                key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
-        segments = kwargs.pop("token_type_ids", None)
-        if segments is not None and torch.compiler.is_compiling():
-            segments = few_segments(segments)
-        elif segments is not None and segments.numel():
-            lowest, highest = torch.stack(torch.aminmax(segments)).tolist()
-            bounds = min(lowest, 0), max(highest, 0)
-    for block in model.layer:
-        block.rel_attn.posenc_call = Call(key_mask, segments, bounds)
-        block.rel_attn.posenc_two_ways = model.bi_data
-    return args, kwargs
+    if masks.wants_attentions(model, kwargs):
+        return args, kwargs
+    kwargs = dict(masks.by_name(model, args, kwargs))
+    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    if tokens is None or not tokens.shape[0]:
+        return (), kwargs
+    key_mask = None
+    if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
+        mask = kwargs.pop("attention_mask", None)
+        real = None if mask is None else mask >= 1  # the original hides where 1 - mask > 0
+        if real is not None and not masks.nothing_padded(real):
+            memory = kwargs.get("mems")
+            before = 0 if not memory or memory[0] is None else memory[0].shape[0]
+            key_mask = torch.cat((real.new_ones(real.shape[0], before), real), dim=1)
+    segments, bounds = kwargs.pop("token_type_ids", None), FEW
+    if segments is not None and torch.compiler.is_compiling():
+        segments = few_segments(segments)
+    elif segments is not None and segments.numel():
+        lowest, highest = torch.stack(torch.aminmax(segments)).tolist()
+        bounds = min(lowest, 0), max(highest, 0)
+    kwargs["output_attentions"] = Call(key_mask, segments, bounds, model.bi_data)
+    return (), kwargs
 
 
 PARTS = (XLNetRelativeAttention,)
