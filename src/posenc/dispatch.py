@@ -50,7 +50,8 @@ def attend(
     dropout    on the weights, before both sums
     engine     "auto", or a name of `posenc.ENGINES`: it runs or raises UnsupportedPlan with the reason
 
-    A query with nothing to see gives zeros.
+    A query with nothing to see gives zeros. What it may not see does not reach it, NaN included; see DESIGN.md for the limits.
+    Inside torch.func and for second derivatives use "reference"; "auto" does so inside torch.func by itself.
     """
     ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
     run = _engine(engine, ready, seen, dropout).run

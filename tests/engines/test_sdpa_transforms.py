@@ -128,3 +128,14 @@ def test_a_second_length_compiles(position, dynamic, kv_heads):
             results.append((out, *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))))
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+def test_a_compiled_gradient_of_torch_func():
+    q, *others = tensors()
+
+    def loss(q):
+        return attention(False)(q, *others).square().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(grad(loss), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), grad(loss)(q))

@@ -105,12 +105,10 @@ def softmax_lse(s: Tensor) -> tuple[Tensor, Tensor]:
 def weigh(weights: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> Tensor:
     """weights [.., Lq, Lk] v [.., Lk, D]. A value that is not allowed does not count, even if it is NaN or inf."""
     out = weights @ v
-    if (
-        out.is_meta
-        or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or not holds_nan(out)
-    ):
+    # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation
+    if not out.is_cpu or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return out
+    if not holds_nan(out):
         return out
     visible = allowed()  # 0 times NaN is NaN: such values are counted, not multiplied
     if visible is None:

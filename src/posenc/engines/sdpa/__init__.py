@@ -88,14 +88,13 @@ def _transforms(bare: bool) -> str | None:
 
     PyTorch's attention has a first gradient in reverse mode; the operators have that outside of torch.func alone.
     """
-    if torch.compiler.is_compiling():
-        return None
-    forward_mode = forward_ad._current_level >= 0
+    eager = not torch.compiler.is_compiling()
+    forward_mode = eager and forward_ad._current_level >= 0
     if not forward_mode and not torch._C._are_functorch_transforms_active():
         return None
-    transforms = [x.key().name for x in torch._C._functorch.get_interpreter_stack() or ()]
-    if bare and not forward_mode and transforms == ["Grad"]:
-        return None
+    if eager and bare and not forward_mode:
+        if [x.key().name for x in torch._C._functorch.get_interpreter_stack() or ()] == ["Grad"]:
+            return None
     return (
         "fused attention has no rules for torch.func (vmap, grad, jvp, jacrev, ...) and forward-mode differentiation; "
         "the reference engine has them"

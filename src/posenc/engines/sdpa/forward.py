@@ -16,6 +16,7 @@ from torch import Tensor
 from . import short, sizes
 from .band import Band, Tile
 from .mask import KeyDots, hankel, skewed
+from .products import one_by_one
 from .skew import Skew, clear_corners, fold
 from .slab import NEVER, Slab, add, slabs
 from .terms import Terms
@@ -211,8 +212,11 @@ class Tiles:
             pairs.add_(padding)
         if terms.decay_q is not None and terms.decay_k is not None:
             c_q, c_k = terms.decay_q[:, tile.i0 : tile.i1, None], terms.decay_k[:, None, tile.j0 : tile.j1]
-            for x in range(self.heads):  # their difference first: each alone is as large as the sequence is long
-                pairs[x].add_(c_q[x] - c_k[x])
+            step = 1 if one_by_one(pairs) else self.heads
+            for x in range(
+                0, self.heads, step
+            ):  # their difference first: each alone is as large as the sequence is long
+                pairs[x : x + step].add_(c_q[x : x + step] - c_k[x : x + step])
         if self.key_dots is not None:
             self.key_dots.add_to(pairs, tile, self.scale)
         return pairs
