@@ -342,8 +342,8 @@ class _Sequence:
             x = x[..., :-1]
         elif kind == "rows":
             x = self._real(rows + 1, count, self.width)
-            if past == 0 and self.context is None and not facts:
-                return  # a new cache takes any number of rows
+            if past == 0 and self.context is None and (not facts or rows == 1):
+                return  # a new cache takes any number of rows, and one row of facts may stand for all
         elif kind == "positions":
             options["positions"] = torch.zeros(rows, count + 3, dtype=torch.int64, device=self.device)
         elif kind == "too long":

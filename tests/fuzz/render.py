@@ -215,7 +215,7 @@ def _options(case: Case) -> list[str]:
             lines[-1] = "keep = whole(0, 2, 1, Lk) > 0"
         options.append("key_mask=keep.to(device)")
     if case.documents:
-        lines.append("ids = (whole(0, 5, B, max(Lq, Lk)) == 0).cumsum(1)")
+        lines.append(f"ids = (whole(1, {case.document}, B, max(Lq, Lk)) == 1).cumsum(1)")
         if case.documents == "shuffled":
             lines.append("ids = ids[:, torch.randperm(ids.shape[1], generator=generator)]")
         lines.append("ids = ids.to(device)")
