@@ -149,7 +149,8 @@ def _plan(case: Case) -> list[str]:
         lines += _rotation(case)
         arguments.append("rotate=rotation")
     if case.pair:
-        lines.append('leaves["pair.weight"] = real(H)')
+        precise = "torch.float64" if case.dtype == "float64" else "torch.float32"  # it computes in its weight's dtype
+        lines.append(f'leaves["pair.weight"] = real(H, dtype={precise})')
     return [*lines, *_leaves(case, arguments)]
 
 
