@@ -174,7 +174,9 @@ def check(case: Case, engine: str = "auto", device: str = "cpu") -> list[str]:
 
 def _layer(case: Case, engine: str, generator: torch.Generator) -> Attention:
     width = case.heads * case.head_dim
-    options = ENCODINGS[case.encoding]
+    options = dict(ENCODINGS[case.encoding])
+    if case.encoding == "t5":  # buckets of later keys are for layers that see some
+        options["causal"] = case.causal and not case.cross
     position = None
     if case.encoding != "none":
         position = create(case.encoding, d_model=width, heads=case.heads, head_dim=case.head_dim, **options)
