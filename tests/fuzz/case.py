@@ -67,6 +67,7 @@ class Case:
     window: tuple[int | None, int | None] | None = None
     padding: str = ""  # right | left | holes | empty (with a fully padded row) | shared
     documents: str = ""  # sorted | shuffled | foreign (queries' own ids)
+    document: int = 6  # tokens of one, on average
     mask: str = ""  # bool | added | infinite (added, with -inf)
     mask_dims: str = "BHQK"  # which sizes are not 1
     # how it is called
@@ -236,6 +237,7 @@ def _mask(random: Random, case: Case) -> Case:
         window=None if window == (None, None) else window,
         padding=random.choice(("right", "left", "holes", "empty", "shared")) if random.random() < 0.3 else "",
         documents=random.choice(("sorted", "sorted", "shuffled", "foreign")) if random.random() < 0.2 else "",
+        document=random.choice((2, 6, 20, 60)),
         mask=random.choice(("bool", "added", "infinite")) if random.random() < 0.15 else "",
         mask_dims="".join(letter for letter in "BHQK" if random.random() < 0.6),
     )

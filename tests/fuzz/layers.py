@@ -174,7 +174,9 @@ def check(case: Case, engine: str = "auto", device: str = "cpu") -> list[str]:
 
 def _layer(case: Case, engine: str, generator: torch.Generator) -> Attention:
     width = case.heads * case.head_dim
-    options = ENCODINGS[case.encoding]
+    options = dict(ENCODINGS[case.encoding])
+    if case.encoding == "t5":  # buckets of later keys are for layers that see some
+        options["causal"] = case.causal and not case.cross
     position = None
     if case.encoding != "none":
         position = create(case.encoding, d_model=width, heads=case.heads, head_dim=case.head_dim, **options)
@@ -342,8 +344,8 @@ class _Sequence:
             x = x[..., :-1]
         elif kind == "rows":
             x = self._real(rows + 1, count, self.width)
-            if past == 0 and self.context is None and not facts:
-                return  # a new cache takes any number of rows
+            if past == 0 and self.context is None and (not facts or rows == 1):
+                return  # a new cache takes any number of rows, and one row of facts may stand for all
         elif kind == "positions":
             options["positions"] = torch.zeros(rows, count + 3, dtype=torch.int64, device=self.device)
         elif kind == "too long":

@@ -140,7 +140,7 @@ def make(case: Case) -> torch.nn.Module:
     if family == "deberta v2":
         kinds = (["c2p", "p2c"], ["c2p"], ["p2c"], ["c2p", "p2c"])[variant]
         sizes = dict(
-            position_buckets=(case.buckets, -1)[variant == 1], max_relative_positions=case.most, pos_att_type=kinds,
+            position_buckets=(case.buckets, -1)[variant == 1], max_relative_positions=max(case.most, case.buckets), pos_att_type=kinds,
             share_att_key=variant != 2, relative_attention=True, position_biased_input=False, max_position_embeddings=64,
             **(dict(norm_rel_ebd="layer_norm") if variant == 0 else dict(conv_kernel_size=3) if variant == 3 else {}),
         )  # fmt: skip

@@ -149,7 +149,8 @@ def _plan(case: Case) -> list[str]:
         lines += _rotation(case)
         arguments.append("rotate=rotation")
     if case.pair:
-        lines.append('leaves["pair.weight"] = real(H)')
+        precise = "torch.float64" if case.dtype == "float64" else "torch.float32"  # it computes in its weight's dtype
+        lines.append(f'leaves["pair.weight"] = real(H, dtype={precise})')
     return [*lines, *_leaves(case, arguments)]
 
 
@@ -215,7 +216,7 @@ def _options(case: Case) -> list[str]:
             lines[-1] = "keep = whole(0, 2, 1, Lk) > 0"
         options.append("key_mask=keep.to(device)")
     if case.documents:
-        lines.append("ids = (whole(0, 5, B, max(Lq, Lk)) == 0).cumsum(1)")
+        lines.append(f"ids = (whole(1, {case.document}, B, max(Lq, Lk)) == 1).cumsum(1)")
         if case.documents == "shuffled":
             lines.append("ids = ids[:, torch.randperm(ids.shape[1], generator=generator)]")
         lines.append("ids = ids.to(device)")
