@@ -52,17 +52,20 @@ def plan_of(slots, q, k, v, where=None, *, per_head=True, reach=(3, 2), dtype=No
         slopes=make(heads) if "slopes" in slots else None,
         decay=(make(batch, heads, lq), make(batch, heads, lk)) if "decay" in slots else None,
         scale=make(batch, heads, lq) if "scale" in slots else None,
-        pair=None if weight is None else _pair(weight),
+        pair=None if weight is None else Pair(weight),
     )
 
 
-def _pair(weight):
-    def pair(p_q, p_k):
-        product = (p_q[..., :, None] + 1.0) / (p_k[..., None, :] + 2.0)
-        product = product.to(weight.dtype)
-        return weight[:, None, None] * (product if product.dim() == 2 else product[:, None])
+class Pair:
+    """A pair function with a weight for each head times a positive function of both positions."""
 
-    return pair
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, p_q, p_k):
+        product = (p_q[..., :, None].abs() + 1.0) / (p_k[..., None, :].abs() + 2.0)
+        product = product.to(self.weight.dtype)
+        return self.weight[:, None, None] * (product if product.dim() == 2 else product[:, None])
 
 
 def grid_plan(heads=2, dtype=torch.float64):

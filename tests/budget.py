@@ -1,0 +1,420 @@
+"""Error budgets from the arithmetic: how far a correct computation may be from the exact result, element by element.
+
+    expected, allowed = budget.expect(q, k, v, plan, g, causal=True)       exact numbers and their budgets, by name
+    budget.assert_within(out, expected["out"], allowed["out"], "out")
+
+`expect` computes the formula of `Plan` densely in float64 (written here once more, with no code of an engine) and, next
+to it, the same sums over the absolute values of their terms. A rounding changes a sum by a fraction of the size of what
+was summed, not of its result: a gradient that cancels to nothing keeps the error of its terms. So the budget of each
+number is a count of roundings times such a size, and holds for any seed, processor and order of summation. It depends
+on no measured error.
+
+    u       unit roundoff of sums: 2^-24, 2^-53 for float64              w   of q's dtype: 2^-8 bfloat16, 2^-11 float16
+    c(n)    4 + 2 sqrt(n): roundings of a sum of n terms. Errors of either sign add up as a random walk, whose
+            steps are at most u times the sum of absolute values; 2 is more than three of its standard deviations
+
+    scores  E_s  = u c(D) (|s| with every factor and term made positive) + w (operands that are rounded to q's dtype:
+                   rotated or shifted q and k once; tables, states and their product with q or k twice) + w^2 |bias|
+    p       log(p'/p) = -log(p_j + sum_{k != j} p_k exp(d_k - d_j)), |d| <= E_s. This is exact, so one probability of
+            1 cannot move, however large its score: what is recomputed backward must be normalised too. To it come the
+            roundings of exp (EXP), of the sum, and of a stored log-sum-exp, of which no more than log-sum-exp - max s
+            can be lost where it is the score itself
+    out     sum_j (E_p + (w + u c(Lk)) p) |v_j|                          p is rounded to q's dtype before the product
+    dp      E_dp = (u c(Dv) + w) |g| . |v|,   E_D likewise for D = sum_j p dp, plus sum_j E_p |dp|
+    ds      E_ds = E_p |dp - D| + p (E_dp + E_D)
+    grads   the formula's own linear maps, with positive factors, of E_ds + (3 w + u c(n)) p (|dp| + |D|) (for what the
+            scores read) and of E_p + (3 w + u c(n)) p (for what the values read); n terms are summed
+
+Numbers that vanish (float16 below 2^-25, probabilities below float32's) are budgeted as absolute errors.
+
+The names are those of `Plan.tensors`, and out, lse, q, k, v, shift, mask, pair.weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+EXP = 24
+"""Roundings of exp: PyTorch's fused attention on a CPU takes one that is right to 20."""
+SMALLEST = 2.0**-126
+"""Smaller probabilities may be taken for 0."""
+FURTHEST = 40.0
+"""Perturbations of a score beyond this say nothing any more."""
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Unit roundoff: half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def c(n: float) -> float:
+    """Roundings of a sum of n terms."""
+    return 4 + 2 * sqrt(n)
+
+
+def expect(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan=None,
+    g: Tensor | None = None,
+    g_lse: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window=None,
+    key_mask: Tensor | None = None,
+    documents=None,
+    mask: Tensor | None = None,
+    dots: float | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Exact results in float64 and their budgets for a computation in the inputs' own dtypes.
+
+    g and g_lse are the gradients of the output and of the log-sum-exp; without either, only "out" and "lse" come back.
+    `dots` is the unit roundoff of products where it is not that of q's dtype (TensorFloat-32: 2^-11).
+    """
+    given = _tensors(q, k, v, plan, mask)
+    geometry = _geometry(q, k, plan, causal, window, key_mask, documents, mask)
+    units = _units(q, plan, geometry, dots)
+    return _compute(given, geometry, units, g, g_lse)
+
+
+def bounds(*arguments, **options) -> dict[str, Tensor]:
+    """`expect`'s budgets alone."""
+    return expect(*arguments, **options)[1]
+
+
+def excess(actual: Tensor | None, expected: Tensor, bound: Tensor) -> float:
+    """The largest error as a multiple of its budget: at most 1 is right; infinite where a number is not finite."""
+    if actual is None:
+        actual = torch.zeros_like(expected)
+    if actual.shape != expected.shape:
+        return float("inf")
+    if actual.numel() == 0:
+        return 0.0
+    actual = actual.detach().to(device=expected.device, dtype=torch.float64)
+    same = actual == expected  # infinities as well
+    error = torch.where(same, 0.0, (actual - expected).abs())
+    ratio = torch.where(error <= 0.0, error, error / bound)
+    return float("inf") if ratio.isnan().any() else ratio.max().item()
+
+
+def assert_within(actual: Tensor | None, expected: Tensor, bound: Tensor, name: str) -> None:
+    """Raise where an element of `actual` is further from `expected` than its budget. None counts as zeros."""
+    worst = excess(actual, expected, bound)
+    if worst <= 1.0:
+        return
+    if actual is not None and actual.shape != expected.shape:
+        raise AssertionError(f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}")
+    found = torch.zeros_like(expected) if actual is None else actual.detach().to(expected.device, torch.float64)
+    ratio = ((found - expected).abs() / bound).nan_to_num(nan=float("inf"))
+    at = torch.unravel_index(ratio.argmax(), ratio.shape)
+    place = [int(x) for x in at]
+    raise AssertionError(
+        f"{name}{place} is {found[at].item():.9g}, expected {expected[at].item():.9g}: an error of {worst:.3g} times its "
+        f"budget of {bound[at].item():.3g}; {int((ratio > 1).sum())} of {ratio.numel()} elements are off"
+    )
+
+
+# ---- what is given -------------------------------------------------------------------------------------------------
+def _tensors(q, k, v, plan, mask) -> dict[str, Tensor]:
+    """Every floating point tensor by name."""
+    given = {"q": q, "k": k, "v": v}
+    if plan is not None:
+        given.update(plan.tensors())
+        if plan.shift is not None:
+            given["shift"] = plan.shift
+        if plan.pair is not None:
+            weight = getattr(plan.pair, "weight", None)
+            if weight is None:
+                raise TypeError("pair must have its weight as an attribute, like tests.plans.Pair")
+            given["pair.weight"] = weight
+    if mask is not None and mask.is_floating_point():
+        given["mask"] = mask
+    return given
+
+
+@dataclass
+class _Geometry:
+    """What is no floating point tensor: who sees whom, and the table rows of every pair."""
+
+    allowed: Tensor  # bool [B, H, Lq, Lk]
+    plan: object
+    head_size: int
+    rows: list[Tensor] = field(default_factory=list)  # int64 [1 or B, 1, Lq, Lk] for each lookup
+    distance: Tensor | None = None  # |r|, [1 or B, 1, Lq, Lk]
+
+
+def _geometry(q, k, plan, causal, window, key_mask, documents, mask) -> _Geometry:
+    batch, heads, lq, size = q.shape
+    lk, device = k.shape[2], q.device
+    offset = torch.arange(lk, device=device) - (torch.arange(lq, device=device)[:, None] + lk - lq)
+    allowed = torch.ones(batch, heads, lq, lk, dtype=torch.bool, device=device)
+    left, right = (window, window) if window is None or isinstance(window, int) else window
+    if causal:
+        allowed &= offset <= 0
+    if left is not None:
+        allowed &= offset >= -left
+    if right is not None:
+        allowed &= offset <= right
+    if key_mask is not None:
+        allowed &= key_mask.bool()[:, None, None, :]
+    if documents is not None:
+        ours, theirs = documents if isinstance(documents, (tuple, list)) else (documents, documents)
+        allowed &= (ours[:, :, None] == theirs[:, None, :])[:, None]
+    if mask is not None:
+        allowed &= mask if mask.dtype == torch.bool else mask.detach() > float("-inf")
+    geometry = _Geometry(allowed, plan, size)
+    if plan is None:
+        return geometry
+    distances = {}
+
+    def distance(axis):
+        if axis not in distances:
+            p_q, p_k = (_wide(p) for p in (plan.where.q_positions(device, axis), plan.where.k_positions(device, axis)))
+            distances[axis] = p_k[:, None, :] - p_q[:, :, None]
+        return distances[axis]
+
+    for lookup in plan.lookups:
+        row = torch.zeros((), dtype=torch.int64, device=device)
+        for part in getattr(lookup.index, "parts", (lookup.index,)):
+            step = distance(part.axis).clamp(part.lo, part.hi) - part.lo
+            row = row * part.n + (step if part.rows is None else torch.tensor(part.rows, device=device)[step])
+        geometry.rows.append(row[:, None])
+    if plan.slopes is not None:
+        geometry.distance = distance(0).abs()[:, None].double()
+    return geometry
+
+
+def _wide(positions: Tensor) -> Tensor:
+    return positions if positions.dim() == 2 else positions[None]
+
+
+@dataclass
+class _Units:
+    sums: float  # u
+    low: float  # w, 0 where q's dtype is that of sums
+    products: float  # roundings, in units of 1, of q k: operands that were rounded
+    tables: float
+    values: float
+    vanish: float  # numbers of q's dtype below this are 0
+
+
+def _units(q, plan, geometry, dots) -> _Units:
+    sums = unit(torch.promote_types(q.dtype, torch.float32))
+    low = unit(q.dtype) if unit(q.dtype) > sums else 0.0
+    rotation = None if plan is None else plan.rotate
+    rounded = low * (
+        (plan is not None and plan.shift is not None)
+        + (rotation is not None and rotation.q is not None)
+        + (rotation is not None and rotation.k is not None)
+        + (plan is not None and isinstance(plan.scale, Tensor))
+    )
+    extra = 0.0 if dots is None else 2 * dots
+    turned = rotation is not None and rotation.values and rotation.k is not None
+    vanish = SMALLEST if q.dtype != torch.float16 else 2.0**-25
+    return _Units(sums, max(low, extra), rounded + extra, 2 * low + rounded + extra, low * turned + extra, vanish)
+
+
+# ---- the formula ---------------------------------------------------------------------------------------------------
+class _Dense:
+    """The formula in float64 over leaves; `positive`: the same over absolute values, with every sign a plus."""
+
+    def __init__(self, given: dict[str, Tensor], geometry: _Geometry, positive: bool):
+        self.leaves = {}
+        for name, x in given.items():
+            x = x.detach().double()
+            if name == "mask":
+                x = x.masked_fill(x == float("-inf"), 0.0)  # `allowed` knows
+            self.leaves[name] = (x.abs() if positive else x).requires_grad_()
+        self.given, self.geometry, self.positive, self.plan = given, geometry, positive, geometry.plan
+        self.heads = given["q"].shape[1]
+        with torch.enable_grad():
+            self._prepass()
+            self.parts = self._scores()
+
+    def _prepass(self):
+        q, k, v = (self.leaves[name] for name in "qkv")
+        if "shift" in self.leaves:
+            q = q + self.leaves["shift"][:, None, :]
+        rotation = None if self.plan is None else self.plan.rotate
+        if rotation is not None:
+            q, k = self._rotate(q, rotation.q), self._rotate(k, rotation.k)
+            v = self._rotate(v, rotation.k) if rotation.values else v
+        group = self.heads // k.shape[1]
+        self.q, self.k, self.v = q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+    def _rotate(self, x, phases):
+        if phases is None:
+            return x
+        cos, sin = (p.detach().double()[:, None] for p in phases)
+        minus = -1.0
+        if self.positive:
+            cos, sin, minus = cos.abs(), sin.abs(), 1.0
+        half = cos.shape[-1]
+        turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+        if self.plan.rotate.layout == "half":
+            a, b = turned[..., :half], turned[..., half:]
+            return torch.cat((a * cos + minus * b * sin, a * sin + b * cos, rest), -1)
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        return torch.cat((torch.stack((a * cos + minus * b * sin, a * sin + b * cos), -1).flatten(-2), rest), -1)
+
+    def _at(self, number: int, shape) -> Tensor:
+        return self.geometry.rows[number].expand(shape)
+
+    def _scores(self) -> dict[str, Tensor]:
+        """s as a sum of parts: products of q and k, of tables, biases, and all the rest."""
+        leaves, plan = self.leaves, self.plan
+        products = self.q @ self.k.mT
+        shape = products.shape
+        tables = biases = rest = products.new_zeros(())
+        for number, lookup in enumerate(() if plan is None else plan.lookups):
+            name, at = f"lookups[{number}].", self._at(number, shape)
+            if lookup.dot_query is not None:
+                states = self.q if lookup.states is None else leaves[name + "states"]
+                dots = states @ leaves[name + "dot_query"].mT
+                tables = tables + dots.expand(*shape[:3], -1).gather(3, at)
+            if lookup.dot_key is not None:
+                dots = leaves[name + "dot_key"] @ self.k.mT
+                tables = tables + dots.expand(*shape[:2], -1, -1).gather(2, at)
+            if lookup.bias is not None:
+                table = leaves[name + "bias"][None, :, None, :].expand(shape[0], self.heads, shape[2], -1)
+                biases = biases + table.gather(3, at)
+        scale = self.geometry.head_size**-0.5
+        if plan is not None and plan.scale is not None:
+            scale = leaves["scale"][..., None] if "scale" in leaves else float(plan.scale)
+            scale = abs(scale) if self.positive else scale
+        minus = 1.0 if self.positive else -1.0
+        if "slopes" in leaves:
+            rest = rest + minus * leaves["slopes"][:, None, None] * self.geometry.distance
+        if "decay[0]" in leaves:
+            both = leaves["decay[0]"][..., :, None] + minus * leaves["decay[1]"][..., None, :]
+            if (
+                self.positive
+            ):  # the difference of two given numbers has its own size; its gradients have coefficients of 1
+                ours, theirs = (self.given[f"decay[{i}]"].detach().double() for i in (0, 1))
+                both = both - both.detach() + (ours[..., :, None] - theirs[..., None, :]).abs()
+            rest = rest + both
+        if "pair.weight" in leaves:
+            pair = type(plan.pair)(leaves["pair.weight"])
+            rest = rest + pair(plan.where.q_positions(self.q.device), plan.where.k_positions(self.q.device))
+        if "mask" in leaves:
+            rest = rest + leaves["mask"]
+        return {"products": products * scale, "tables": tables * scale, "biases": biases, "rest": rest}
+
+    @property
+    def scores(self) -> Tensor:
+        return self.parts["products"] + self.parts["tables"] + self.parts["biases"] + self.parts["rest"]
+
+    def values(self, weights: Tensor) -> Tensor:
+        """sum_j weights_ij (v_j + add_value), differentiable in v and the tables."""
+        out = weights @ self.v
+        for number, lookup in enumerate(() if self.plan is None else self.plan.lookups):
+            if lookup.add_value is not None:
+                table = self.leaves[f"lookups[{number}].add_value"]
+                bins = weights.new_zeros(*weights.shape[:3], lookup.index.n)
+                out = out + bins.scatter_add(3, self._at(number, weights.shape), weights) @ table
+        return out
+
+    def of_weights(self, g: Tensor) -> Tensor:
+        """dp_ij = g_i . (v_j + add_value)."""
+        dp = g @ self.v.mT
+        for number, lookup in enumerate(() if self.plan is None else self.plan.lookups):
+            if lookup.add_value is not None:
+                dots = g @ self.leaves[f"lookups[{number}].add_value"].mT
+                dp = dp + dots.expand(*dp.shape[:3], -1).gather(3, self._at(number, dp.shape))
+        return dp.detach()
+
+    def gradients(self, of: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Of every leaf; zeros for those that `of` does not read."""
+        if not of.requires_grad:
+            return {name: torch.zeros_like(x) for name, x in self.leaves.items()}
+        found = torch.autograd.grad(of, list(self.leaves.values()), weight, retain_graph=True, allow_unused=True)
+        return {
+            name: torch.zeros_like(x) if one is None else one
+            for (name, x), one in zip(self.leaves.items(), found, strict=True)
+        }
+
+
+# ---- the budget ----------------------------------------------------------------------------------------------------
+def _compute(given, geometry, units, g, g_lse):
+    u, w = units.sums, units.low
+    true, size = _Dense(given, geometry, False), _Dense(given, geometry, True)
+    hidden = ~geometry.allowed
+    s = true.scores.masked_fill(hidden, float("-inf"))
+    lk = s.shape[3]
+    top = s.detach().amax(-1, keepdim=True) if lk else s.new_zeros(*s.shape[:3], 1)
+    top = top.masked_fill(top == float("-inf"), 0.0)
+    weights = (s - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    empty = total.detach() == 0.0
+    log = total.masked_fill(empty, 1.0).log()
+    p = weights / total.masked_fill(empty, 1.0)
+    out, lse = true.values(p), (log + top).masked_fill(empty, float("-inf")).squeeze(-1)
+    expected = {"out": out.detach(), "lse": lse.detach()}
+
+    # scores and probabilities
+    parts = {name: x.detach() for name, x in size.parts.items()}
+    whole = size.scores.detach()
+    wide = max([geometry.head_size] + [x.shape[-1] for name, x in given.items() if name.endswith("states")])
+    e_s = u * (c(wide) + 4) * whole + units.products * parts["products"] + units.tables * parts["tables"]
+    e_s = (e_s + w * w * parts["biases"]).masked_fill(hidden, 0.0).clamp(max=FURTHEST)
+    p_ = p.detach()
+    small = (EXP + c(lk)) * u
+    stored = torch.minimum(4 * u * (lse.detach().nan_to_num(neginf=0.0).abs()[..., None] + 1), log.detach())
+    grown = ((p_ * e_s.exp()).sum(-1, keepdim=True) - p_ * e_s.exp()).clamp(min=0) * e_s.exp()  # p_k e^(E_k + E_j)
+    shrunk = ((p_ * (-e_s).exp()).sum(-1, keepdim=True) - p_ * (-e_s).exp()).clamp(min=0) * (-e_s).exp()
+    inner = stored + small
+    fewer = -torch.expm1(-(p_ + grown).clamp(min=1e-300).log().clamp(min=0) - inner)
+    more = torch.expm1(-(p_ + shrunk).clamp(1e-300, 1.0).log() + inner)
+    e_p = torch.minimum(p_ * torch.maximum(fewer, more), torch.ones_like(p_)) + SMALLEST
+    e_p = e_p.masked_fill(hidden, 0.0)
+    e_lse = (p_ * e_s.exp()).sum(-1).clamp(min=1.0).log() + small + 4 * u * lse.detach().abs().nan_to_num(posinf=0.0)
+
+    # output
+    last = u + w + (unit(given["q"].dtype) if w else 0.0)
+    kappa = w + units.values + u * (c(lk) + 4)
+    out_weights = (e_p + kappa * p_ + units.vanish).masked_fill(hidden, 0.0)
+    allowed = {"out": size.values(out_weights).detach() + last * size.values(p_).detach(), "lse": e_lse}
+    if w:  # values by distance: their sums of probabilities are rounded too
+        allowed["out"] = allowed["out"] + 2 * w * size.values(p_).detach()
+    if given["q"].dtype == torch.float16:
+        allowed["out"] = allowed["out"] + units.vanish
+    if g is None and g_lse is None:
+        return expected, allowed
+
+    # gradients
+    g = torch.zeros_like(out) if g is None else g.detach().to(torch.float64)
+    of_lse = torch.zeros_like(lse) if g_lse is None else g_lse.detach().to(torch.float64)
+    of_lse = of_lse.masked_fill(empty.squeeze(-1), 0.0)
+    leaves = list(true.leaves.values())
+    objective = (out * g).sum() + (lse.masked_fill(empty.squeeze(-1), 0.0) * of_lse).sum()
+    found = torch.autograd.grad(objective, leaves, allow_unused=True)
+    for (name, leaf), one in zip(true.leaves.items(), found, strict=True):
+        expected[name] = torch.zeros_like(leaf) if one is None else one
+    dp, dp_size = true.of_weights(g), size.of_weights(g.abs())
+    g, of_lse = g.abs(), of_lse.abs()[..., None]
+    mean, mean_size = (p_ * dp).sum(-1, keepdim=True), (p_ * dp_size).sum(-1, keepdim=True)
+    width = c(given["v"].shape[-1])
+    e_dp = (u * (width + 4) + units.values + w) * dp_size
+    e_mean = (e_p * dp.abs()).sum(-1, keepdim=True) + (p_ * e_dp).sum(-1, keepdim=True)
+    e_mean = e_mean + (3 * w + u * (c(lk) + width)) * mean_size
+    e_ds = e_p * ((dp - mean).abs() + of_lse) + p_ * (e_dp + e_mean + 4 * u * of_lse)
+    ds_size = p_ * (dp_size + mean_size + of_lse)
+    vanished = torch.full_like(p_, units.vanish).masked_fill(hidden, 0.0) * (1 + dp_size if w else 1.0)
+    first = size.gradients(size.scores, e_ds + vanished)
+    second = size.gradients(size.scores, ds_size)
+    third = size.gradients(size.values(out_weights), g)
+    fourth = size.gradients(size.values(p_), g)
+    for name, x in given.items():
+        terms = max(1, p_.numel() * wide // max(1, x.numel()))
+        leaf = unit(x.dtype)
+        kappa = 3 * w + units.tables + leaf + u * (c(terms) + c(wide) + 4)
+        allowed[name] = first[name] + third[name] + kappa * (second[name] + fourth[name])
+        if x.dtype == torch.float16:
+            allowed[name] = allowed[name] + 2.0**-25
+        allowed[name] = allowed[name] + 1e-300
+    return expected, allowed
