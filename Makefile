@@ -6,13 +6,16 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 # One thread a process: the tests run $(JOBS) processes, and torch's threads would fight for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-gpu test-hf-lowest check lint format types bench bench-table figures clean
+.PHONY: help demo test test-slow test-cpu test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
 	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
-	@echo "make test         install what the tests need and run them all"
-	@echo "make check        lint, types and tests: what CI runs"
+	@echo "make test         install what the tests need and run them, all but the slow ones"
+	@echo "make check        lint, types and every test: what CI runs"
+	@echo "make test-slow    the slow tests"
+	@echo "make test-cpu     the numerical tests with the instructions of older CPUs"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
@@ -21,7 +24,20 @@ demo: $(VENV)/.demo
 	$(PY) -m posenc compare --preset quick --out out/quick
 
 test: $(VENV)/.dev
-	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m slow $(ARGS)
+
+# PyTorch's kernels for CPUs without AVX-512 and without AVX2 round differently; `test` runs the machine's own.
+CAPABILITIES := default avx2
+NUMERICAL := tests/engines tests/schemes tests/hf $(addprefix tests/test_,$(addsuffix .py,\
+	attention merging phases remap rotary rotation scaling scheme))
+test-cpu: $(CAPABILITIES:%=test-cpu-%)
+
+test-cpu-%: $(VENV)/.dev
+	ATEN_CPU_CAPABILITY=$* $(PY) -c 'import torch; print("ATen:", torch.backends.cpu.get_cpu_capability())'
+	ATEN_CPU_CAPABILITY=$* $(PYTEST) -m 'not slow' --ignore=tests/engines/test_triton.py $(NUMERICAL) $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	$(PY) -m pytest -q -m gpu $(ARGS)
@@ -30,15 +46,17 @@ test-gpu: $(VENV)/.dev
 LOWEST := $(VENV)/transformers-lowest
 test-hf-lowest: $(LOWEST)/.done
 	PYTHONPATH=$(LOWEST) $(PY) -c 'import transformers as t; assert t.__version__ == "5.16.1", t.__version__'
-	PYTHONPATH=$(LOWEST) $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) tests/hf $(ARGS)
+	PYTHONPATH=$(LOWEST) $(PYTEST) -m 'not slow' tests/hf $(ARGS)
 
 $(LOWEST)/.done: $(VENV)/.dev
 	$(PY) -m pip --disable-pip-version-check install --quiet --upgrade --no-deps --target $(LOWEST) \
 		transformers==5.16.1 'huggingface-hub>=1.5,<2'
 	@touch $@
 
-# the whole suite last, so that the last line counts it
-check: lint types test-hf-lowest test
+# A thousand draws of the fuzz with a seed that changes by the day, and the suite last, so that the last line counts it.
+check: lint types test-cpu test-hf-lowest test-slow
+	$(MAKE) fuzz ARGS="--count 1000 --seed $$(date -u +%Y%m%d)"
+	$(MAKE) test
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .
