@@ -55,8 +55,8 @@ def wide(*modules):
 DRAWS = 4
 
 
-def check_layer(layer, run, x, expected, terms):
-    """run(layer, x) in float64 and in float32 is `expected` [float64] up to the rounding of sums of `terms` terms.
+def check_layer(layer, run, x, expected, terms, dtypes=(torch.float64, torch.float32)):
+    """run(layer, x) in each dtype is `expected`, of float64, up to the rounding of sums of `terms` terms.
 
     A rounding within the layer changes its output as much as one of its inputs would: so the budget is budget.c(terms)
     times the change that one rounding of each parameter and of x makes, in the mean of a few draws.
@@ -75,7 +75,7 @@ def check_layer(layer, run, x, expected, terms):
             for parameter in other.parameters():
                 parameter.copy_(rounded(parameter))
             square += (run(other, rounded(x)) - exact).square().mean().item() / DRAWS
-        for dtype in (torch.float64, torch.float32):
+        for dtype in dtypes:
             factor = budget.unit(dtype) / budget.unit(torch.float32)
             allowed = budget.c(terms) * factor * square**0.5
             ours = run(copies.deepcopy(layer).to(dtype), x.to(dtype))
