@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-slow test-cpu test-seeds test-gpu test-hf-lowest check lint format types bench bench-table figures clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
 	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow    the slow tests"
 	@echo "make test-cpu     the numerical tests with the instructions of older CPUs"
 	@echo "make test-seeds   the numerical tests with ten seeds, on three instruction sets"
+	@echo "make fuzz         random draws for the engines: ARGS='--engine sdpa --count 1000 --seed 1', see --help"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
@@ -46,6 +47,9 @@ test-seeds: $(VENV)/.dev
 	set -e; for capability in $(CAPABILITIES) avx512; do for seed in $(SEEDS); do \
 		echo "ATEN_CPU_CAPABILITY=$$capability POSENC_SEED=$$seed"; \
 		ATEN_CPU_CAPABILITY=$$capability POSENC_SEED=$$seed $(PYTEST) -m 'not slow' $(NUMERICAL) $(ARGS); done; done
+
+fuzz: $(VENV)/.dev
+	$(ONE_THREAD) $(PY) -m tests.fuzz -j $(JOBS) $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	$(PY) -m pytest -q -m gpu $(ARGS)

@@ -15,10 +15,11 @@ on no measured error.
 
     scores  E_s  = u c(D) (|s| with every factor and term made positive) + w (operands that are rounded to q's dtype:
                    rotated or shifted q and k once; tables, states and their product with q or k twice) + w^2 |bias|
+            A table may be counted from one of its rows (a base, with differences to it): its size is |t| + max |t|
     p       log(p'/p) = -log(p_j + sum_{k != j} p_k exp(d_k - d_j)), |d| <= E_s. This is exact, so one probability of
-            1 cannot move, however large its score: what is recomputed backward must be normalised too. To it come the
-            roundings of exp (EXP), of the sum, and of a stored log-sum-exp, of which no more than log-sum-exp - max s
-            can be lost where it is the score itself
+            1 cannot move, however large its score. To it come the roundings of exp (EXP), of the sum, and of a stored
+            log-sum-exp, of which no more than log-sum-exp - max s can be lost where it is the score itself. A backward
+            pass that computes scores a second time, in another order, has twice u c(D) |s| more (`recomputed`)
     out     sum_j (E_p + (w + u c(Lk)) p) |v_j|                          p is rounded to q's dtype before the product
     dp      E_dp = (u c(Dv) + w) |g| . |v|,   E_D likewise for D = sum_j p dp, plus sum_j E_p |dp|
     ds      E_ds = E_p |dp - D| + p (E_dp + E_D)
@@ -45,6 +46,10 @@ SMALLEST = 2.0**-126
 FURTHEST = 40.0
 """Perturbations of a score beyond this say nothing any more."""
 
+TABLES = ("bias", "dot_query", "dot_key", "add_value")
+CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value")
+"""Tensors whose last size is one of channels."""
+
 
 def unit(dtype: torch.dtype) -> float:
     """Unit roundoff: half the distance from 1 to the next number."""
@@ -70,16 +75,20 @@ def expect(
     documents=None,
     mask: Tensor | None = None,
     dots: float | None = None,
+    kept: Tensor | None = None,
+    recomputed: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Exact results in float64 and their budgets for a computation in the inputs' own dtypes.
 
     g and g_lse are the gradients of the output and of the log-sum-exp; without either, only "out" and "lse" come back.
-    `dots` is the unit roundoff of products where it is not that of q's dtype (TensorFloat-32: 2^-11).
+    `dots` is the unit roundoff of products where it is not that of q's dtype (TensorFloat-32: 2^-11). `kept` [B, H, Lq,
+    Lk] is what dropout multiplied the probabilities with: 0 or 1 / (1 - rate). `recomputed`: see above; without it a
+    backward pass must have the forward pass's probabilities.
     """
     given = _tensors(q, k, v, plan, mask)
     geometry = _geometry(q, k, plan, causal, window, key_mask, documents, mask)
     units = _units(q, plan, geometry, dots)
-    return _compute(given, geometry, units, g, g_lse)
+    return _compute(given, geometry, units, g, g_lse, kept, recomputed)
 
 
 def bounds(*arguments, **options) -> dict[str, Tensor]:
@@ -95,11 +104,14 @@ def excess(actual: Tensor | None, expected: Tensor, bound: Tensor) -> float:
         return float("inf")
     if actual.numel() == 0:
         return 0.0
-    actual = actual.detach().to(device=expected.device, dtype=torch.float64)
-    same = actual == expected  # infinities as well
-    error = torch.where(same, 0.0, (actual - expected).abs())
-    ratio = torch.where(error <= 0.0, error, error / bound)
+    ratio = _ratio(actual, expected, bound)
     return float("inf") if ratio.isnan().any() else ratio.max().item()
+
+
+def _ratio(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
+    actual = actual.detach().to(device=expected.device, dtype=torch.float64)
+    error = torch.where(actual == expected, 0.0, (actual - expected).abs())  # infinities may be equal
+    return torch.where(error == 0.0, 0.0, error / bound)
 
 
 def assert_within(actual: Tensor | None, expected: Tensor, bound: Tensor, name: str) -> None:
@@ -110,7 +122,7 @@ def assert_within(actual: Tensor | None, expected: Tensor, bound: Tensor, name: 
     if actual is not None and actual.shape != expected.shape:
         raise AssertionError(f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}")
     found = torch.zeros_like(expected) if actual is None else actual.detach().to(expected.device, torch.float64)
-    ratio = ((found - expected).abs() / bound).nan_to_num(nan=float("inf"))
+    ratio = _ratio(found, expected, bound).nan_to_num(nan=float("inf"))
     at = torch.unravel_index(ratio.argmax(), ratio.shape)
     place = [int(x) for x in at]
     raise AssertionError(
@@ -236,6 +248,11 @@ class _Dense:
             self._prepass()
             self.parts = self._scores()
 
+    def _table(self, name: str) -> Tensor:
+        """A lookup's table; of its sizes, those of a table that is counted from any of its rows."""
+        table = self.leaves[name]
+        return table + table.detach().amax(1, keepdim=True) if self.positive and table.numel() else table
+
     def _prepass(self):
         q, k, v = (self.leaves[name] for name in "qkv")
         if "shift" in self.leaves:
@@ -275,13 +292,13 @@ class _Dense:
             name, at = f"lookups[{number}].", self._at(number, shape)
             if lookup.dot_query is not None:
                 states = self.q if lookup.states is None else leaves[name + "states"]
-                dots = states @ leaves[name + "dot_query"].mT
+                dots = states @ self._table(name + "dot_query").mT
                 tables = tables + dots.expand(*shape[:3], -1).gather(3, at)
             if lookup.dot_key is not None:
-                dots = leaves[name + "dot_key"] @ self.k.mT
+                dots = self._table(name + "dot_key") @ self.k.mT
                 tables = tables + dots.expand(*shape[:2], -1, -1).gather(2, at)
             if lookup.bias is not None:
-                table = leaves[name + "bias"][None, :, None, :].expand(shape[0], self.heads, shape[2], -1)
+                table = self._table(name + "bias")[None, :, None, :].expand(shape[0], self.heads, shape[2], -1)
                 biases = biases + table.gather(3, at)
         scale = self.geometry.head_size**-0.5
         if plan is not None and plan.scale is not None:
@@ -314,7 +331,7 @@ class _Dense:
         out = weights @ self.v
         for number, lookup in enumerate(() if self.plan is None else self.plan.lookups):
             if lookup.add_value is not None:
-                table = self.leaves[f"lookups[{number}].add_value"]
+                table = self._table(f"lookups[{number}].add_value")
                 bins = weights.new_zeros(*weights.shape[:3], lookup.index.n)
                 out = out + bins.scatter_add(3, self._at(number, weights.shape), weights) @ table
         return out
@@ -324,7 +341,7 @@ class _Dense:
         dp = g @ self.v.mT
         for number, lookup in enumerate(() if self.plan is None else self.plan.lookups):
             if lookup.add_value is not None:
-                dots = g @ self.leaves[f"lookups[{number}].add_value"].mT
+                dots = g @ self._table(f"lookups[{number}].add_value").mT
                 dp = dp + dots.expand(*dp.shape[:3], -1).gather(3, self._at(number, dp.shape))
         return dp.detach()
 
@@ -340,7 +357,7 @@ class _Dense:
 
 
 # ---- the budget ----------------------------------------------------------------------------------------------------
-def _compute(given, geometry, units, g, g_lse):
+def _compute(given, geometry, units, g, g_lse, kept, recomputed):
     u, w = units.sums, units.low
     true, size = _Dense(given, geometry, False), _Dense(given, geometry, True)
     hidden = ~geometry.allowed
@@ -353,7 +370,8 @@ def _compute(given, geometry, units, g, g_lse):
     empty = total.detach() == 0.0
     log = total.masked_fill(empty, 1.0).log()
     p = weights / total.masked_fill(empty, 1.0)
-    out, lse = true.values(p), (log + top).masked_fill(empty, float("-inf")).squeeze(-1)
+    kept = 1.0 if kept is None else kept.double()
+    out, lse = true.values(p * kept), (log + top).masked_fill(empty, float("-inf")).squeeze(-1)
     expected = {"out": out.detach(), "lse": lse.detach()}
 
     # scores and probabilities
@@ -365,28 +383,26 @@ def _compute(given, geometry, units, g, g_lse):
     p_ = p.detach()
     small = (EXP + c(lk)) * u
     stored = torch.minimum(4 * u * (lse.detach().nan_to_num(neginf=0.0).abs()[..., None] + 1), log.detach())
-    grown = ((p_ * e_s.exp()).sum(-1, keepdim=True) - p_ * e_s.exp()).clamp(min=0) * e_s.exp()  # p_k e^(E_k + E_j)
-    shrunk = ((p_ * (-e_s).exp()).sum(-1, keepdim=True) - p_ * (-e_s).exp()).clamp(min=0) * (-e_s).exp()
-    inner = stored + small
-    fewer = -torch.expm1(-(p_ + grown).clamp(min=1e-300).log().clamp(min=0) - inner)
-    more = torch.expm1(-(p_ + shrunk).clamp(1e-300, 1.0).log() + inner)
-    e_p = torch.minimum(p_ * torch.maximum(fewer, more), torch.ones_like(p_)) + SMALLEST
-    e_p = e_p.masked_fill(hidden, 0.0)
+    e_p = _of_probabilities(p_, e_s, stored + small).masked_fill(hidden, 0.0)
     e_lse = (p_ * e_s.exp()).sum(-1).clamp(min=1.0).log() + small + 4 * u * lse.detach().abs().nan_to_num(posinf=0.0)
 
     # output
     last = u + w + (unit(given["q"].dtype) if w else 0.0)
     kappa = w + units.values + u * (c(lk) + 4)
-    out_weights = (e_p + kappa * p_ + units.vanish).masked_fill(hidden, 0.0)
-    allowed = {"out": size.values(out_weights).detach() + last * size.values(p_).detach(), "lse": e_lse}
+    out_weights = ((e_p + kappa * p_) * kept + units.vanish).masked_fill(hidden, 0.0)
+    allowed = {"out": size.values(out_weights).detach() + last * size.values(p_ * kept).detach(), "lse": e_lse}
     if w:  # values by distance: their sums of probabilities are rounded too
-        allowed["out"] = allowed["out"] + 2 * w * size.values(p_).detach()
+        allowed["out"] = allowed["out"] + 2 * w * size.values(p_ * kept).detach()
     if given["q"].dtype == torch.float16:
         allowed["out"] = allowed["out"] + units.vanish
     if g is None and g_lse is None:
         return expected, allowed
 
     # gradients
+    if recomputed:
+        again = stored + small + 2 * u * (c(wide) + 4) * whole
+        e_p = _of_probabilities(p_, e_s, again.clamp(max=FURTHEST)).masked_fill(hidden, 0.0)
+        out_weights = ((e_p + kappa * p_) * kept + units.vanish).masked_fill(hidden, 0.0)
     g = torch.zeros_like(out) if g is None else g.detach().to(torch.float64)
     of_lse = torch.zeros_like(lse) if g_lse is None else g_lse.detach().to(torch.float64)
     of_lse = of_lse.masked_fill(empty.squeeze(-1), 0.0)
@@ -395,7 +411,7 @@ def _compute(given, geometry, units, g, g_lse):
     found = torch.autograd.grad(objective, leaves, allow_unused=True)
     for (name, leaf), one in zip(true.leaves.items(), found, strict=True):
         expected[name] = torch.zeros_like(leaf) if one is None else one
-    dp, dp_size = true.of_weights(g), size.of_weights(g.abs())
+    dp, dp_size = true.of_weights(g) * kept, size.of_weights(g.abs()) * kept
     g, of_lse = g.abs(), of_lse.abs()[..., None]
     mean, mean_size = (p_ * dp).sum(-1, keepdim=True), (p_ * dp_size).sum(-1, keepdim=True)
     width = c(given["v"].shape[-1])
@@ -408,13 +424,27 @@ def _compute(given, geometry, units, g, g_lse):
     first = size.gradients(size.scores, e_ds + vanished)
     second = size.gradients(size.scores, ds_size)
     third = size.gradients(size.values(out_weights), g)
-    fourth = size.gradients(size.values(p_), g)
+    fourth = size.gradients(size.values(p_ * kept), g)
     for name, x in given.items():
-        terms = max(1, p_.numel() * wide // max(1, x.numel()))
+        channels = x.shape[-1] if name.split(".")[-1] in CHANNELS else 1
+        terms = max(1, p_.numel() * channels // max(1, x.numel()))
         leaf = unit(x.dtype)
-        kappa = 3 * w + units.tables + leaf + u * (c(terms) + c(wide) + 4)
-        allowed[name] = first[name] + third[name] + kappa * (second[name] + fourth[name])
+        kappa = 3 * w + units.tables + 4 * leaf + u * (c(terms) + c(wide) + 4)
+        sums = second[name] + fourth[name]
+        allowed[name] = first[name] + third[name] + kappa * sums
+        if name.split(".")[-1] in TABLES and sums.numel():
+            allowed[name] = allowed[name] + allowed[name].amax(1, keepdim=True)  # a base is the whole less the others
         if x.dtype == torch.float16:
             allowed[name] = allowed[name] + 2.0**-25
         allowed[name] = allowed[name] + 1e-300
     return expected, allowed
+
+
+def _of_probabilities(p: Tensor, e_s: Tensor, more: Tensor) -> Tensor:
+    """The largest change of p where each score moves by at most e_s, and each probability by a factor e^more."""
+    there = (p * e_s.exp(), p * (-e_s).exp())
+    grown, shrunk = ((x.sum(-1, keepdim=True) - x).clamp(min=0) for x in there)  # of the others
+    down = (p + grown * e_s.exp()).clamp(min=1.0).log() + more
+    up = more - (p + shrunk * (-e_s).exp()).clamp(1e-300, 1.0).log()
+    change = torch.maximum(-torch.expm1(-down), torch.expm1(up))
+    return torch.minimum(p * change, torch.ones_like(p)) + SMALLEST

@@ -1,0 +1,134 @@
+"""Part 1: an engine on a random case. Output, log-sum-exp and every wanted gradient, each within its budget."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc import UnsupportedPlan, attend, attend_lse
+from posenc.engines.sdpa import sizes
+from tests import budget
+
+from .case import Case, draw, features, names
+from .refused import Refused
+from .render import BLOCKS, render, script
+from .shrink import simpler
+
+__all__ = ["check", "draw", "features", "script", "simpler"]
+
+
+def check(case: Case, engine: str, device: str = "cpu") -> list[str]:
+    """What is wrong; nothing where all is right. Raises Refused where the engine refuses."""
+    space: dict = {}
+    exec(compile(render(case, device), "<case>", "exec"), space)
+    wanted = names(case) if case.wanted is None else list(case.wanted)
+    leaves = {name: x.requires_grad_() if name in wanted else x for name, x in space["leaves"].items()}
+    before = {name: leaves[name].detach().clone() for name in "qkv"}
+    call = (leaves["q"], leaves["k"], leaves["v"], space["plan_of"](leaves))
+    options, g, g_lse = space["options_of"](leaves), space["g"], space["g_lse"]
+    with warnings.catch_warnings(), _settings(case):
+        warnings.simplefilter("ignore")
+        try:
+            results, kept, faults = _run(case, engine, call, options, wanted, leaves, g, g_lse)
+        except UnsupportedPlan as reason:
+            raise Refused(str(reason)) from None
+    both = {} if not wanted else {"g": g, "g_lse": g_lse}
+    again = recomputes(call[3], engine)
+    expected, allowed = budget.expect(*call, **both, **options, kept=kept, recomputed=again)
+    for name, actual in results.items():
+        if actual is not None and name != "lse" and actual.dtype != leaves.get(name, call[0]).dtype:
+            faults.append(f"{name} has dtype {actual.dtype}")
+        try:
+            budget.assert_within(actual, expected[name], allowed[name], name)
+        except AssertionError as error:
+            faults.append(str(error))
+    faults += [f"{name} was changed" for name, x in before.items() if not torch.equal(x, leaves[name].detach())]
+    return faults
+
+
+def recomputes(plan, engine: str) -> bool:
+    """Whether backward scores come from another product than forward ones: in kernels that keep no probabilities.
+
+    The sdpa engine leaves plans without content to such a kernel of PyTorch's; what it computes itself is normalised.
+    """
+    content = plan.decay is not None or any(
+        x is not None for one in plan.lookups for x in (one.dot_query, one.dot_key, one.add_value)
+    )
+    return engine == "triton" or (engine in ("sdpa", "auto") and not content)
+
+
+def _run(case, engine, call, options, wanted, leaves, g, g_lse):
+    kept, faults = None, []
+    if case.dropout:
+        kept = kept_by(call, options, case.dropout, engine, case.lse)
+        faults = rate_faults(call, options, kept, case.dropout)
+        torch.manual_seed(1)
+    out, lse = called(call, options, case.dropout, engine, case.lse)
+    results: dict[str, Tensor | None] = {"out": out} if lse is None else {"out": out, "lse": lse}
+    if wanted:
+        if not out.requires_grad:
+            return results, kept, [*faults, f"{wanted} want gradients, and the output has none"]
+        outs, weights = zip(*((x, w) for x, w in ((out, g), (lse, g_lse)) if x is not None and x.requires_grad))
+        given = [leaves[name] for name in wanted]
+        results.update(zip(wanted, torch.autograd.grad(outs, given, weights, allow_unused=True)))
+    return results, kept, faults
+
+
+def called(call, options, dropout: float, engine: str, lse: bool) -> tuple[Tensor, Tensor | None]:
+    if lse:
+        return attend_lse(*call, **options, dropout=dropout, engine=engine)
+    return attend(*call, **options, dropout=dropout, engine=engine), None
+
+
+def kept_by(call, options, rate: float, engine: str, lse: bool) -> Tensor:
+    """What dropout multiplies each probability with under seed 1, [B, H, Lq, Lk].
+
+    Values that are the unit matrix make the probabilities, dropped, the output. Values by distance are left out of
+    this call; they and the values' size must not change which ones are dropped. PyTorch draws other numbers for
+    tensors without gradients, so this call wants them where the other one does.
+    """
+    q, k, v, plan = call
+    torch.manual_seed(1)
+    unit = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
+    unit = unit.requires_grad_(any(x.requires_grad for x in (q, k, v, *dict(plan.tensors()).values())))
+    lookups = tuple(replace(one, add_value=None) for one in plan.lookups)
+    rotate = plan.rotate if plan.rotate is None else replace(plan.rotate, values=False)
+    plan = replace(plan, lookups=lookups, rotate=rotate)
+    out = called((q, k, unit, plan), options, rate, engine, lse)[0]
+    return (out.detach() != 0.0).double() / (1 - rate)
+
+
+def rate_faults(call, options, kept: Tensor, rate: float) -> list[str]:
+    """Among probabilities that cannot vanish, as many are dropped as six standard deviations allow."""
+    q, k, v, plan = call
+    unit = torch.eye(k.shape[2], dtype=torch.float64, device=v.device).expand(*k.shape[:2], -1, -1)
+    lookups = tuple(replace(one, add_value=None) for one in plan.lookups)
+    rotate = plan.rotate if plan.rotate is None else replace(plan.rotate, values=False)
+    with torch.no_grad():
+        p = budget.expect(q, k, unit, replace(plan, lookups=lookups, rotate=rotate), **options)[0]["out"]
+    there = p > 1e-6
+    count, dropped = int(there.sum()), int(((kept == 0.0) & there).sum())
+    if abs(dropped - rate * count) > 6 * (count * rate * (1 - rate)) ** 0.5 + 1:
+        return [f"dropout={rate} dropped {dropped} of {count} probabilities"]
+    return []
+
+
+@contextmanager
+def _settings(case: Case):
+    """The sdpa engine's block sizes, and fresh memory."""
+    changed = BLOCKS.get(case.blocks, {})
+    before = {name: getattr(sizes, name) for name in changed}
+    mode = torch.get_deterministic_debug_mode()  # use_deterministic_algorithms would import the compiler
+    try:
+        for name, value in changed.items():
+            setattr(sizes, name, value)
+        torch.set_deterministic_debug_mode("error" if case.poison else mode)
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        for name, value in before.items():
+            setattr(sizes, name, value)
