@@ -106,7 +106,12 @@ def test_positions_past_a_million():
 
 @pytest.mark.parametrize(
     "name, backend",
-    [("bias", "aot_eager"), ("keys and values", "aot_eager"), ("exact", "aot_eager"), ("bias", "inductor")],
+    [
+        ("bias", "aot_eager"),
+        ("keys and values", "aot_eager"),
+        ("exact", "aot_eager"),
+        pytest.param("bias", "inductor", marks=pytest.mark.slow),
+    ],
 )
 def test_compiles_without_a_graph_break(name, backend):
     if backend == "inductor" and shutil.which("c++") is None:
