@@ -6,14 +6,18 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 # One thread a process: the tests run $(JOBS) processes, and torch's threads would fight for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
 	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
-	@echo "make test         install what the tests need and run them all"
+	@echo "make test         install what the tests need and run them, all but the slow ones"
+	@echo "make check        lint, types and every test: what CI runs"
+	@echo "make test-slow    the slow tests"
+	@echo "make test-cpu     the numerical tests with the instructions of older CPUs"
+	@echo "make test-seeds   the numerical tests with ten seeds, on three instruction sets"
 	@echo "make fuzz         random draws for the engines: ARGS='--engine sdpa --count 1000 --seed 1', see --help"
-	@echo "make check        lint, types and tests: what CI runs"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
@@ -22,7 +26,27 @@ demo: $(VENV)/.demo
 	$(PY) -m posenc compare --preset quick --out out/quick
 
 test: $(VENV)/.dev
-	$(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m slow $(ARGS)
+
+# PyTorch's kernels for CPUs without AVX-512 and without AVX2 round differently; `test` runs the machine's own.
+CAPABILITIES := default avx2
+NUMERICAL := --ignore=tests/engines/test_triton.py tests/engines tests/schemes tests/hf $(addprefix tests/test_,$(addsuffix .py,\
+	attention merging phases remap rotary rotation scaling scheme))
+test-cpu: $(CAPABILITIES:%=test-cpu-%)
+
+test-cpu-%: $(VENV)/.dev
+	ATEN_CPU_CAPABILITY=$* $(PY) -c 'import torch; print("ATen:", torch.backends.cpu.get_cpu_capability())'
+	ATEN_CPU_CAPABILITY=$* $(PYTEST) -m 'not slow' $(NUMERICAL) $(ARGS)
+
+# The numerical tests with ten seeds on three instruction sets: an hour on two cores; docs/exam.md records a run.
+SEEDS := 0 1 2 3 4 5 6 7 8 9
+test-seeds: $(VENV)/.dev
+	set -e; for capability in $(CAPABILITIES) avx512; do for seed in $(SEEDS); do \
+		echo "ATEN_CPU_CAPABILITY=$$capability POSENC_SEED=$$seed"; \
+		ATEN_CPU_CAPABILITY=$$capability POSENC_SEED=$$seed $(PYTEST) -m 'not slow' $(NUMERICAL) $(ARGS); done; done
 
 fuzz: $(VENV)/.dev
 	$(ONE_THREAD) $(PY) -m tests.fuzz -j $(JOBS) $(ARGS)
@@ -34,15 +58,17 @@ test-gpu: $(VENV)/.dev
 LOWEST := $(VENV)/transformers-lowest
 test-hf-lowest: $(LOWEST)/.done
 	PYTHONPATH=$(LOWEST) $(PY) -c 'import transformers as t; assert t.__version__ == "5.16.1", t.__version__'
-	PYTHONPATH=$(LOWEST) $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) tests/hf $(ARGS)
+	PYTHONPATH=$(LOWEST) $(PYTEST) -m 'not slow' tests/hf $(ARGS)
 
 $(LOWEST)/.done: $(VENV)/.dev
 	$(PY) -m pip --disable-pip-version-check install --quiet --upgrade --no-deps --target $(LOWEST) \
 		transformers==5.16.1 'huggingface-hub>=1.5,<2'
 	@touch $@
 
-# the whole suite last, so that the last line counts it
-check: lint types test-hf-lowest test
+# A thousand draws of the fuzz with a seed that changes by the day, and the suite last, so that the last line counts it.
+check: lint types test-cpu test-hf-lowest test-slow
+	$(MAKE) fuzz ARGS="--count 1000 --seed $$(date -u +%Y%m%d)"
+	$(MAKE) test
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .

@@ -1,5 +1,7 @@
 """Small plans that together use every slot, for engines to be tested with."""
 
+import dataclasses
+
 import torch
 
 from posenc import Grid, Index, Lookup, Plan, Where, index
@@ -53,6 +55,21 @@ def plan_of(slots, q, k, v, where=None, *, per_head=True, reach=(3, 2), dtype=No
         decay=(make(batch, heads, lq), make(batch, heads, lk)) if "decay" in slots else None,
         scale=make(batch, heads, lq) if "scale" in slots else None,
         pair=None if weight is None else Pair(weight),
+    )
+
+
+def mapped(plan, change):
+    """The plan with every tensor x of a slot replaced by change(the slot's name, x)."""
+
+    def of(name, x):
+        return change(name, x) if isinstance(x, torch.Tensor) else x
+
+    lookups = tuple(
+        dataclasses.replace(one, **{name: change(name, x) for name, x in one.tensors()}) for one in plan.lookups
+    )
+    decay = None if plan.decay is None else tuple(of("decay", x) for x in plan.decay)
+    return dataclasses.replace(
+        plan, lookups=lookups, scale=of("scale", plan.scale), slopes=of("slopes", plan.slopes), decay=decay
     )
 
 

@@ -11,9 +11,9 @@ from posenc import dispatch
 from posenc.engines import reference
 from tests import budget
 from tests.fuzz import engines, layers
-from tests.fuzz.runner import Setting, examine, main
 from tests.fuzz.case import Case, Table, draw, features, names
 from tests.fuzz.render import render
+from tests.fuzz.runner import Setting, examine, main
 from tests.fuzz.shrink import shrink, simpler
 
 

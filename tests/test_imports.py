@@ -21,25 +21,33 @@ def fresh(code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def modules_after(code):
-    return set(fresh(f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))"))
+def modules_after(*steps):
+    """The modules that are loaded after each of the steps, taken one after another in a fresh process."""
+    taken = "".join(f"{step}; found.append(sorted(sys.modules)); " for step in steps)
+    return [set(names) for names in fresh(f"import json, sys; found = []; {taken} print(json.dumps(found))")]
 
 
 def test_import_posenc_is_light_and_touching_a_name_brings_torch_and_nothing_heavier():
-    torch = {name.split(".")[0] for name in modules_after("import torch")}
-    light = modules_after("import posenc")
-    assert "torch" not in light
-    used = {name.split(".")[0] for name in modules_after("import posenc; posenc.Attention(8, 2, position='t5')")}
-    assert "torch" in used
+    light, torch, used = (
+        {name.split(".")[0] for name in loaded}
+        for loaded in modules_after("import posenc", "import torch", "posenc.Attention(8, 2, position='t5')")
+    )
+    assert not light & {"torch", *HEAVY}
+    assert "torch" in torch and "posenc" in used
     assert not (used & HEAVY) - torch
 
 
-def test_schemes_import_no_engine():
+def test_what_both_sides_share_imports_neither_and_schemes_import_no_engine():
+    shared = ("plan", "where", "index", "rotation", "mask", "constants", "formulas", "errors", "scheme", "registry")
     schemes = sorted(path.stem for path in (SOURCE / "schemes").glob("*.py") if path.stem != "__init__")
     assert "bias" in schemes
-    loaded = modules_after("; ".join(f"import posenc.schemes.{name}" for name in schemes))
+    first, then = modules_after(
+        "; ".join(f"import posenc.{name}" for name in shared),
+        "; ".join(f"import posenc.schemes.{name}" for name in schemes),
+    )
+    assert not {m for m in first if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
     forbidden = {"posenc.dispatch", "posenc.attention", "posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli"}
-    assert not {m for m in loaded if m.startswith("posenc.engines") or m in forbidden}
+    assert not {m for m in then if m.startswith("posenc.engines") or m in forbidden}
 
 
 def engine_modules():
@@ -66,12 +74,6 @@ def test_no_engine_names_a_scheme():
             node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
         }
         assert not names & set(CLASSES), path
-
-
-def test_what_both_sides_share_imports_neither():
-    shared = ("plan", "where", "index", "rotation", "mask", "constants", "formulas", "errors", "scheme", "registry")
-    loaded = modules_after("; ".join(f"import posenc.{name}" for name in shared))
-    assert not {m for m in loaded if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
 
 
 APPLICATIONS = ("hf", "lab", "explorer", "plot", "bench", "rope_diff")

@@ -1,16 +1,13 @@
 """The numbers that are drawn, read back from the figures and compared with closed formulas, not pixels."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import posenc
-from posenc import formulas
+from posenc import cli, formulas
 from posenc.plot import numbers, panels
 
 pytest.importorskip("matplotlib")
@@ -212,17 +209,18 @@ def test_panels_as_csv_hold_the_drawn_numbers():
     assert lines[-1].startswith("1,-0.0625,")
 
 
-def test_the_command_writes_a_picture_and_explains_itself(tmp_path):
-    def plot(*arguments):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        return subprocess.run(
-            [sys.executable, "-m", "posenc", "plot", *arguments],
-            capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600,
-        )  # fmt: skip
-
-    done = plot("t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg")
-    assert done.returncode == 0, done.stderr
+def test_the_command_writes_a_picture_and_explains_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = ["plot", "t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg"]
+    assert cli.main(asked) == 0
     assert (tmp_path / "out" / "t5.svg").read_bytes().startswith(b"<?xml")
-    wrong = plot("t5:buckets=7")
-    assert wrong.returncode == 2
-    assert "Traceback" not in wrong.stderr and "buckets" in wrong.stderr
+    assert exit_status("plot", "t5:buckets=7") == 2
+    assert "buckets" in capsys.readouterr().err
+
+
+def exit_status(*arguments):
+    """argparse ends the process where a subcommand's argument is wrong."""
+    try:
+        return cli.main(list(arguments))
+    except SystemExit as end:
+        return end.code

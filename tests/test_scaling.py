@@ -26,7 +26,8 @@ from posenc.scaling import (
     YaRN,
     frequencies,
 )
-from tests import seeds
+from tests import oracle, seeds
+from tests.oracle import assert_rotated
 
 SHORT = [1.0 + 0.01 * c for c in range(16)]
 LONG = [1.0 + c * c / 4 for c in range(16)]
@@ -58,19 +59,11 @@ RECIPES = {
 }  # fmt: skip
 
 
-class Wide:
-    """torch, with float64 for float: transformers' formulas without float32's rounding."""
-
-    float = float32 = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-
 @pytest.fixture
-def wide(monkeypatch):
-    monkeypatch.setattr(modeling_rope_utils, "torch", Wide())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+def wide():
+    """transformers' formulas without float32's rounding."""
+    with oracle.wide(modeling_rope_utils):
+        yield
 
 
 def config_of(recipe, **more):
@@ -106,9 +99,9 @@ def test_rotated_queries_and_keys_equal_transformers(name):
     q, k = torch.randn(2, 2, 2, 11, 32)
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(11)[None])
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
-    rotation = posenc.rotary.from_config(config).rotation(posenc.Where(11))
-    torch.testing.assert_close(rotation.queries(q), theirs[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(rotation.keys(k), theirs[1], atol=1e-6, rtol=1e-6)
+    rope = posenc.rotary.from_config(config)
+    for x, ours, other in zip((q, k), rope.rotation(posenc.Where(11)).both(q, k), theirs, strict=True):
+        assert_rotated(ours, other, x, 11, rope.attention_factor)
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Where
+from tests.oracle import check_layer
 from tests.schemes.every import NAMES, furthest, layer, make
 
 
@@ -56,16 +57,18 @@ def test_autocast(name):
 def test_bfloat16_keeps_positions_exact(name):
     """Only weights are rounded: far from the origin the scores are those of the rounded weights in float64."""
     scheme = make(name).to(torch.bfloat16)
-    exact = copy.deepcopy(scheme).double()
-    x = inputs(dtype=torch.bfloat16)
-    q, k = (torch.randn(2, 4, 9, 4, dtype=torch.bfloat16) for _ in range(2))
     far = Where((furthest(name) - 9, 9))
-    if name in ("sinusoidal", "learned"):
-        torch.testing.assert_close(scheme.embed(x, far).double(), exact.embed(x.double(), far), rtol=2**-7, atol=2**-7)
-        return
-    low = posenc.scores(q, k, scheme.plan(far, x=x))
-    high = posenc.scores(q.double(), k.double(), exact.plan(far, x=x.double()))
-    torch.testing.assert_close(low.double(), high, rtol=0.02, atol=0.05)
+
+    def run(scheme, given):
+        q, k, x = given.chunk(3)
+        if name in ("sinusoidal", "learned"):
+            return scheme.embed(x, far)
+        q, k = (y.unflatten(2, (4, 4)).transpose(1, 2) for y in (q, k))
+        return posenc.scores(q, k, scheme.plan(far, x=x)).to(given.dtype)
+
+    given = torch.randn(6, 9, 16, dtype=torch.bfloat16).double()
+    exact = copy.deepcopy(scheme).double()
+    check_layer(exact, run, given, run(exact, given).detach(), terms=16, dtypes=[torch.bfloat16])
 
 
 @pytest.mark.parametrize("name", NAMES)

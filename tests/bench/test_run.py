@@ -173,6 +173,7 @@ def test_flex_attentions_score_function(name):
         torch.testing.assert_close(found, scores(problem.q, problem.k, plan), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_flex_attention_compiles_here(small):
     import shutil
 

@@ -123,7 +123,7 @@ def test_equals_the_reference(name, q_length, k_length, causal):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("q_length, k_length", [(61, 61), (40, 100), (100, 40)])
+@pytest.mark.parametrize("q_length, k_length", [(61, 61), (40, 100), pytest.param(100, 40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (20, 0)}, {"window": (30, 5)}], ids=str)
 @pytest.mark.parametrize("pairs", [0, 200])
 def test_every_sort_of_tile(name, q_length, k_length, options, pairs, monkeypatch):

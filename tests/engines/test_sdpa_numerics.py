@@ -1,6 +1,7 @@
 """The sdpa engine's rounding, memory and behaviour under torch.compile."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,22 +12,26 @@ from posenc.engines.sdpa import sizes
 from posenc.index import clip, exact, log_buckets
 from posenc.plan import Lookup, Plan
 from posenc.where import Where
-from tests import seeds
+from tests import budget, seeds
 
 B, H, D = 1, 2, 32
-LENGTHS = [(1, sizes.PAIRS), (7, sizes.PAIRS), (63, sizes.PAIRS), (129, sizes.PAIRS), (1000, sizes.PAIRS), (1000, 0)]
-"""Tokens, and how many of them count as short."""
+LENGTHS = [1, 7, 63, 129, 600, pytest.param(1000, marks=pytest.mark.slow)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BUCKETS = log_buckets(32, 128, causal=False)
 PLANS = ["bias", "slopes", "keys and values", "both sides", "exact"]
 
 
-def make(name, where, draw):
-    """A plan whose tensors come from `draw(shape)`."""
+def make(name, where, dtype=torch.float32):
+    """A plan of leaves, the same ones for the same name, shape and dtype."""
+    generator = seeds.generator(1)
+
+    def draw(*shape):
+        return (torch.randn(*shape, generator=generator) * 0.3).to(dtype).requires_grad_()
+
     if name == "bias":
         return Plan(where, lookups=(Lookup(BUCKETS, bias=draw(H, 32)),))
     if name == "slopes":
-        return Plan(where, slopes=draw(H).abs())
+        return Plan(where, slopes=draw(H).detach().abs().requires_grad_())
     if name == "keys and values":
         return Plan(where, lookups=(Lookup(clip(16, 16), dot_query=draw(1, 33, D), add_value=draw(1, 33, D)),))
     if name == "both sides":
@@ -35,60 +40,31 @@ def make(name, where, draw):
     return Plan(where, lookups=(Lookup(span, dot_query=draw(H, span.n, D), bias=draw(H, span.n)),))
 
 
-def drawn(dtype, keep):
-    def draw(*shape):
-        tensor = (torch.randn(*shape, generator=keep["generator"]) * 0.3).to(dtype)
-        keep["tables"].append(tensor)
-        return tensor
-
-    return draw
+def tensors(batch, length, dtype=torch.float32):
+    return tuple(torch.randn(batch, H, length, D).to(dtype).requires_grad_() for _ in range(3))
 
 
-def results(attention, tensors, weight):
-    """Output and gradients, in float64."""
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    out = attention(*leaves)
-    grads = torch.autograd.grad((out.double() * weight).sum(), leaves)
-    return [x.detach().double() for x in (out, *grads)]
-
-
-def relative(ours, theirs):
-    return ((ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt().clamp(min=1e-30)).item()
+def results(attention, q, k, v, plan, g):
+    """The output and every gradient, by the names that budgets have."""
+    leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
+    out = attention(q, k, v, plan)
+    return {"out": out.detach(), **dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)))}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("length, pairs", LENGTHS)
-def test_error_is_within_twice_that_of_plain_attention(dtype, length, pairs, monkeypatch):
-    for name, value in dict(PAIRS=pairs, MANY=1, LIGHT=1 << 30).items():
-        monkeypatch.setattr(sizes, name, value)
-    q, k, v = (torch.randn(B, H, length, D).to(dtype) for _ in range(3))
-    weight = torch.randn(B, H, length, D).to(dtype).double()
-    exactly = [x.double() for x in (q, k, v)]
-    plain = results(scaled_dot_product_attention, [q, k, v], weight)
-    truth = results(scaled_dot_product_attention, exactly, weight)
-    # one key: plain attention is exact (and its q and k gradients are 0), so a rounding or two must be allowed
-    budget = [2 * max(relative(a, b) if length > 1 else 0.0, torch.finfo(dtype).eps) for a, b in zip(plain, truth)]
-    where = Where(length)
-    for name in PLANS:
-        keep = {"generator": seeds.generator(1), "tables": []}
-        make(name, where, drawn(dtype, keep))
-
-        def run(engine, name=name):
-            def attention(q, k, v, *tables):
-                given = iter(tables)
-                return attend(q, k, v, make(name, where, lambda *_: next(given)), engine=engine)
-
-            return attention
-
-        ours = results(run("sdpa"), [q, k, v, *keep["tables"]], weight)
-        true = results(run("reference"), [*exactly, *(x.double() for x in keep["tables"])], weight)
-        for number, (a, b) in enumerate(zip(ours, true)):
-            if length == 1 and number in (1, 2):  # exactly 0
-                assert a.abs().max() <= 4 * torch.finfo(dtype).eps
-                continue
-            allowed = budget[number] if number < 4 else max(budget)  # a table's gradient sums what k's does
-            assert a.isfinite().all()
-            assert relative(a, b) <= allowed or (length == 1 and number > 3), (name, number, relative(a, b), allowed)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", PLANS)
+def test_every_number_is_within_its_budget(name, length, dtype, monkeypatch):
+    """Whether all sequences count as short, or none does."""
+    for constant, value in dict(MANY=1, LIGHT=1 << 30).items():
+        monkeypatch.setattr(sizes, constant, value)
+    q, k, v = tensors(B, length, dtype)
+    plan, g = make(name, Where(length), dtype), torch.randn(B, H, length, D).to(dtype)
+    expected, allowed = budget.expect(q, k, v, plan, g)
+    for pairs in (sizes.PAIRS, 0) if length > sizes.PAIRS else (sizes.PAIRS,):
+        monkeypatch.setattr(sizes, "PAIRS", pairs)
+        for number, ours in results(partial(attend, engine="sdpa"), q, k, v, plan, g).items():
+            budget.assert_within(ours, expected[number], allowed[number], number)
 
 
 @pytest.fixture(params=[0, 200], ids="pairs {}".format)
@@ -109,59 +85,48 @@ def poisoned(request, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 def test_poisoned_memory_and_the_same_bits_twice(name, causal, poisoned):
     length = 129
-    where = Where(length)
-    q, k, v = (torch.randn(2, H, length, D) for _ in range(3))
-    keep = {"generator": seeds.generator(1), "tables": []}
-    make(name, where, drawn(torch.float32, keep))
-    weight = torch.randn(2, H, length, D).double()
-    seen = torch.ones(2, length, dtype=torch.bool)
-    seen[0, 100:] = False
-
-    def attention(q, k, v, *tables):
-        given = iter(tables)
-        return attend(q, k, v, make(name, where, lambda *_: next(given)), causal=causal, key_mask=seen, engine="sdpa")
-
-    first = results(attention, [q, k, v, *keep["tables"]], weight)
-    second = results(attention, [q, k, v, *keep["tables"]], weight)
-    for a, b in zip(first, second):
-        assert a.isfinite().all()
-        assert torch.equal(a, b)
+    q, k, v = tensors(2, length)
+    plan, g = make(name, Where(length)), torch.randn(2, H, length, D)
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[0, 100:] = False
+    attention = partial(attend, causal=causal, key_mask=real, engine="sdpa")
+    first, second = (results(attention, q, k, v, plan, g) for _ in range(2))
+    for number, ours in first.items():
+        assert ours.isfinite().all()
+        assert torch.equal(ours, second[number])
 
 
 def test_positions_past_a_million():
     where, near = Where((10**6, 60), (10**6 - 20, 80)), Where((20, 60), 80)
     q, k, v = torch.randn(B, H, 60, D), torch.randn(B, H, 80, D), torch.randn(B, H, 80, D)
     for name in PLANS:
-        outs = []
-        for place in (where, near):
-            keep = {"generator": seeds.generator(1), "tables": []}
-            outs.append(attend(q, k, v, make(name, place, drawn(torch.float32, keep)), causal=True, engine="sdpa"))
+        outs = [attend(q, k, v, make(name, place), causal=True, engine="sdpa") for place in (where, near)]
         assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize(
     "name, backend",
-    [("bias", "aot_eager"), ("keys and values", "aot_eager"), ("exact", "aot_eager"), ("bias", "inductor")],
+    [
+        ("bias", "aot_eager"),
+        ("keys and values", "aot_eager"),
+        ("exact", "aot_eager"),
+        pytest.param("bias", "inductor", marks=pytest.mark.slow),
+    ],
 )
 def test_compiles_without_a_graph_break(name, backend):
     if backend == "inductor" and shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler on a CPU")
-    where = Where(40)
-    q, k, v = (torch.randn(B, H, 40, D) for _ in range(3))
-    keep = {"generator": seeds.generator(1), "tables": []}
-    make(name, where, drawn(torch.float32, keep))
-    weight = torch.randn(B, H, 40, D).double()
+    q, k, v = tensors(B, 40)
+    plan, g = make(name, Where(40)), torch.randn(B, H, 40, D)
 
-    def attention(q, k, v, *tables):
-        given = iter(tables)
-        return attend(q, k, v, make(name, where, lambda *_: next(given)), causal=True, engine="sdpa")
+    def attention(q, k, v, plan):
+        return attend(q, k, v, plan, causal=True, engine="sdpa")
 
     torch.compiler.reset()
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
-    for a, b in zip(
-        results(compiled, [q, k, v, *keep["tables"]], weight), results(attention, [q, k, v, *keep["tables"]], weight)
-    ):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+    expected, allowed = budget.expect(q, k, v, plan, g, causal=True)
+    for number, ours in results(compiled, q, k, v, plan, g).items():
+        budget.assert_within(ours, expected[number], allowed[number], number)
 
 
 def test_the_operator_keeps_pytorchs_rules():
@@ -181,9 +146,7 @@ def test_extra_memory_is_a_fraction_of_a_dense_bias():
     length = 2048
     q, k, v = (torch.randn(1, H, length, D) for _ in range(3))
     dense = H * length * length * 4
-    where = Where(length)
-    keep = {"generator": seeds.generator(1), "tables": []}
-    plan = make("bias", where, drawn(torch.float32, keep))
+    plan = make("bias", Where(length))
     with torch.no_grad():
         plain = peak_bytes(lambda: scaled_dot_product_attention(q, k, v))
         ours = peak_bytes(lambda: attend(q, k, v, plan, engine="sdpa"))

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -125,13 +126,12 @@ def train(q, k, v, plan, leaves=(), **options):
 
 def from_cases(recorder, only):
     """tests.gpu.cases, whole; nothing is compared."""
-    from tests import layouts
+    from tests import budget
     from tests.gpu import cases
 
     cases.check = train
-    layouts.run = lambda q, k, v, scheme, engine: (
-        (None, ()) if engine == "reference" else (train(q, k, v, scheme.plan(layouts.posenc.Where(layouts.L)), causal=True), ())
-    )  # fmt: skip
+    budget.expect = lambda *args, **options: (defaultdict(lambda: None), defaultdict(lambda: None))
+    budget.assert_within = lambda *args: None
     torch.compile = lambda function, **options: function
     torch.testing.assert_close, torch.equal = lambda *args, **options: None, lambda *args: True
     unfit = {"compile without graph breaks", "a CUDA graph replays", "offsets past two billion elements"}

@@ -1,5 +1,7 @@
 """Many axes against the models that named the conventions."""
 
+import math
+
 import pytest
 import torch
 from transformers import DINOv3ViTConfig, PixtralVisionConfig
@@ -17,6 +19,7 @@ from transformers.models.vit_mae import modeling_vit_mae as mae
 import posenc
 from posenc.rotary import clip_positions, grid_positions, mixed_positions
 from tests import seeds
+from tests.oracle import assert_rotated
 
 ROWS, COLUMNS = 3, 5
 
@@ -26,10 +29,11 @@ def qk(length, size, heads=2):
     return torch.randn(1, heads, length, size), torch.randn(1, heads, length, size)
 
 
-def equal(scheme, positions, q, k, theirs):
-    rotation = scheme.rotation(posenc.Where(positions))
-    torch.testing.assert_close(rotation.queries(q), theirs[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(rotation.keys(k), theirs[1], atol=1e-6, rtol=1e-6)
+def equal(scheme, positions, q, k, theirs, furthest=None):
+    """`furthest` is the largest angle: a position, where the first frequency is 1."""
+    furthest = positions.abs().max().item() if furthest is None else furthest
+    for x, ours, other in zip((q, k), scheme.rotation(posenc.Where(positions)).both(q, k), theirs, strict=True):
+        assert_rotated(ours, other, x, furthest)
 
 
 def test_equals_pixtral():
@@ -59,7 +63,7 @@ def test_equals_dinov3_with_prefix():
     q, k = qk(5 + ROWS * COLUMNS, 16)
     theirs = dinov3.apply_rotary_pos_emb(q, k, cos, sin)
     scheme = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
-    equal(scheme, grid_positions(ROWS, COLUMNS, centred=True, prefix=5), q, k, theirs)
+    equal(scheme, grid_positions(ROWS, COLUMNS, centred=True, prefix=5), q, k, theirs, furthest=2 * math.pi)
 
 
 @pytest.mark.parametrize("drawn", [
@@ -79,8 +83,9 @@ def test_equals_dinov3_in_training(drawn):
     turned = dinov3.apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1, 3, 4 * ROWS, 4 * COLUMNS)))
     torch.manual_seed(seeds.seed(3))
     rotation = scheme.rotation(posenc.Where(at))
-    torch.testing.assert_close(rotation.queries(q), turned[0], atol=5e-6, rtol=1e-5)
-    torch.testing.assert_close(rotation.keys(k), turned[1], atol=5e-6, rtol=1e-5)
+    furthest = 2 * math.pi * (1 + drawn.get("shift", 0)) * drawn.get("jitter", 1) * drawn.get("rescale", 1)
+    assert_rotated(rotation.queries(q), turned[0], q, furthest)
+    assert_rotated(rotation.keys(k), turned[1], k, furthest)
     assert not torch.allclose(scheme.rotation(posenc.Where(at)).queries(q), rotation.queries(q))
     scheme.eval()  # nothing is drawn
     fixed = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
@@ -140,7 +145,7 @@ def test_mrope_follows_the_length_as_transformers_does(length):
     rope = posenc.MRoPE.from_config(config)
     assert rope.length_dependent
     ours = rope.rotation(posenc.Where(at)).queries(x)
-    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-6)
+    assert_rotated(ours, theirs, x, at.max().item())
     words = posenc.Where(length)  # text alone is RoPE's
     plain = posenc.RoPE(head_dim=32, scaling=rope.scaling)
     assert torch.equal(rope.rotation(words).q[0], plain.rotation(words).q[0])

@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc import Where
+from tests import oracle
 from tests.oracle import copy
 
 
@@ -24,10 +25,10 @@ def test_the_bias_is_inklings(extent, length, past):
     torch.testing.assert_close(posenc.scores(zero(length), zero(past + length), plan), expected)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize("floor", [None, 4])
-def test_the_layer_is_inklings(floor, dtype, tolerance):
-    """Its q and k go through norms and short convolutions first, so they are taken from a hook on its attention."""
+def test_the_layer_is_inklings(floor):
+    """Its q and k go through norms and short convolutions first, so they are taken from a hook on its attention; its
+    softmax and its temper are in float32, so they are widened."""
     from transformers.models.inkling import modeling_inkling as m
     from transformers.models.inkling.configuration_inkling import InklingTextConfig
 
@@ -35,31 +36,35 @@ def test_the_layer_is_inklings(floor, dtype, tolerance):
         hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=8, d_rel=6, rel_extent=5,
         num_hidden_layers=1, layer_types=["hybrid"], log_scaling_n_floor=floor, log_scaling_alpha=0.3,
     )  # fmt: skip
-    seen = {}
+    given = {}
 
     def eager(module, query, key, value, attention_mask, **options):
-        seen.update(key=key, value=value)
-        seen["out"] = m.eager_attention_forward(module, query, key, value, attention_mask, **options)
-        return seen["out"]
+        given.update(key=key, value=value)
+        given["out"] = m.eager_attention_forward(module, query, key, value, attention_mask, **options)
+        return given["out"]
 
     m.ALL_ATTENTION_FUNCTIONS.register("posenc_test", eager)
     config._attn_implementation = "posenc_test"
-    oracle = m.InklingAttention(config, 0).to(dtype).eval()
-    for parameter in oracle.parameters():
+    original = m.InklingAttention(config, 0).double().eval()
+    for parameter in original.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    x = torch.randn(2, 11, 16, dtype=dtype)
+    x = torch.randn(2, 11, 16, dtype=torch.float64)
     future = torch.ones(11, 11, dtype=torch.bool).triu(1)
-    oracle(x, torch.zeros(1, 1, 11, 11, dtype=dtype).masked_fill(future, torch.finfo(dtype).min))
-    query = oracle.q_norm(oracle.q_proj(x).view(2, 11, 4, 8)).transpose(1, 2)
+    with oracle.wide(m), torch.no_grad():
+        original(x, torch.zeros(1, 1, 11, 11).double().masked_fill(future, torch.finfo(torch.float64).min))
+        query = original.q_norm(original.q_proj(x).view(2, 11, 4, 8)).transpose(1, 2)
     scheme = posenc.RelativeLogits(
-        d_model=16, heads=4, head_dim=8, d_rel=6, extent=5, scale=oracle.scaling,
+        d_model=16, heads=4, head_dim=8, d_rel=6, extent=5, scale=original.scaling,
         temper=None if floor is None else (0.3, floor),
-    ).to(dtype)  # fmt: skip
-    copy(scheme.bank, oracle.rel_logits_proj.proj)
-    scheme.r_proj.load_state_dict(oracle.r_proj.state_dict())
-    out = posenc.attend(query, seen["key"], seen["value"], scheme.plan(Where(11), x=x), causal=True)
-    # tempering is in float32 there
-    torch.testing.assert_close(out.transpose(1, 2), seen["out"][0], rtol=0, atol=tolerance)
+    ).double()  # fmt: skip
+    copy(scheme.bank, original.rel_logits_proj.proj)
+    scheme.r_proj.load_state_dict(original.r_proj.state_dict())
+
+    def run(scheme, x):
+        q, k, v = (y.to(x.dtype) for y in (query, given["key"], given["value"]))
+        return posenc.attend(q, k, v, scheme.plan(Where(11), x=x), causal=True).transpose(1, 2)
+
+    oracle.check_layer(scheme, run, x, given["out"][0], terms=16)
     assert scheme.absolute == (floor is not None)
 
 

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 import posenc
 from posenc import scaling
 from tests import seeds
+from tests.oracle import assert_rotated
 
 
 def test_equals_llama():
@@ -21,8 +22,8 @@ def test_equals_llama():
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(9)[None])
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
     rotation = posenc.RoPE(head_dim=16, base=5000.0).rotation(posenc.Where(9))
-    torch.testing.assert_close(rotation.queries(q), theirs[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(rotation.keys(k), theirs[1], atol=1e-6, rtol=1e-6)
+    assert_rotated(rotation.queries(q), theirs[0], q, 9)
+    assert_rotated(rotation.keys(k), theirs[1], k, 9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -57,7 +58,7 @@ def test_dynamic_takes_each_rows_own_length():
     both = rope.rotate(x, positions)
     for row, total in ((0, 6), (1, 16)):
         plain = posenc.RoPE(head_dim=16, scaling=None if total < 8 else scaling.NTK(factor=2 * 16 / 8 - 1))
-        torch.testing.assert_close(both[row], plain.rotate(x, positions)[row], atol=1e-6, rtol=1e-6)
+        assert_rotated(both[row], plain.rotate(x, positions)[row], x[row], 16)
 
 
 def test_compiles_whole():

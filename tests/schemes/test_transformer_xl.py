@@ -1,5 +1,6 @@
 """Transformer-XL and XLNet against the original models."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import posenc
 from posenc import Index, Where
+from tests import oracle
 from tests.oracle import cases, copy, tensor
 
 
@@ -27,8 +29,7 @@ def test_transformer_xl_is_the_original(case):
     torch.testing.assert_close(layer(x, memory=memory), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
-def test_bidirectional_is_conformers(dtype, tolerance):
+def test_bidirectional_is_conformers():
     from transformers import Wav2Vec2ConformerConfig
     from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as m
 
@@ -36,24 +37,27 @@ def test_bidirectional_is_conformers(dtype, tolerance):
         hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
     )
     config._attn_implementation = "eager"
-    oracle = m.Wav2Vec2ConformerSelfAttention(config).to(dtype).eval()
-    for parameter in oracle.parameters():
+    original = m.Wav2Vec2ConformerSelfAttention(config).double().eval()
+    for parameter in original.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    scheme = posenc.TransformerXL(d_model=16, heads=2, layout="interleaved")
-    copy(scheme.u, oracle.pos_bias_u)
-    copy(scheme.v, oracle.pos_bias_v)
-    copy(scheme.w_r.weight, oracle.linear_pos.weight)
-    layer = posenc.Attention(16, 2, position=scheme, bias=True).to(dtype)
+    scheme = posenc.TransformerXL(d_model=16, heads=2, layout="interleaved").double()
+    copy(scheme.u, original.pos_bias_u)
+    copy(scheme.v, original.pos_bias_v)
+    copy(scheme.w_r.weight, original.linear_pos.weight)
+    layer = posenc.Attention(16, 2, position=scheme, bias=True).double()
     names = {"q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_out"}
     for ours, theirs in names.items():
-        getattr(layer, ours).load_state_dict(getattr(oracle, theirs).state_dict())
-    x = torch.randn(2, 11, 16, dtype=dtype)
+        getattr(layer, ours).load_state_dict(getattr(original, theirs).state_dict())
+    x = torch.randn(2, 11, 16, dtype=torch.float64)
     real = torch.ones(2, 11, dtype=torch.bool)
     real[1, 8:] = False
-    mask = torch.zeros(2, 1, 11, 11, dtype=dtype).masked_fill(~real[:, None, None], torch.finfo(dtype).min)
-    waves = m.Wav2Vec2ConformerRelPositionalEmbedding(config)(x)  # its sinusoid is made in float32
-    expected = oracle(x, attention_mask=mask, relative_position_embeddings=waves)[0]
-    torch.testing.assert_close(layer(x, key_mask=real), expected, rtol=0, atol=tolerance)
+    mask = torch.zeros(2, 1, 11, 11, dtype=torch.float64).masked_fill(
+        ~real[:, None, None], torch.finfo(torch.float64).min
+    )
+    with oracle.wide(m):  # its sinusoid is made in float32
+        waves = m.Wav2Vec2ConformerRelPositionalEmbedding(config)(x)
+    expected = original(x, attention_mask=mask, relative_position_embeddings=waves)[0]
+    oracle.check_layer(layer, lambda layer, x: layer(x, key_mask=real), x, expected, terms=16)
 
 
 def xlnet(**options):
@@ -63,57 +67,64 @@ def xlnet(**options):
         vocab_size=20, d_model=16, n_layer=1, n_head=2, d_inner=32, dropout=0.0, untie_r=True, **options
     )
     model = XLNetModel(config).eval()
-    oracle = model.layer[0].rel_attn
-    for parameter in oracle.parameters():
+    original = model.layer[0].rel_attn
+    for parameter in original.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return model, oracle
+    return model, original
 
 
-def xlnet_scheme(oracle, **options):
+def xlnet_scheme(original, **options):
     scheme = posenc.XLNet(d_model=16, heads=2, **options)
     for ours, theirs in {"u": "r_w_bias", "v": "r_r_bias", "w": "r_s_bias", "g": "seg_embed"}.items():
-        copy(getattr(scheme, ours), getattr(oracle, theirs))
-    copy(scheme.w_r.weight, oracle.r.flatten(1).t())
+        copy(getattr(scheme, ours), getattr(original, theirs))
+    copy(scheme.w_r.weight, original.r.flatten(1).t())
     return scheme
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize(
     "attn_type, clamp, bi_data",
     [("bi", -1, False), ("uni", -1, False), ("bi", 3, False), ("bi", -1, True), ("uni", 4, True)],
 )
 @pytest.mark.parametrize("past", [0, 4])
-def test_xlnet_is_transformers(attn_type, clamp, bi_data, past, dtype, tolerance):
-    model, oracle = xlnet(attn_type=attn_type, clamp_len=clamp, bi_data=bi_data)
-    oracle = oracle.to(dtype)
+def test_xlnet_is_transformers(attn_type, clamp, bi_data, past):
+    model, original = xlnet(attn_type=attn_type, clamp_len=clamp, bi_data=bi_data)
+    original = original.double()
     length, batch = 6, 2
-    scheme = xlnet_scheme(oracle, attn_type=attn_type, clamp_len=clamp if clamp > 0 else None, bi_data=bi_data)
-    layer = posenc.Attention(16, 2, position=scheme, causal=attn_type == "uni").to(dtype)
+    scheme = xlnet_scheme(original, attn_type=attn_type, clamp_len=clamp if clamp > 0 else None, bi_data=bi_data)
+    layer = posenc.Attention(16, 2, position=scheme, causal=attn_type == "uni").double()
     for ours, theirs in {"q_proj": "q", "k_proj": "k", "v_proj": "v"}.items():
-        copy(getattr(layer, ours).weight, getattr(oracle, theirs).flatten(1).t())
-    copy(layer.o_proj.weight, oracle.o.flatten(1))
-    x, memory = torch.randn(batch, length, 16, dtype=dtype), torch.randn(batch, past, 16, dtype=dtype)
+        copy(getattr(layer, ours).weight, getattr(original, theirs).flatten(1).t())
+    copy(layer.o_proj.weight, original.o.flatten(1))
+    x, memory = torch.randn(batch, length, 16, dtype=torch.float64), torch.randn(batch, past, 16, dtype=torch.float64)
     segments = torch.randint(0, 3, (batch, length))
     every = torch.cat((torch.zeros(batch, past, dtype=torch.int64), segments), 1)
     different = (segments[:, :, None] != every[:, None, :]).long()
-    seg_mat = torch.nn.functional.one_hot(different, 2).permute(1, 2, 0, 3).to(dtype)
-    waves = model.relative_positional_encoding(length, length + past, bsz=batch).to(dtype)
+    seg_mat = torch.nn.functional.one_hot(different, 2).permute(1, 2, 0, 3).double()
+    with oracle.wide(sys.modules[type(model).__module__]):  # its sinusoid is made in float32
+        waves = model.relative_positional_encoding(length, length + past, bsz=batch)
+    assert waves.dtype == torch.float64
     real = torch.ones(batch, length + past, dtype=torch.bool)
     real[1, -1] = False
     masked = (~real)[:, None, :].expand(batch, length, length + past)
     if attn_type == "uni":
         masked = masked | torch.ones(length, length + past, dtype=torch.bool).triu(1 + past)
-    attn_mask = masked.permute(1, 2, 0)[..., None].to(dtype)
-    oracle.layer_norm = torch.nn.Identity()
+    attn_mask = masked.permute(1, 2, 0)[..., None].double()
+    original.layer_norm = torch.nn.Identity()
     h = x.transpose(0, 1)
-    out = oracle(h, None, attn_mask, None, waves, seg_mat, mems=memory.transpose(0, 1) if past else None)[0]
+    out = original(h, None, attn_mask, None, waves, seg_mat, mems=memory.transpose(0, 1) if past else None)[0]
     expected = (out - h).transpose(0, 1)
-    ours = layer(x, memory=memory if past else None, segments=every, key_mask=real)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance)
-    bounded = layer(x, memory=memory if past else None, segments=(every, (0, 2)), key_mask=real)
+    memory = memory if past else None
+
+    def run(layer, x):
+        given = None if memory is None else memory.to(x.dtype)
+        return layer(x, memory=given, segments=every, key_mask=real)
+
+    oracle.check_layer(layer, run, x, expected, terms=16)
+    ours = run(layer, x)
+    bounded = layer(x, memory=memory, segments=(every, (0, 2)), key_mask=real)
     assert torch.equal(bounded, ours)
     with pytest.raises(ValueError, match="were said to lie between 0 and 0"):
-        layer(x, memory=memory if past else None, segments=(every.clamp(min=1), (0, 0)), key_mask=real)
+        layer(x, memory=memory, segments=(every.clamp(min=1), (0, 0)), key_mask=real)
 
 
 def test_xlnet_uni_without_segments_is_transformer_xl():

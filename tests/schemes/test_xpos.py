@@ -6,6 +6,7 @@ from rotary_embedding_torch import RotaryEmbedding
 
 import posenc
 from posenc import Where
+from tests import budget
 
 
 def test_scores_equal_the_oracle():
@@ -14,7 +15,10 @@ def test_scores_equal_the_oracle():
     turned = theirs.rotate_queries_and_keys(q, k)
     expected = turned[0] @ turned[1].transpose(-1, -2) / 4.0
     ours = posenc.scores(q, k, posenc.XPos(head_dim=16).plan(posenc.Where(40)))
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    # the original's phases and factors are of float32: an angle of 40 is off by three roundings of its size
+    longest = q.norm(dim=-1).max() * k.norm(dim=-1).max()
+    allowed = budget.unit(torch.float32) * (3 * 40 + budget.c(16)) * 2 * longest.item() / 4.0
+    torch.testing.assert_close(ours, expected, rtol=0, atol=allowed)
 
 
 def test_fades_as_written():

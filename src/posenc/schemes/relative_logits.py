@@ -83,6 +83,6 @@ class RelativeLogits(Scheme):
         if self.temper is None:
             return self.scale
         alpha, floor = self.temper
-        seen = where.q_positions(device).float() + 1.0
+        seen = where.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
         temperature = 1.0 + alpha * (seen / floor).clamp(min=1.0).log()
         return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])
