@@ -16,8 +16,8 @@ from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
 GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
-QUICK = {"together", "watch"}
-"""The interpreter is slow: these two stand for all in `make test`."""
+QUICK = {"together", "watch", "empty"}
+"""The interpreter is slow: these stand for all in `make test`."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

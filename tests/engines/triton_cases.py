@@ -181,7 +181,7 @@ def group_lse():
     thirds = Where(torch.arange(50) // 3)
     content = ("dot_query", "dot_key", "add_value")
     masks = {"causal": True, "key_mask": torch.arange(50)[None] > 3}
-    for slots, where in ((("bias", "slopes"), None), (content, None), (("bias",), thirds)):
+    for slots, where in ((("bias", "slopes", "decay"), None), (content, None), (("bias",), thirds)):
         q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 50, 50, 16))
         plan = plan_of(slots, q, k, v, where)
         leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
@@ -196,6 +196,18 @@ def group_lse():
             )
             for name, ours in {"out": out, "lse": lse, **dict(zip(leaves, grads))}.items():
                 budget.assert_within(ours, expected[name], allowed[name], name)
+
+
+def group_empty():
+    """No queries, or no keys: zeros, and gradients of zero for every tensor of the plan."""
+    for lq, lk in ((0, 5), (5, 0)):
+        for slots in (("dot_key", "slopes"), ("dot_query", "states", "add_value", "bias", "decay", "scale")):
+            q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 1, lq, lk, 16))
+            plan = plan_of(slots, q, k, v)
+            leaves = [q, k, v, *dict(plan.tensors()).values()]
+            out, lse = attend_lse(q, k, v, plan, engine="triton")
+            grads = torch.autograd.grad([out, lse], leaves, [torch.ones_like(out), torch.zeros_like(lse)])
+            assert not any(grad.any() for grad in (out, *grads))
 
 
 def group_tiles():

@@ -8,6 +8,7 @@ Memory then grows with queries · L, not with L². Blocks run in order, so sums 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -162,6 +163,8 @@ def run_backward(
     dropout: float, asked: dict[str, bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of GRADIENTS. d_lse: like lse, in base 2 too."""
+    if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
+        return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
     x, d_out = _rowed(x), _straight(d_out)
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
@@ -196,7 +199,9 @@ def run_backward(
     if asked["scales"]:
         given["scales"] = lse.new_zeros(q.shape[:3])
     if asked["decay_q"] or asked["decay_k"]:
-        given["decay_q"], given["decay_k"] = torch.zeros_like(x.decay_q), torch.zeros_like(x.decay_k)
+        given["decay_k"] = torch.zeros_like(x.decay_k)
+        # a query's own decay moves all its scores: the output does not change, the log-sum-exp does
+        given["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., :q_length] / log(2.0)
     for_rows = along or (
         x.table is not None and (asked["table"] or asked["states"] or (x.states is None and asked["q"]))
     )
@@ -208,9 +213,6 @@ def run_backward(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
             dtype=torch.float32 if several else None, zero=several, unit=unit,
         )  # fmt: skip
-    if q.numel() == 0 or k.numel() == 0:
-        dq.zero_(), dk.zero_(), dv.zero_()
-        blocks = []
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
     sums = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
