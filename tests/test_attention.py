@@ -351,3 +351,9 @@ def test_bad_arguments(arguments, words):
     attn = posenc.Attention(16, 4, position="t5")
     with pytest.raises(ValueError, match=words):
         attn(**{"x": torch.zeros(2, 5, 16), **arguments})
+
+
+@pytest.mark.parametrize("name", ["documents", "segments"])
+def test_ids_for_another_batch_are_refused(name):
+    with pytest.raises(ValueError, match=rf"{name} must be int ids \[2, 5\]"):
+        posenc.Attention(16, 4)(inputs()[:, :5], **{name: torch.zeros(3, 5, dtype=torch.long)})

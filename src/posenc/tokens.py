@@ -46,14 +46,14 @@ def describe(
     keys = past + new
     marks: dict[str, Tensor] = {}
     real = _key_mask(key_mask, batch, past, memory, queries, known, x.device)
-    ids = _joined("documents", documents, past, new, known)
+    ids = _joined("documents", documents, batch, past, new, known)
     bounds: tuple = ()
     if isinstance(segments, (tuple, list)):
         if len(segments) != 2:
             raise ValueError("segments takes ids [B, L], or (ids, (lowest, highest))")
         bounds = tuple(segments[1:]) if cache is None else ()  # cached ones may lie outside
         segments = segments[0]
-    segment = _joined("segments", segments, past, new, known, earlier=0)
+    segment = _joined("segments", segments, batch, past, new, known, earlier=0)
     if cache is not None:
         given = (("key_mask", real), ("documents", ids), ("segments", segment))
         marks = {name: mark.expand(batch, -1) for name, mark in given if mark is not None}
@@ -150,7 +150,7 @@ def _key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], dev
 
 
 def _joined(
-    name: str, given: Tensor | None, past: int, new: int, known: dict[str, Tensor], earlier: int | None = None
+    name: str, given: Tensor | None, batch: int, past: int, new: int, known: dict[str, Tensor], earlier: int | None = None
 ) -> Tensor | None:
     """A fact over all keys; `earlier` is that of tokens that were cached without it (None: not allowed)."""
     if given is None and name not in known:
@@ -160,8 +160,8 @@ def _joined(
     if not isinstance(given, Tensor) or given.dtype not in INTEGERS:
         kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise ValueError(f"{name} must be int ids [B, {new}] (memory included), got {kind}")
-    if given.dim() != 2 or given.shape[1] != new:
-        raise ValueError(f"{name} must be int ids [B, {new}] (memory included), got {list(given.shape)}")
+    if given.dim() != 2 or given.shape[0] not in (1, batch) or given.shape[1] != new:
+        raise ValueError(f"{name} must be int ids [{batch}, {new}] (memory included), got {list(given.shape)}")
     if past == 0:
         return given
     return _behind(known[name] if name in known else given.new_full((1, past), earlier or 0), given)
