@@ -11,7 +11,7 @@ PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 .PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
-	@echo "make demo         train and compare the schemes; the report is out/quick/report.html"
+	@echo "make demo         train and compare the encodings; the report is out/quick/report.html"
 	@echo "make test         install what the tests need and run them, all but the slow ones"
 	@echo "make check        lint, types and every test: what CI runs"
 	@echo "make test-slow    the slow tests"
@@ -33,8 +33,8 @@ test-slow: $(VENV)/.dev
 
 # PyTorch's kernels for CPUs without AVX-512 and without AVX2 round differently; `test` runs the machine's own.
 CAPABILITIES := default avx2
-NUMERICAL := --ignore=tests/engines/test_triton.py tests/engines tests/schemes tests/hf $(addprefix tests/test_,$(addsuffix .py,\
-	attention merging phases remap rotary rotation scaling scheme))
+NUMERICAL := --ignore=tests/engines/test_triton.py tests/engines tests/encodings tests/hf $(addprefix tests/test_,$(addsuffix .py,\
+	attention merging phases remap rotary rotation scaling encoding))
 test-cpu: $(CAPABILITIES:%=test-cpu-%)
 
 test-cpu-%: $(VENV)/.dev
@@ -85,7 +85,7 @@ bench: $(VENV)/.dev
 	$(PY) -m posenc bench $(ARGS)
 
 bench-table: $(VENV)/.dev
-	$(PY) -m bench.table
+	$(PY) -m posenc.bench.results_table
 
 figures: $(VENV)/.dev
 	$(PY) docs/figures.py

@@ -1,6 +1,6 @@
 """The pictures of the README, from the real thing: `make figures` writes them to docs/figures.
 
-schemes.png    what position does to the score, for the schemes side by side (posenc.plot)
+encodings.png    what position does to the score, for the encodings side by side (posenc.plot)
 explorer.png   the explorer in a browser (posenc explore), where there is a Chromium
 """
 
@@ -19,9 +19,9 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 VIEW = "?view=compare&a=t5&b=alibi&c=rope&length=512"
 
 
-def schemes() -> Path:
+def encodings() -> Path:
     drawn = [panel for name in SHOWN for panel in panels.kernel(numbers.subject(name), 96)]
-    return canvas.save(canvas.figure(drawn, columns=3), FOLDER / "schemes.png")
+    return canvas.save(canvas.figure(drawn, columns=3), FOLDER / "encodings.png")
 
 
 def explorer() -> Path | None:
@@ -53,6 +53,6 @@ def explorer() -> Path | None:
 
 
 if __name__ == "__main__":
-    for path in (schemes(), explorer()):
+    for path in (encodings(), explorer()):
         if path is not None:
             print(path)

@@ -186,7 +186,9 @@ def _geometry(q, k, plan, causal, window, key_mask, documents, mask) -> _Geometr
 
     def distance(axis):
         if axis not in distances:
-            p_q, p_k = (_wide(p) for p in (plan.where.q_positions(device, axis), plan.where.k_positions(device, axis)))
+            p_q, p_k = (
+                _wide(p) for p in (plan.positions.q_positions(device, axis), plan.positions.k_positions(device, axis))
+            )
             distances[axis] = p_k[:, None, :] - p_q[:, :, None]
         return distances[axis]
 
@@ -317,7 +319,7 @@ class _Dense:
             rest = rest + both
         if "pair.weight" in leaves:
             pair = type(plan.pair)(leaves["pair.weight"])
-            rest = rest + pair(plan.where.q_positions(self.q.device), plan.where.k_positions(self.q.device))
+            rest = rest + pair(plan.positions.q_positions(self.q.device), plan.positions.k_positions(self.q.device))
         if "mask" in leaves:
             rest = rest + leaves["mask"]
         return {"products": products * scale, "tables": tables * scale, "biases": biases, "rest": rest}

@@ -23,13 +23,13 @@ SCHEMES = {
 
 def check(engine, name, which, layout, device="cpu"):
     """One of q, k, v (`which`) comes in this layout; raises UnsupportedPlan where the engine refuses."""
-    scheme = posenc.create(name, **SCHEMES[name]).to(device)
+    encoding = posenc.create(name, **SCHEMES[name]).to(device)
     given = [torch.randn(B, H, L, D).to(device) for _ in range(3)]
     like = LAYOUTS[layout](H)
     held = torch.randn(like.untyped_storage().nbytes() // 4).to(device)  # a copy to a device may not keep strides
     given[which] = held.as_strided(like.shape, like.stride(), like.storage_offset())
     leaves = [x.detach().requires_grad_() for x in given]
-    plan = scheme.plan(posenc.Where(L))
+    plan = encoding.plan(posenc.Positions(L))
     out = posenc.attend(*leaves, plan, causal=True, engine=engine)
     g = torch.full((), 0.7, device=device).expand(out.shape)  # a sum's gradient is one number with strides of zero
     expected, allowed = budget.expect(*given, plan, g, causal=True)

@@ -10,12 +10,12 @@ def at(positions, batch, slot):
     return int(positions[slot] if positions.dim() == 1 else positions[batch % positions.shape[0], slot])
 
 
-def rows_of(index, where, batch, i, j):
+def rows_of(index, positions, batch, i, j):
     """Table row of one pair, by scalars."""
     parts = index.parts if hasattr(index, "parts") else (index,)
     row = 0
     for part in parts:
-        q, k = where.q_positions(axis=part.axis), where.k_positions(axis=part.axis)
+        q, k = positions.q_positions(axis=part.axis), positions.k_positions(axis=part.axis)
         step = min(max(at(k, batch, j) - at(q, batch, i), part.lo), part.hi) - part.lo
         row = row * part.n + (step if part.rows is None else part.rows[step])
     return row
@@ -33,7 +33,9 @@ def attend(q, k, v, plan, allowed=None, added=None):
         scale = scale.double().expand(batch, heads, lq, 1)
     pair = None
     if plan.pair is not None:
-        pair = plan.pair(plan.where.q_positions(), plan.where.k_positions()).double().expand(batch, heads, lq, lk)
+        pair = (
+            plan.pair(plan.positions.q_positions(), plan.positions.k_positions()).double().expand(batch, heads, lq, lk)
+        )
 
     def of(table, h):
         return table[h if table.shape[0] > 1 else 0].double()
@@ -46,7 +48,7 @@ def attend(q, k, v, plan, allowed=None, added=None):
                     key, value = k[b, h // group, j], v[b, h // group, j].clone()
                     dots, rest = q[b, h, i] @ key, 0.0
                     for lookup in plan.lookups:
-                        row = rows_of(lookup.index, plan.where, b, i, j)
+                        row = rows_of(lookup.index, plan.positions, b, i, j)
                         if lookup.dot_query is not None:
                             state = q[b, h, i] if lookup.states is None else lookup.states[b, h, i].double()
                             if lookup.query_shift is not None:
@@ -59,7 +61,7 @@ def attend(q, k, v, plan, allowed=None, added=None):
                         if lookup.add_value is not None:
                             value = value + of(lookup.add_value, h)[row]
                     if plan.slopes is not None:
-                        r = at(plan.where.k_positions(), b, j) - at(plan.where.q_positions(), b, i)
+                        r = at(plan.positions.k_positions(), b, j) - at(plan.positions.q_positions(), b, i)
                         rest = rest - plan.slopes[h].double() * abs(r)
                     if plan.decay is not None:
                         rest = rest + plan.decay[0][b, h, i].double() - plan.decay[1][b, h, j].double()

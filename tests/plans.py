@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from posenc import Grid, Index, Lookup, Plan, Where, index
+from posenc import Grid, Index, Lookup, Plan, Positions, index
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale", "segments", "exact", "pair")
 
@@ -15,16 +15,16 @@ def tensors(batch=2, heads=4, kv_heads=2, lq=5, lk=7, size=8, v_size=None, dtype
     return make(heads, lq, size), make(kv_heads, lk, size), make(kv_heads, lk, v_size or size)
 
 
-def plan_of(slots, q, k, v, where=None, *, per_head=True, reach=(3, 2), dtype=None):
+def plan_of(slots, q, k, v, positions=None, *, per_head=True, reach=(3, 2), dtype=None):
     """A plan with these slots filled with random numbers; every float tensor requires grad."""
     batch, heads, lq, size = q.shape
     lk, v_size = k.shape[2], v.shape[3]
     device, dtype = q.device, dtype or (torch.float64 if q.dtype == torch.float64 else torch.float32)
     make = lambda *shape: torch.randn(*shape, dtype=dtype, device=device).requires_grad_()  # noqa: E731
-    where = where or Where(q=(lk - lq, lq), k=lk)
+    positions = positions or Positions(q=(lk - lq, lq), k=lk)
     if "segments" in slots:
         segments = torch.randint(0, 3, (batch, lk), device=device)
-        where = Where(where.q, where.k, more=[(segments[:, lk - lq :], segments)])
+        positions = Positions(positions.q, positions.k, more=[(segments[:, lk - lq :], segments)])
     h = heads if per_head else 1
     lookups = []
     if {"bias", "dot_query", "dot_key", "add_value", "states"} & set(slots):
@@ -42,14 +42,14 @@ def plan_of(slots, q, k, v, where=None, *, per_head=True, reach=(3, 2), dtype=No
         if "states" in slots:
             lookups.append(Lookup(index.clip(4, 1), dot_query=make(1, 6, 16), states=make(batch, heads, lq, 16)))
     if "exact" in slots:
-        spot = index.exact(where)
+        spot = index.exact(positions)
         lookups.append(Lookup(spot, bias=make(heads, spot.n), dot_query=make(heads, spot.n, size)))
     if "segments" in slots:
         spot = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
         lookups.append(Lookup(spot, bias=make(heads, 2), dot_query=make(heads, 2, size)))
     weight = make(heads) if "pair" in slots else None
     return Plan(
-        where,
+        positions,
         lookups=tuple(lookups),
         slopes=make(heads) if "slopes" in slots else None,
         decay=(make(batch, heads, lq), make(batch, heads, lk)) if "decay" in slots else None,
@@ -88,6 +88,6 @@ class Pair:
 def grid_plan(heads=2, dtype=torch.float64):
     """Swin's table over a 2 x 3 window."""
     rows, columns = torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
-    where = Where(torch.stack((rows.flatten(), columns.flatten()), -1)[None])
+    positions = Positions(torch.stack((rows.flatten(), columns.flatten()), -1)[None])
     grid = Grid((index.clip(1, 1, axis=0), index.clip(2, 2, axis=1)))
-    return Plan(where, lookups=(Lookup(grid, bias=torch.randn(heads, grid.n, dtype=dtype).requires_grad_()),))
+    return Plan(positions, lookups=(Lookup(grid, bias=torch.randn(heads, grid.n, dtype=dtype).requires_grad_()),))

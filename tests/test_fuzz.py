@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from posenc import dispatch
+from posenc import functional as dispatch
 from posenc.engines import reference
 from tests import budget
 from tests.fuzz import engines, layers

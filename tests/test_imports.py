@@ -30,7 +30,7 @@ def modules_after(*steps):
 def test_import_posenc_is_light_and_touching_a_name_brings_torch_and_nothing_heavier():
     light, torch, used = (
         {name.split(".")[0] for name in loaded}
-        for loaded in modules_after("import posenc", "import torch", "posenc.Attention(8, 2, position='t5')")
+        for loaded in modules_after("import posenc", "import torch", "posenc.Attention(8, 2, encoding='t5')")
     )
     assert not light & {"torch", *HEAVY}
     assert "torch" in torch and "posenc" in used
@@ -38,15 +38,22 @@ def test_import_posenc_is_light_and_touching_a_name_brings_torch_and_nothing_hea
 
 
 def test_what_both_sides_share_imports_neither_and_schemes_import_no_engine():
-    shared = ("plan", "where", "index", "rotation", "mask", "constants", "formulas", "errors", "scheme", "registry")
-    schemes = sorted(path.stem for path in (SOURCE / "schemes").glob("*.py") if path.stem != "__init__")
-    assert "bias" in schemes
+    shared = ("plan", "where", "index", "rotation", "mask", "constants", "formulas", "errors", "encoding", "registry")
+    encodings = sorted(path.stem for path in (SOURCE / "encodings").glob("*.py") if path.stem != "__init__")
+    assert "bias" in encodings
     first, then = modules_after(
         "; ".join(f"import posenc.{name}" for name in shared),
-        "; ".join(f"import posenc.schemes.{name}" for name in schemes),
+        "; ".join(f"import posenc.encodings.{name}" for name in encodings),
     )
-    assert not {m for m in first if m.startswith(("posenc.engines.", "posenc.schemes.", "posenc.dispatch"))}
-    forbidden = {"posenc.dispatch", "posenc.attention", "posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli"}
+    assert not {m for m in first if m.startswith(("posenc.engines.", "posenc.encodings.", "posenc.functional"))}
+    forbidden = {
+        "posenc.functional",
+        "posenc.nn.attention",
+        "posenc.hf",
+        "posenc.lab",
+        "posenc.explorer",
+        "posenc.cli.main",
+    }
     assert not {m for m in then if m.startswith("posenc.engines") or m in forbidden}
 
 
@@ -61,19 +68,21 @@ def test_engines_import_no_scheme(module):
     path = SOURCE.parent / module.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for name in imported(path, module, path.name == "__init__.py"):
-        assert not name.startswith(("posenc.schemes", "posenc.scheme", "posenc.registry", "posenc.attention")), name
-        assert not name.startswith(("posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli")), name
+        assert not name.startswith(
+            ("posenc.encodings", "posenc.core.encoding", "posenc.encodings.registry", "posenc.nn.attention")
+        ), name
+        assert not name.startswith(("posenc.hf", "posenc.lab", "posenc.explorer", "posenc.cli.main")), name
 
 
 def test_no_engine_names_a_scheme():
-    """N schemes + M engines: an engine that knows a scheme's name has begun to be N × M."""
-    from posenc.registry import CLASSES
+    """N encodings + M engines: an engine that knows an encoding's name has begun to be N × M."""
+    from posenc.encodings.registry import ENCODINGS_BY_CLASS
 
     for path in (SOURCE / "engines").rglob("*.py"):
         names = {
             node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
         }
-        assert not names & set(CLASSES), path
+        assert not names & set(ENCODINGS_BY_CLASS), path
 
 
 APPLICATIONS = ("hf", "lab", "explorer", "plot", "bench", "rope_diff")
@@ -97,7 +106,7 @@ def test_import_time_is_torch_s():
     plain, ours = [], []
     for _ in range(3):
         plain.append(fresh(clock.format("import torch")))
-        ours.append(fresh(clock.format("import posenc; posenc.Attention(8, 2, position='rope')")))
+        ours.append(fresh(clock.format("import posenc; posenc.Attention(8, 2, encoding='rope')")))
     assert min(ours) < 1.5 * min(plain), f"{min(ours):.2f} s against torch's {min(plain):.2f} s"
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc import Lookup, Plan, Where, attend, attend_lse, index, merge, scores
+from posenc import Lookup, Plan, Positions, attend, attend_lse, index, merge, scores
 from tests.plans import plan_of, tensors
 
 ENGINES = ("reference", "sdpa")
@@ -11,7 +11,7 @@ ENGINES = ("reference", "sdpa")
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_lse_is_of_the_scores(engine, monkeypatch):
-    from posenc.engines.sdpa import sizes
+    from posenc.engines.cpu import sizes
 
     monkeypatch.setattr(sizes, "FEWEST", 3)  # several blocks of queries
     monkeypatch.setattr(sizes, "SCORES", 1)
@@ -35,7 +35,7 @@ def test_parts_merge_into_the_whole(engine):
     mask[1] = False  # nothing to see anywhere
 
     def plan(begin, length):
-        return Plan(Where((14, 6), (begin, length)), lookups=(Lookup(index.clip(20, 20), bias=table),))
+        return Plan(Positions((14, 6), (begin, length)), lookups=(Lookup(index.clip(20, 20), bias=table),))
 
     whole = attend(q, k, v, plan(0, 20), key_mask=mask, engine=engine)
     parts = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.registry import CARDS
+from posenc.encodings.registry import ENCODINGS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def test_the_examples_run(text):
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
 def test_every_scheme_has_a_row(text):
-    for name, card in CARDS.items():
+    for name, card in ENCODINGS.items():
         assert f"| `{name}` | `{card.class_name}` |" in text
 
 
@@ -93,10 +93,10 @@ def test_links_and_paths_lead_somewhere(name):
 
 
 def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
-    from posenc import pictures, show, terminal
+    from posenc.cli.main import pictures, show, terminal
 
     monkeypatch.setattr(terminal, "width", lambda: 100)
-    drawn = pictures.draw("t5", pictures.Options(show.read_source(CARDS["t5"]).defaults))
+    drawn = pictures.draw("t5", pictures.Options(show.read_source(ENCODINGS["t5"]).defaults))
     block = next(block for block in blocks(ENGLISH, "") if "posenc show t5" in block)
     shown = [line.rstrip() for line in block.splitlines()[2:]]
     assert shown == drawn[: len(shown)]
@@ -104,6 +104,6 @@ def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "bench/results/README.md"])
 def test_the_speed_tables_are_those_of_the_published_run(name):
-    from bench import table
+    from posenc.bench import results_table as table
 
     assert table.rewritten(name) == (ROOT / name).read_text(encoding="utf-8"), "run: make bench-table"

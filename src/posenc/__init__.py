@@ -1,7 +1,7 @@
 """posenc: every positional encoding for attention, behind one interface.
 
-    scheme = posenc.create("t5", heads=8, causal=True)
-    attn = posenc.Attention(512, 8, position=scheme, causal=True)
+    encoding = posenc.create("t5", heads=8)
+    attn = posenc.Attention(512, 8, encoding=encoding, causal=True)
     y = attn(x)
 
 Names are loaded when they are first used, so that the command line starts without torch.
@@ -9,27 +9,31 @@ Names are loaded when they are first used, so that the command line starts witho
 
 from importlib import import_module as _import_module
 
-from .errors import OptionError, UnsupportedPlan
-from .registry import CLASSES as _CLASSES
-from .registry import card, create, names
+from .core.errors import OptionError, UnsupportedPlan
+from .encodings.registry import ENCODINGS_BY_CLASS as _CLASSES
+from .encodings.registry import create, info, list_encodings
 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "Where": "where", "Run": "where",
-    "Index": "index", "Grid": "index",
-    "Plan": "plan", "Lookup": "plan",
-    "Rotation": "rotation",
-    "Scheme": "scheme",
-    "ENGINES": "dispatch", "attend": "dispatch", "attend_lse": "dispatch", "merge": "merging", "engine_for": "dispatch", "scores": "dispatch",
-    "Attention": "attention",
-    "KVCache": "cache",
-    "AxialRoPE": "schemes.axes", "Sinusoidal2D": "schemes.axes",
-    "Randomized": "schemes.randomized",
+    "Positions": "core.positions", "Run": "core.positions",
+    "Index": "core.index", "Grid": "core.index",
+    "Plan": "core.plan", "Lookup": "core.plan",
+    "Mask": "core.mask",
+    "Rotation": "core.rotation",
+    "Encoding": "core.encoding",
+    "attend": "functional", "attend_lse": "functional", "engine_for": "functional", "scores": "functional", "ENGINES": "functional",
+    "merge": "merging",
+    "Attention": "nn.attention",
+    "KVCache": "nn.cache",
+    "Randomized": "encodings.randomized",
 }  # fmt: skip
-_MODULES = ("formulas", "index", "engines", "schemes", "scaling", "hf", "plot", "rotary")
+_MODULES = {
+    "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
+    "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
+}  # fmt: skip
 
-__all__ = ["OptionError", "UnsupportedPlan", "card", "create", "names", *_NAMES, *_CLASSES]
+__all__ = ["OptionError", "UnsupportedPlan", "create", "info", "list_encodings", *_NAMES, *_CLASSES]
 
 
 def __getattr__(name: str):
@@ -38,7 +42,7 @@ def __getattr__(name: str):
     elif name in _CLASSES:
         value = _CLASSES[name].load()
     elif name in _MODULES:
-        return _import_module(f"posenc.{name}")
+        return _import_module(f"posenc.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
     globals()[name] = value

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from posenc.posenc.bench.results_table import markdown
 
 from posenc.bench import cli, growth, report, run
-from posenc.bench.table import markdown
 
 
 def record(workload="t5", peer="posenc", length=512, kind="forward", **more):
@@ -76,7 +76,7 @@ def test_markdown():
 
 def test_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run, "CHECKED", 40)
-    arguments = ["--schemes", "t5", "--lengths", "24", "--peers", "posenc", "--repeats", "2", "--out", str(tmp_path)]
+    arguments = ["--encodings", "t5", "--lengths", "24", "--peers", "posenc", "--repeats", "2", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     assert cli.main([*arguments[:1], "alibi", *arguments[2:]]) == 0
     result = json.loads((tmp_path / "results.json").read_text())
@@ -91,7 +91,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--schemes", "t6"], "there are t5"),
+        (["--encodings", "t6"], "there are t5"),
         (["--peers", "nobody"], "there are plain"),
         (["--repeats", "1"], "--repeats at least 2"),
     ],
@@ -104,7 +104,7 @@ def test_mistakes_are_said(arguments, message, capsys):
 
 def test_help_needs_no_torch():
     code = (
-        "import sys\nfrom posenc.cli import main\n"
+        "import sys\nfrom posenc.cli.main import main\n"
         "try: main(['bench', '--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

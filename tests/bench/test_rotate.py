@@ -1,8 +1,8 @@
-"""bench.rotate: a wrong rotation is not timed, the rest is measured and written down."""
+"""posenc.bench.rotate: a wrong rotation is not timed, the rest is measured and written down."""
 
 import json
 
-from bench import rotate as bench
+from posenc.bench import rotate as bench
 
 
 def tiny(device):

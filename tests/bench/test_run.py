@@ -16,7 +16,7 @@ class Wrong(peers.Ours):
 
 
 class WrongTable(peers.Ours):
-    """Right in all but the gradient of what the scheme learns."""
+    """Right in all but the gradient of what the encoding learns."""
 
     name = "wrong table"
 
@@ -26,7 +26,7 @@ class WrongTable(peers.Ours):
             (lookup,) = plan.lookups
             bias = lookup.bias.detach() + 0.5 * (lookup.bias - lookup.bias.detach())
             changed = type(lookup)(lookup.index, bias=bias)
-            return peers.attend(q, k, v, type(plan)(plan.where, lookups=(changed,), scale=plan.scale))
+            return peers.attend(q, k, v, type(plan)(plan.positions, lookups=(changed,), scale=plan.scale))
 
         return attention
 
@@ -153,7 +153,7 @@ def test_contenders_are_right(name, monkeypatch):
             assert not bad, peer.name
             right += [peer.name] * (not state.notes)
     assert right[:2] == ["plain", "posenc"]
-    if workload.scheme in peers.BIASES:
+    if workload.encoding in peers.BIASES:
         assert "dense bias" in right
 
 

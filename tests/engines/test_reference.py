@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import Plan, Where
+from posenc import Plan, Positions
 from tests import budget, naive
 from tests.plans import SLOTS, grid_plan, plan_of, tensors
 
@@ -31,8 +31,8 @@ def test_slots_add_up(pair):
 def test_everything_at_once_with_shared_tables_and_explicit_positions():
     q, k, v = tensors(v_size=6)
     k_positions = torch.randint(0, 50, (2, 7))
-    where = Where(k_positions[:, 2:], k_positions)
-    check(q, k, v, plan_of(tuple(s for s in SLOTS if s != "exact"), q, k, v, where, per_head=False))
+    positions = Positions(k_positions[:, 2:], k_positions)
+    check(q, k, v, plan_of(tuple(s for s in SLOTS if s != "exact"), q, k, v, positions, per_head=False))
 
 
 def test_grid():
@@ -101,7 +101,7 @@ def test_low_precision_is_computed_in_float32():
 @pytest.mark.parametrize("lq, lk", [(0, 3), (3, 0), (0, 0)])
 def test_empty(lq, lk):
     q, k, v = tensors(lq=lq, lk=lk)
-    out = posenc.attend(q, k, v, Plan(Where(lq, lk)), engine="reference")
+    out = posenc.attend(q, k, v, Plan(Positions(lq, lk)), engine="reference")
     assert out.shape == (2, 4, lq, 8)
     assert out.abs().sum() == 0
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import posenc
-from posenc.dispatch import attend
-from posenc.engines import axes
-from posenc.engines.sdpa import rows, sizes
-from posenc.index import Grid, clip, deberta_buckets, exact, log_buckets
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import Grid, clip, deberta_buckets, exact, log_buckets
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.engines import further_axes as axes
+from posenc.engines.cpu import rows, sizes
+from posenc.functional import attend
 
 B, H, D = 2, 4, 8
 
@@ -28,25 +28,25 @@ def tensors(q_length, k_length, *, kv_heads=H, v_size=D, dtype=torch.float64):
     )
 
 
-def plans(where, dtype=torch.float64, v_size=D):
+def plans(positions, dtype=torch.float64, v_size=D):
     """One plan for each shape of problem; every tensor is a leaf."""
-    span = exact(where)
-    length = where.q_length
+    span = exact(positions)
+    length = positions.q_length
     return {
-        "none": Plan(where),
-        "bias": Plan(where, lookups=(Lookup(log_buckets(8, 20, causal=False), bias=leaf(H, 8, dtype=dtype)),)),
-        "shared bias": Plan(where, lookups=(Lookup(clip(3, 2), bias=leaf(1, 6, dtype=dtype)),), scale=1.0),
-        "slopes": Plan(where, slopes=leaf(H, dtype=dtype)),
-        "keys": Plan(where, lookups=(Lookup(clip(5, 3), dot_query=leaf(1, 9, D, dtype=dtype)),)),
+        "none": Plan(positions),
+        "bias": Plan(positions, lookups=(Lookup(log_buckets(8, 20, causal=False), bias=leaf(H, 8, dtype=dtype)),)),
+        "shared bias": Plan(positions, lookups=(Lookup(clip(3, 2), bias=leaf(1, 6, dtype=dtype)),), scale=1.0),
+        "slopes": Plan(positions, slopes=leaf(H, dtype=dtype)),
+        "keys": Plan(positions, lookups=(Lookup(clip(5, 3), dot_query=leaf(1, 9, D, dtype=dtype)),)),
         "keys and values": Plan(
-            where,
+            positions,
             lookups=(
                 Lookup(clip(4, 6), dot_query=leaf(1, 11, D, dtype=dtype), add_value=leaf(H, 11, v_size, dtype=dtype)),
             ),
         ),
-        "values": Plan(where, lookups=(Lookup(clip(3, 3), add_value=leaf(1, 7, v_size, dtype=dtype)),)),
+        "values": Plan(positions, lookups=(Lookup(clip(3, 3), add_value=leaf(1, 7, v_size, dtype=dtype)),)),
         "disentangled": Plan(
-            where,
+            positions,
             lookups=(
                 Lookup(
                     deberta_buckets(8, 16),
@@ -57,7 +57,7 @@ def plans(where, dtype=torch.float64, v_size=D):
             scale=0.2,
         ),
         "two indices": Plan(
-            where,
+            positions,
             lookups=(
                 Lookup(clip(2, 7), dot_query=leaf(1, 10, D, dtype=dtype), bias=leaf(H, 10, dtype=dtype)),
                 Lookup(clip(6, 1), dot_key=leaf(1, 8, D, dtype=dtype), add_value=leaf(1, 8, v_size, dtype=dtype)),
@@ -65,18 +65,18 @@ def plans(where, dtype=torch.float64, v_size=D):
             slopes=leaf(H, dtype=dtype),
         ),
         "exact": Plan(
-            where,
+            positions,
             lookups=(Lookup(span, dot_query=leaf(H, span.n, D, dtype=dtype), bias=leaf(H, span.n, dtype=dtype)),),
         ),
         "states": Plan(
-            where,
+            positions,
             lookups=(
                 Lookup(clip(9, 1), dot_query=leaf(1, 11, 3, dtype=dtype), states=leaf(B, H, length, 3, dtype=dtype)),
             ),
             scale=0.7,
         ),
-        "decay": Plan(where, decay=(leaf(B, H, length, dtype=dtype), leaf(B, H, where.k_length, dtype=dtype))),
-        "scale": Plan(where, scale=leaf(H, 1, dtype=dtype), slopes=leaf(H, dtype=dtype)),
+        "decay": Plan(positions, decay=(leaf(B, H, length, dtype=dtype), leaf(B, H, positions.k_length, dtype=dtype))),
+        "scale": Plan(positions, scale=leaf(H, 1, dtype=dtype), slopes=leaf(H, dtype=dtype)),
     }
 
 
@@ -89,12 +89,12 @@ def small(monkeypatch, pairs=0):
         monkeypatch.setattr(sizes, name, value)
 
 
-NAMES = list(plans(Where(4)))
+NAMES = list(plans(Positions(4)))
 LENGTHS = [(1, 1), (7, 7), (63, 63), (129, 129), (1, 40), (5, 40), (40, 7)]
 
 
 def places(q_length, k_length):
-    return Where(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
+    return Positions(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
 
 
 def compare(q, k, v, plan, *, extra=(), among=None, tolerance=1e-9, **options):
@@ -169,15 +169,15 @@ STACKS = {3_000: [1] * 6, 6_000: [1] * 3, 8_000: [2, 1], 10_000: [3]}
 @pytest.mark.parametrize("name", ["keys", "keys and values", "disentangled", "two indices", "exact"])
 @pytest.mark.parametrize("memory", STACKS)
 def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
-    from posenc.engines.sdpa.slab import slabs
-    from posenc.engines.sdpa.terms import Terms
+    from posenc.engines.cpu.slab import slabs
+    from posenc.engines.cpu.terms import Terms
 
     q, k, v = (leaf(3, heads, 40, D) for heads in (H, 2, 2))
     cut = slabs(q, k, Terms(*[None] * 8), memory=memory, rows=14, width=40, stacked=True)
     assert [slab.rows.stop - slab.rows.start for slab in cut] == STACKS[memory]
     for size, value in dict(LOW=16, MANY=1, BACKWARD=memory).items():
         monkeypatch.setattr(sizes, size, value)
-    compare(q, k, v, plans(Where(40))[name], window=(30, 6))
+    compare(q, k, v, plans(Positions(40))[name], window=(30, 6))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -224,7 +224,7 @@ def test_tables_without_gradients(name, options, monkeypatch):
 
 def test_a_query_with_nothing_to_see_gives_zeros():
     q, k, v = tensors(6, 6)
-    plan = plans(Where(6))["keys and values"]
+    plan = plans(Positions(6))["keys and values"]
     seen = torch.zeros(B, 6, dtype=torch.bool)
     seen[0, 4:] = True
     out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="sdpa")
@@ -243,7 +243,7 @@ def test_empty(lengths):
 def test_explicit_positions(monkeypatch):
     small(monkeypatch)
     shuffled = torch.stack([torch.randperm(50), torch.randperm(50) * 3])
-    for name, plan in plans(Where(shuffled[:, :37], shuffled)).items():
+    for name, plan in plans(Positions(shuffled[:, :37], shuffled)).items():
         del name
         compare(*tensors(37, 50), plan)
 
@@ -252,17 +252,17 @@ def test_explicit_positions(monkeypatch):
 def test_positions_that_are_runs_are_found(shape, monkeypatch):
     """Explicit positions that follow one by one take the way of runs, with the same results."""
     steps, shift = torch.arange(40), torch.tensor([3, 70])
-    where = {
-        "same": Where(steps + 5),
-        "rows": Where(steps + shift[:, None]),
-        "tail": Where((steps + shift[:, None])[:, 30:], steps + shift[:, None]),
-        "starts": Where((shift + 30, 10), (shift, 40)),
-        "bytes": Where(steps.to(torch.uint8), (0, 40)),
+    positions = {
+        "same": Positions(steps + 5),
+        "rows": Positions(steps + shift[:, None]),
+        "tail": Positions((steps + shift[:, None])[:, 30:], steps + shift[:, None]),
+        "starts": Positions((shift + 30, 10), (shift, 40)),
+        "bytes": Positions(steps.to(torch.uint8), (0, 40)),
     }[shape]
     monkeypatch.setattr(rows, "run", lambda *_: pytest.fail("not found"))
     for name in ("bias", "slopes", "keys and values", "disentangled", "exact"):
-        compare(*tensors(where.q_length, 40), plans(where)[name], causal=True)
-        compare(*tensors(where.q_length, 40), plans(where)[name])
+        compare(*tensors(positions.q_length, 40), plans(positions)[name], causal=True)
+        compare(*tensors(positions.q_length, 40), plans(positions)[name])
 
 
 def test_positions_that_are_no_runs(monkeypatch):
@@ -271,17 +271,22 @@ def test_positions_that_are_no_runs(monkeypatch):
     taken, real = [], rows.run
     monkeypatch.setattr(rows, "run", lambda *given: taken.append(1) or real(*given))
     jump = torch.cat((steps[:39], steps[39:] + 1))
-    wheres = [Where(jump), Where(steps.flip(0)), Where(steps + shift, (0, 40)), Where((shift[:, 0], 40), (0, 40))]
-    for where in wheres:
-        compare(*tensors(40, 40), plans(where)["bias"])
+    wheres = [
+        Positions(jump),
+        Positions(steps.flip(0)),
+        Positions(steps + shift, (0, 40)),
+        Positions((shift[:, 0], 40), (0, 40)),
+    ]
+    for positions in wheres:
+        compare(*tensors(40, 40), plans(positions)["bias"])
     assert len(taken) == len(wheres)
 
 
 def test_starts_of_rows():
     start = torch.tensor([3, 11])
-    for plan in plans(Where((start, 20), (start, 20))).values():
+    for plan in plans(Positions((start, 20), (start, 20))).values():
         compare(*tensors(20, 20), plan, causal=True)
-    for plan in plans(Where((start, 20), 20)).values():
+    for plan in plans(Positions((start, 20), 20)).values():
         compare(*tensors(20, 20), plan)
 
 
@@ -290,7 +295,7 @@ def test_documents_and_masks(monkeypatch):
     ids = torch.arange(45).div(10, rounding_mode="floor").repeat(B, 1)
     ids[1] += ids[1] % 2
     added = leaf(H, 45, 45)
-    for plan in plans(Where(45)).values():
+    for plan in plans(Positions(45)).values():
         compare(*tensors(45, 45), plan, documents=ids, causal=True)
         compare(*tensors(45, 45), plan, mask=added, extra=[added])
         compare(*tensors(45, 45), plan, mask=torch.rand(B, 1, 45, 45) > 0.3)
@@ -303,22 +308,22 @@ def test_pair_and_what_it_closes_over(monkeypatch):
     def pair(p_q, p_k):
         return (weight * torch.log1p((p_k[..., None, :] - p_q[..., :, None]).abs().double()))[None]
 
-    compare(*tensors(45, 45), Plan(Where(45), pair=pair), extra=[weight])
+    compare(*tensors(45, 45), Plan(Positions(45), pair=pair), extra=[weight])
 
 
 def test_grid_and_second_axis(monkeypatch):
     small(monkeypatch)
     row, column = torch.arange(42) // 6, torch.arange(42) % 6
     grid = Grid((clip(6, 6), clip(5, 5, axis=1)))
-    where = Where(torch.stack([row, column], -1)[None])
-    compare(*tensors(42, 42), Plan(where, lookups=(Lookup(grid, bias=leaf(H, grid.n)),)))
+    positions = Positions(torch.stack([row, column], -1)[None])
+    compare(*tensors(42, 42), Plan(positions, lookups=(Lookup(grid, bias=leaf(H, grid.n)),)))
     segments = (torch.arange(42) > 20).long()
-    where = Where(42, 42, more=[(segments, segments)])
+    positions = Positions(42, 42, more=[(segments, segments)])
     lookups = (
         Lookup(clip(5, 5), dot_query=leaf(H, 11, D)),
         Lookup(clip(1, 1, axis=1), dot_query=leaf(H, 3, D), bias=leaf(H, 3)),
     )
-    compare(*tensors(42, 42), Plan(where, lookups=lookups))
+    compare(*tensors(42, 42), Plan(positions, lookups=lookups))
 
 
 @pytest.mark.parametrize("heads", [1, H])
@@ -327,7 +332,7 @@ def test_few_places_on_a_further_axis_are_channels(monkeypatch, heads):
     calls, widen = [], axes.widen
     monkeypatch.setattr(axes, "widen", lambda *arguments: calls.append(1) or widen(*arguments))
     segments = torch.randint(0, 3, (B, 230))
-    where = Where((30, 200), 230, more=[(segments[:, 30:], segments)])
+    positions = Positions((30, 200), 230, more=[(segments[:, 30:], segments)])
     lookups = (
         Lookup(clip(5, 5), dot_query=leaf(H, 11, D), dot_key=leaf(1, 11, D), add_value=leaf(1, 11, D)),
         Lookup(
@@ -335,10 +340,10 @@ def test_few_places_on_a_further_axis_are_channels(monkeypatch, heads):
             add_value=leaf(heads, 3, D),
         ),
     )  # fmt: skip
-    compare(*tensors(200, 230), Plan(where, lookups=lookups), causal=True)
+    compare(*tensors(200, 230), Plan(positions, lookups=lookups), causal=True)
     assert len(calls) >= 1
     calls.clear()
-    compare(*tensors(200, 230), Plan(where, lookups=lookups[:1]))
+    compare(*tensors(200, 230), Plan(positions, lookups=lookups[:1]))
     assert not calls
 
 
@@ -347,7 +352,7 @@ def test_dropout(monkeypatch):
     small(monkeypatch)
     q, k, v = tensors(200, 200)
     v = torch.ones_like(v).requires_grad_()
-    out = attend(q, k, v, plans(Where(200))["bias"], window=0, dropout=0.25, engine="sdpa")
+    out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="sdpa")
     kept = out[..., 0] != 0
     torch.testing.assert_close(out, kept[..., None] * torch.full_like(out, 4 / 3))
     assert 0.7 < kept.double().mean() < 0.8
@@ -357,24 +362,24 @@ def test_dropout(monkeypatch):
 
 def test_a_plan_without_terms_is_pytorchs_own_attention():
     q, k, v = tensors(30, 30, kv_heads=2)
-    ours = attend(q, k, v, Plan(Where(30), scale=0.3), causal=True, engine="sdpa")
+    ours = attend(q, k, v, Plan(Positions(30), scale=0.3), causal=True, engine="sdpa")
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
     assert torch.equal(ours, theirs)
 
 
 def test_refuses_other_devices_in_words():
     q = torch.empty(1, H, 8, D, device="meta")
-    plan = Plan(Where(8), lookups=(Lookup(clip(3, 3), bias=torch.empty(H, 7, device="meta")),))
+    plan = Plan(Positions(8), lookups=(Lookup(clip(3, 3), bias=torch.empty(H, 7, device="meta")),))
     with pytest.raises(NotImplementedError, match="on meta it runs plans without terms"):
         attend(q, q, q, plan, engine="sdpa")
-    assert attend(q, q, q, Plan(Where(8)), causal=True, engine="sdpa").shape == q.shape
+    assert attend(q, q, q, Plan(Positions(8)), causal=True, engine="sdpa").shape == q.shape
 
 
 @pytest.mark.parametrize("name", ["none", "bias", "keys"])
 def test_nan_queries_are_not_turned_into_zeros(name):
     q, k, v = (x.detach() for x in tensors(9, 9))
     q[0, 1, 4, 2] = float("nan")
-    out = attend(q, k, v, plans(Where(9))[name], engine="sdpa")
+    out = attend(q, k, v, plans(Positions(9))[name], engine="sdpa")
     assert out[0, 1, 4].isnan().all()
     assert out.isnan().sum() == D
 
@@ -383,7 +388,7 @@ def test_nan_queries_are_not_turned_into_zeros(name):
 @pytest.mark.parametrize("train", [False, True])
 def test_any_memory_layout(name, train):
     """Kernels read rows of numbers that lie side by side; q, k, v and the output's gradient may come otherwise."""
-    plan = plans(Where(9))[name]
+    plan = plans(Positions(9))[name]
     for _, tensor in plan.tensors():
         tensor.requires_grad_(train)
     q, k, v = (leaf(B, H, D, 9) for _ in range(3))
@@ -397,14 +402,14 @@ def test_any_memory_layout(name, train):
 
 
 def test_short_sequences_take_the_way_that_was_faster_for_them():
-    from posenc.engines.sdpa import short
-    from posenc.engines.sdpa.terms import terms_of
-    from posenc.mask import Mask
+    from posenc.core.mask import Mask
+    from posenc.engines.cpu import short
+    from posenc.engines.cpu.terms import terms_of
 
     def taken(batch, length, size=32, values=False):
-        scheme = posenc.create("shaw", heads=4, head_dim=size, k=16, values=values)
+        encoding = posenc.create("shaw", heads=4, head_dim=size, k=16, values=values)
         q = torch.randn(batch, 4, length, size)
-        return short.applies(q, *terms_of(q, scheme.plan(Where(length)), Mask()))
+        return short.applies(q, *terms_of(q, encoding.plan(Positions(length)), Mask()))
 
     assert taken(32, 64) and taken(1, 512, values=True)
     assert not taken(1, 64) and not taken(32, 512) and not taken(1, 513, values=True)

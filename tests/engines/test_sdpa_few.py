@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from posenc.dispatch import attend
-from posenc.engines.sdpa import few, sizes
-from posenc.index import clip, deberta_buckets, log_buckets
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import clip, deberta_buckets, log_buckets
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.engines.cpu import few, sizes
+from posenc.functional import attend
 from tests import budget, seeds
 
 H, D = 4, 8
@@ -22,24 +22,26 @@ def tensors(rows, keys, kv_heads=H, dtype=torch.float64, batch=2):
     return tuple(draw(batch, heads, n, D, dtype=dtype) for heads, n in ((H, rows), (kv_heads, keys), (kv_heads, keys)))
 
 
-def plans(where, dtype=torch.float64, size=1.0):
+def plans(positions, dtype=torch.float64, size=1.0):
     def make(*shape):
         return (draw(*shape) * size).to(dtype)
 
     both = Lookup(deberta_buckets(8, 16), dot_query=make(H, 16, D), dot_key=make(H, 16, D))
     shared = Lookup(clip(6, 1), dot_key=make(1, 8, D), bias=make(1, 8))
-    states = Lookup(clip(9, 1), dot_query=make(1, 11, 3), states=make(2, H, where.q_length, 3))
-    decay = (make(2, H, where.q_length), make(2, H, where.k_length))
+    states = Lookup(clip(9, 1), dot_query=make(1, 11, 3), states=make(2, H, positions.q_length, 3))
+    decay = (make(2, H, positions.q_length), make(2, H, positions.k_length))
     return {
-        "limits alone": Plan(where),
-        "bias": Plan(where, lookups=(Lookup(BUCKETS, bias=make(H, 8)),), scale=1.0),
+        "limits alone": Plan(positions),
+        "bias": Plan(positions, lookups=(Lookup(BUCKETS, bias=make(H, 8)),), scale=1.0),
         "two biases and slopes": Plan(
-            where, lookups=(Lookup(BUCKETS, bias=make(H, 8)), Lookup(clip(3, 2), bias=make(1, 6))), slopes=make(H).abs()
+            positions,
+            lookups=(Lookup(BUCKETS, bias=make(H, 8)), Lookup(clip(3, 2), bias=make(1, 6))),
+            slopes=make(H).abs(),
         ),
-        "both sides": Plan(where, lookups=(both,), scale=0.2),
-        "shared keys": Plan(where, lookups=(shared,)),
-        "states": Plan(where, lookups=(states,), scale=0.7),
-        "decay": Plan(where, decay=decay, slopes=make(H).abs()),
+        "both sides": Plan(positions, lookups=(both,), scale=0.2),
+        "shared keys": Plan(positions, lookups=(shared,)),
+        "states": Plan(positions, lookups=(states,), scale=0.7),
+        "decay": Plan(positions, decay=decay, slopes=make(H).abs()),
     }
 
 
@@ -60,7 +62,7 @@ def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken):
     if padded:
         key_mask = torch.ones(2, keys, dtype=torch.bool)
         key_mask[0, keys // 3 : keys // 2 + 1] = False
-    given = plans(Where((keys - rows, rows), keys))
+    given = plans(Positions((keys - rows, rows), keys))
     for name, plan in given.items():
         q, k, v = tensors(rows, keys, kv_heads)
         ours, theirs = (
@@ -80,7 +82,7 @@ def test_steps_past_powers_of_two_and_far_places(taken):
     q, k, v = tensors(1, 140)
     for start in (0, 1_000_000_007):
         for keys in (1, 2, 3, 31, 32, 33, 127, 128, 129, 64):
-            plan = Plan(Where((start + keys - 1, 1), (start, keys)), lookups=(Lookup(BUCKETS, bias=table),))
+            plan = Plan(Positions((start + keys - 1, 1), (start, keys)), lookups=(Lookup(BUCKETS, bias=table),))
             ours, theirs = (
                 attend(q, k[:, :, :keys], v[:, :, :keys], plan, causal=True, engine=engine)
                 for engine in ("sdpa", "reference")
@@ -97,17 +99,17 @@ def test_blocks_are_copied_to_the_right_places(size, index, monkeypatch, taken):
     lookups = (Lookup(index, bias=draw(H, index.n)), Lookup(index, dot_query=draw(1, index.n, D)))
     q, k, v = tensors(1, 37)
     for place in (-300, -16, -1, 0, 5, 17, 36, 40, 1_000_003):
-        plan = Plan(Where((place, 1), 37), lookups=lookups)
+        plan = Plan(Positions((place, 1), 37), lookups=lookups)
         ours, theirs = (attend(q, k, v, plan, engine=engine) for engine in ("sdpa", "reference"))
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
     assert len(taken) == 9
 
 
 def test_several_queries_give_the_same_bits_as_in_training():
-    where = Where((31, 9), 40)
+    positions = Positions((31, 9), 40)
     real = torch.ones(2, 40, dtype=torch.bool)
     real[0, 25:] = False
-    for name, plan in plans(where).items():
+    for name, plan in plans(positions).items():
         for key_mask in (None, real):
             q, k, v = tensors(9, 40)
             alone = attend(q, k, v, plan, causal=True, key_mask=key_mask, engine="sdpa")
@@ -117,21 +119,25 @@ def test_several_queries_give_the_same_bits_as_in_training():
 
 def test_longer_than_what_is_kept(monkeypatch):
     monkeypatch.setattr(sizes, "KEPT", 16)
-    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),), slopes=draw(H))
+    plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),), slopes=draw(H))
     ours, theirs = (attend(*tensors_of(plan), plan, causal=True, engine=engine) for engine in ("sdpa", "reference"))
     torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
 def tensors_of(plan):
     generator = seeds.generator(3)
-    shapes = ((2, H, plan.where.q_length, D), (2, H, plan.where.k_length, D), (2, H, plan.where.k_length, D))
+    shapes = (
+        (2, H, plan.positions.q_length, D),
+        (2, H, plan.positions.k_length, D),
+        (2, H, plan.positions.k_length, D),
+    )
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
 def test_a_changed_table_is_seen(taken):
     """Nothing learned is kept between calls, also where a change leaves no trace."""
     table = draw(H, 8).requires_grad_()
-    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=table),))
+    plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=table),))
     given = tensors_of(plan)
     with torch.no_grad():
         before = attend(*given, plan, causal=True, engine="sdpa")
@@ -144,9 +150,9 @@ def test_a_changed_table_is_seen(taken):
 
 def test_gradients_go_the_general_way(taken):
     """One query, and every gradient as the reference has it."""
-    where = Where((39, 1), 40)
+    positions = Positions((39, 1), 40)
     for name in ("bias", "two biases and slopes", "both sides", "states", "decay"):
-        plan = plans(where)[name]
+        plan = plans(positions)[name]
         leaves = [*tensors(1, 40), *(tensor for _, tensor in plan.tensors())]
         for leaf in leaves:
             leaf.requires_grad_()
@@ -165,9 +171,9 @@ def test_gradients_go_the_general_way(taken):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["bias", "two biases and slopes", "both sides", "states"])
 def test_every_number_is_within_its_budget(name, dtype, taken):
-    where = Where((199, 1), 200)
+    positions = Positions((199, 1), 200)
     q, k, v = tensors(1, 200, dtype=dtype)
-    plan = plans(where, dtype, size=0.3)[name]
+    plan = plans(positions, dtype, size=0.3)[name]
     expected, allowed = budget.expect(q, k, v, plan, causal=True)
     out = attend(q, k, v, plan, causal=True, engine="sdpa")
     budget.assert_within(out, expected["out"], allowed["out"], "out")
@@ -176,7 +182,7 @@ def test_every_number_is_within_its_budget(name, dtype, taken):
 
 def test_positions_leave_the_cached_rows_usable_in_inference_mode_and_out():
     few._blocks.cache_clear()
-    plan = Plan(Where((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),))
+    plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),))
     given = tensors_of(plan)
     with torch.inference_mode():
         first = attend(*given, plan, causal=True, engine="sdpa")

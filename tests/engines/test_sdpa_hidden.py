@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from posenc.dispatch import attend
-from posenc.engines.sdpa import sizes
-from posenc.index import clip
-from posenc.mask import make_mask
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import clip
+from posenc.core.mask import make_mask
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.engines.cpu import sizes
+from posenc.functional import attend
 
 B, H, D = 2, 2, 4
 NAN, INF = float("nan"), float("inf")
@@ -19,25 +19,27 @@ def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def make(name, where):
+def make(name, positions):
     lookup = {
         "bias": dict(bias=draw(H, 8)),
         "keys and values": dict(dot_query=draw(1, 8, D), add_value=draw(1, 8, D)),
         "both sides": dict(dot_query=draw(H, 8, D), dot_key=draw(H, 8, D)),
     }
     if name in lookup:
-        return Plan(where, lookups=(Lookup(clip(4, 3), **lookup[name]),))
-    decay = (draw(B, H, where.q_length), draw(B, H, where.k_length)) if name == "decay" else None
-    return Plan(where, decay=decay)
+        return Plan(positions, lookups=(Lookup(clip(4, 3), **lookup[name]),))
+    decay = (draw(B, H, positions.q_length), draw(B, H, positions.k_length)) if name == "decay" else None
+    return Plan(positions, decay=decay)
 
 
 def compare(plan, engine, train, of, fault, at, **options):
     """The output with a fault in one key or value, row by row: that without it, or NaN where the key is visible."""
-    where = plan.where
-    q, k, v = (draw(B, H, length, D) for length in (where.q_length, where.k_length, where.k_length))
+    positions = plan.positions
+    q, k, v = (draw(B, H, length, D) for length in (positions.q_length, positions.k_length, positions.k_length))
     hidden = {"window": None, "key_mask": None, "causal": False, **options}
-    allowed = make_mask(q, k, documents=None, mask=None, **hidden).allowed(where.q_length, where.k_length, q.device)
-    sees = allowed.expand(B, 1, where.q_length, where.k_length)[0, 0, :, at]
+    allowed = make_mask(q, k, documents=None, mask=None, **hidden).allowed(
+        positions.q_length, positions.k_length, q.device
+    )
+    sees = allowed.expand(B, 1, positions.q_length, positions.k_length)[0, 0, :, at]
     clean = attend(q, k, v, plan, engine="reference", **options)
     (k if of == "key" else v)[0, 1, at] = fault
     out = attend(q.requires_grad_(train), k, v, plan, engine=engine, **options).detach()
@@ -64,9 +66,9 @@ def tiles(request, monkeypatch):
 @pytest.mark.parametrize("of", ["key", "value"])
 def test_outside_the_limits(name, fault, of, tiles):
     for q_length, options in ((29, {"causal": True}), (33, {"window": (6, 2)})):
-        where = Where((33 - q_length, q_length), 33)
+        positions = Positions((33 - q_length, q_length), 33)
         for train in (False, True):
-            sees = compare(make(name, where), "sdpa", train, of, fault, 30 - 3 * train, **options)
+            sees = compare(make(name, positions), "sdpa", train, of, fault, 30 - 3 * train, **options)
             assert sees.any() and not sees.all()
 
 
@@ -77,7 +79,7 @@ def test_padding(name, of, tiles):
     real[0, 12] = False
     for options in ({}, {"causal": True}):
         for train in (False, True):
-            compare(make(name, Where(33)), "sdpa", train, of, NAN, 12, key_mask=real, **options)
+            compare(make(name, Positions(33)), "sdpa", train, of, NAN, 12, key_mask=real, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,19 +88,19 @@ def test_padding(name, of, tiles):
 def test_decoding(name, of, rows):
     real = torch.ones(B, 33, dtype=torch.bool)
     real[0, 12] = False
-    where = Where((33 - rows, rows), 33)
-    compare(make(name, where), "sdpa", False, of, NAN, 12, key_mask=real, causal=True)
-    compare(make(name, where), "sdpa", False, of, NAN, 31, causal=True)
+    positions = Positions((33 - rows, rows), 33)
+    compare(make(name, positions), "sdpa", False, of, NAN, 12, key_mask=real, causal=True)
+    compare(make(name, positions), "sdpa", False, of, NAN, 31, causal=True)
 
 
 @pytest.mark.parametrize("engine", ["reference", "sdpa"])
 @pytest.mark.parametrize("fault", [NAN, INF, -INF])
 def test_the_formula_itself(engine, fault):
-    plan = Plan(Where(torch.randperm(9)), lookups=(Lookup(clip(4, 3), bias=draw(H, 8)),))
+    plan = Plan(Positions(torch.randperm(9)), lookups=(Lookup(clip(4, 3), bias=draw(H, 8)),))
     for of in ("key", "value"):
         compare(plan, engine, False, of, fault, 5, causal=True)
 
 
 def test_pytorchs_own_attention_keeps_future_keys_to_themselves():
     """Plans without terms are PyTorch's call as it is; a NaN in a future value reaches rows of its kernel's block there."""
-    compare(Plan(Where(33)), "sdpa", False, "key", NAN, 30, causal=True)
+    compare(Plan(Positions(33)), "sdpa", False, "key", NAN, 30, causal=True)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import posenc
-from posenc.dispatch import attend
-from posenc.engines.sdpa import sizes
-from posenc.engines.sdpa.forward import Tiles
-from posenc.index import clip
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import clip
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.engines.cpu import sizes
+from posenc.engines.cpu.forward import Tiles
+from posenc.functional import attend
 
 B, H, D = 1, 2, 16
 EPS = torch.finfo(torch.float32).eps
@@ -46,7 +46,7 @@ def test_only_the_difference_of_decays_counts(options, table, rows, monkeypatch)
         found = []
         for start in (0.0, -4096.0):
             decay = (c[..., -rows:] + start, c + start)
-            plan = Plan(Where((61 - rows, rows), 61), lookups=lookups, decay=decay)
+            plan = Plan(Positions((61 - rows, rows), 61), lookups=lookups, decay=decay)
             for x in (q, k, v, *decay) if train else ():
                 x.requires_grad_()
             found.append(results(q, k, v, plan, **options))
@@ -62,12 +62,12 @@ def test_error_of_decay_is_that_of_its_difference(length, strength):
     given = [torch.randn(B, H, length, D) for _ in range(3)] + [c]
     weight = torch.linspace(-1, 1, B * H * length * D).view(B, H, length, D)
     ours = [x.clone().requires_grad_() for x in given]
-    plan = Plan(Where(length), decay=(c.clone(), ours[3]))
+    plan = Plan(Positions(length), decay=(c.clone(), ours[3]))
     out = attend(*ours[:3], plan, causal=True, engine="sdpa")
     found = [out, *torch.autograd.grad((out * weight).sum(), ours)]
 
     q, k, v, c = true = [x.double().requires_grad_() for x in given]
-    out = attend(q, k, v, Plan(Where(length), decay=(c.detach(), c)), causal=True, engine="reference")
+    out = attend(q, k, v, Plan(Positions(length), decay=(c.detach(), c)), causal=True, engine="reference")
     truth = [out, *torch.autograd.grad((out * weight).sum(), true)]
 
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_a_decay_that_rises_and_falls(monkeypatch):
     for x in (q, k, v):
         x.requires_grad_()
     wave = 30 * torch.linspace(0, 40, 90, dtype=torch.float64).sin().expand(B, H, -1)
-    plan = Plan(Where(90), decay=(wave.clone().requires_grad_(), wave.flip(-1).clone().requires_grad_()))
+    plan = Plan(Positions(90), decay=(wave.clone().requires_grad_(), wave.flip(-1).clone().requires_grad_()))
     for options in ({}, {"causal": True}):
         ours = attend(q, k, v, plan, engine="sdpa", **options)
         torch.testing.assert_close(ours, attend(q, k, v, plan, engine="reference", **options), atol=1e-9, rtol=1e-9)
@@ -111,13 +111,15 @@ CONTENT = [name for name in SCHEMES if name != "t5"]
 
 
 def scheme_plan(name, length):
-    scheme = posenc.create(name, **SCHEMES[name])
+    encoding = posenc.create(name, **SCHEMES[name])
     with torch.no_grad():
-        for parameter in scheme.parameters():
+        for parameter in encoding.parameters():
             parameter.normal_()
     causal = name == "relative_logits"
     x = torch.randn(B, length, H * D)
-    return scheme.plan(Where(length), x=x) if name == "relative_logits" else scheme.plan(Where(length)), causal
+    return encoding.plan(Positions(length), x=x) if name == "relative_logits" else encoding.plan(
+        Positions(length)
+    ), causal
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_far_biases_that_hide(far, ends, batch):
     found = []
     for engine, dtype in (("sdpa", torch.float32), ("reference", torch.float64)):
         q, k, v, bias, table = leaves = [x.to(dtype).requires_grad_() for x in given]
-        plan = Plan(Where(50), lookups=(Lookup(clip(4, 4), bias=bias, dot_query=table, add_value=table),))
+        plan = Plan(Positions(50), lookups=(Lookup(clip(4, 4), bias=bias, dot_query=table, add_value=table),))
         out = attend(q, k, v, plan, window=(None, 30), engine=engine)
         found.append([out, *torch.autograd.grad((out * weight).sum(), leaves)])
     # scores are below 64: at most as many roundings of one, relative to what a weight is

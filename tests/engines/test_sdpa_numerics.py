@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.dispatch import attend
-from posenc.engines.sdpa import sizes
-from posenc.index import clip, exact, log_buckets
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import clip, exact, log_buckets
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.engines.cpu import sizes
+from posenc.functional import attend
 from tests import budget, seeds
 
 B, H, D = 1, 2, 32
@@ -21,7 +21,7 @@ BUCKETS = log_buckets(32, 128, causal=False)
 PLANS = ["bias", "slopes", "keys and values", "both sides", "exact"]
 
 
-def make(name, where, dtype=torch.float32):
+def make(name, positions, dtype=torch.float32):
     """A plan of leaves, the same ones for the same name, shape and dtype."""
     generator = seeds.generator(1)
 
@@ -29,15 +29,15 @@ def make(name, where, dtype=torch.float32):
         return (torch.randn(*shape, generator=generator) * 0.3).to(dtype).requires_grad_()
 
     if name == "bias":
-        return Plan(where, lookups=(Lookup(BUCKETS, bias=draw(H, 32)),))
+        return Plan(positions, lookups=(Lookup(BUCKETS, bias=draw(H, 32)),))
     if name == "slopes":
-        return Plan(where, slopes=draw(H).detach().abs().requires_grad_())
+        return Plan(positions, slopes=draw(H).detach().abs().requires_grad_())
     if name == "keys and values":
-        return Plan(where, lookups=(Lookup(clip(16, 16), dot_query=draw(1, 33, D), add_value=draw(1, 33, D)),))
+        return Plan(positions, lookups=(Lookup(clip(16, 16), dot_query=draw(1, 33, D), add_value=draw(1, 33, D)),))
     if name == "both sides":
-        return Plan(where, lookups=(Lookup(clip(20, 20), dot_query=draw(H, 41, D), dot_key=draw(H, 41, D)),))
-    span = exact(where)
-    return Plan(where, lookups=(Lookup(span, dot_query=draw(H, span.n, D), bias=draw(H, span.n)),))
+        return Plan(positions, lookups=(Lookup(clip(20, 20), dot_query=draw(H, 41, D), dot_key=draw(H, 41, D)),))
+    span = exact(positions)
+    return Plan(positions, lookups=(Lookup(span, dot_query=draw(H, span.n, D), bias=draw(H, span.n)),))
 
 
 def tensors(batch, length, dtype=torch.float32):
@@ -59,7 +59,7 @@ def test_every_number_is_within_its_budget(name, length, dtype, monkeypatch):
     for constant, value in dict(MANY=1, LIGHT=1 << 30).items():
         monkeypatch.setattr(sizes, constant, value)
     q, k, v = tensors(B, length, dtype)
-    plan, g = make(name, Where(length), dtype), torch.randn(B, H, length, D).to(dtype)
+    plan, g = make(name, Positions(length), dtype), torch.randn(B, H, length, D).to(dtype)
     expected, allowed = budget.expect(q, k, v, plan, g)
     for pairs in (sizes.PAIRS, 0) if length > sizes.PAIRS else (sizes.PAIRS,):
         monkeypatch.setattr(sizes, "PAIRS", pairs)
@@ -86,7 +86,7 @@ def poisoned(request, monkeypatch):
 def test_poisoned_memory_and_the_same_bits_twice(name, causal, poisoned):
     length = 129
     q, k, v = tensors(2, length)
-    plan, g = make(name, Where(length)), torch.randn(2, H, length, D)
+    plan, g = make(name, Positions(length)), torch.randn(2, H, length, D)
     real = torch.ones(2, length, dtype=torch.bool)
     real[0, 100:] = False
     attention = partial(attend, causal=causal, key_mask=real, engine="sdpa")
@@ -97,10 +97,10 @@ def test_poisoned_memory_and_the_same_bits_twice(name, causal, poisoned):
 
 
 def test_positions_past_a_million():
-    where, near = Where((10**6, 60), (10**6 - 20, 80)), Where((20, 60), 80)
+    positions, near = Positions((10**6, 60), (10**6 - 20, 80)), Positions((20, 60), 80)
     q, k, v = torch.randn(B, H, 60, D), torch.randn(B, H, 80, D), torch.randn(B, H, 80, D)
     for name in PLANS:
-        outs = [attend(q, k, v, make(name, place), causal=True, engine="sdpa") for place in (where, near)]
+        outs = [attend(q, k, v, make(name, place), causal=True, engine="sdpa") for place in (positions, near)]
         assert torch.equal(*outs)
 
 
@@ -117,7 +117,7 @@ def test_compiles_without_a_graph_break(name, backend):
     if backend == "inductor" and shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler on a CPU")
     q, k, v = tensors(B, 40)
-    plan, g = make(name, Where(40)), torch.randn(B, H, 40, D)
+    plan, g = make(name, Positions(40)), torch.randn(B, H, 40, D)
 
     def attention(q, k, v, plan):
         return attend(q, k, v, plan, causal=True, engine="sdpa")
@@ -130,7 +130,7 @@ def test_compiles_without_a_graph_break(name, backend):
 
 
 def test_the_operator_keeps_pytorchs_rules():
-    from posenc.engines.sdpa import op
+    from posenc.engines.cpu import op
 
     q, k, v = (torch.randn(B, H, 9, D, requires_grad=True) for _ in range(3))
     bias = torch.randn(H, 3, requires_grad=True)
@@ -146,7 +146,7 @@ def test_extra_memory_is_a_fraction_of_a_dense_bias():
     length = 2048
     q, k, v = (torch.randn(1, H, length, D) for _ in range(3))
     dense = H * length * length * 4
-    plan = make("bias", Where(length))
+    plan = make("bias", Positions(length))
     with torch.no_grad():
         plain = peak_bytes(lambda: scaled_dot_product_attention(q, k, v))
         ours = peak_bytes(lambda: attend(q, k, v, plan, engine="sdpa"))

@@ -6,11 +6,11 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 import posenc
-from posenc.dispatch import attend, engine_for
-from posenc.errors import UnsupportedPlan
-from posenc.index import clip
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.errors import UnsupportedPlan
+from posenc.core.index import clip
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.functional import attend, engine_for
 
 B, H, L, D = 2, 2, 5, 4
 INDEX = clip(2, 1)
@@ -23,7 +23,7 @@ def tensors():
 def attention(bare, engine="auto"):
     def run(q, k, v, bias, table):
         lookups = () if bare else (Lookup(INDEX, bias=bias, dot_query=table, add_value=table),)
-        return attend(q, k, v, Plan(Where(L), lookups=lookups), causal=True, engine=engine)
+        return attend(q, k, v, Plan(Positions(L), lookups=lookups), causal=True, engine=engine)
 
     return run
 
@@ -79,7 +79,7 @@ def test_jacobian_and_hessian(bare):
 
 
 def test_a_layer_with_functional_call():
-    layer = posenc.Attention(8, 2, position="shaw", causal=True).double()
+    layer = posenc.Attention(8, 2, encoding="shaw", causal=True).double()
     x = torch.randn(B, L, 8, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
@@ -97,7 +97,7 @@ def test_what_a_named_engine_says():
     chosen = []
 
     def run(q):
-        chosen.append(engine_for(q, *given[1:3], Plan(Where(L), lookups=(Lookup(INDEX, bias=given[3]),))))
+        chosen.append(engine_for(q, *given[1:3], Plan(Positions(L), lookups=(Lookup(INDEX, bias=given[3]),))))
         return attention(False, "sdpa")(q, *given[1:]).sum()
 
     with pytest.raises(UnsupportedPlan, match="no rules for torch.func .*; the reference engine has them"):

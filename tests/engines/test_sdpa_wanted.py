@@ -5,10 +5,10 @@ from itertools import chain, combinations
 import pytest
 import torch
 
-from posenc.dispatch import attend
-from posenc.index import clip
-from posenc.plan import Lookup, Plan
-from posenc.where import Where
+from posenc.core.index import clip
+from posenc.core.plan import Lookup, Plan
+from posenc.core.positions import Positions
+from posenc.functional import attend
 
 B, H, D = 2, 2, 4
 INDEX = clip(3, 2)
@@ -23,14 +23,14 @@ TENSORS = {
 
 
 def make(name, tables):
-    where = Where((2, 7), 9)
+    positions = Positions((2, 7), 9)
     if name == "slopes":
-        return Plan(where, slopes=tables[0])
+        return Plan(positions, slopes=tables[0])
     if name == "decay":
-        return Plan(where, decay=tuple(tables))
+        return Plan(positions, decay=tuple(tables))
     names = {"bias": ["bias"], "states": ["dot_query", "states"], "both sides": ["dot_query", "dot_key"]}
     given = dict(zip(names.get(name, ["add_value"]), tables, strict=True))
-    return Plan(where, lookups=(Lookup(INDEX, **given),))
+    return Plan(positions, lookups=(Lookup(INDEX, **given),))
 
 
 @pytest.mark.parametrize("name", TENSORS)

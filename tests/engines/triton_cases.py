@@ -21,7 +21,7 @@ import triton  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton import language as tl  # noqa: E402
 
-from posenc import Index, Lookup, Plan, UnsupportedPlan, Where, attend, attend_lse, index  # noqa: E402
+from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, attend_lse, index  # noqa: E402
 from tests import budget, seeds  # noqa: E402
 from tests.engines import triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
@@ -56,7 +56,7 @@ def group_together():
     q, k, v = tensors(1, 2, 1, 20, 33, 16)
     check(q, k, v, plan_of(("bias", "dot_query", "add_value", "slopes"), q, k, v), causal=True)
     check(q, k, v, plan_of(("states", "dot_key", "decay", "scale"), q, k, v, per_head=False), window=(9, 5))
-    tokens = Where(torch.arange(13, 33)[None] // 3, torch.arange(33)[None] // 3)
+    tokens = Positions(torch.arange(13, 33)[None] // 3, torch.arange(33)[None] // 3)
     real = torch.arange(33)[None] < 27
     check(q, k, v, plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, tokens), key_mask=real)
 
@@ -111,15 +111,15 @@ def group_positions():
         q,
         k,
         v,
-        plan_of(everything, q, k, v, Where(packed)),
+        plan_of(everything, q, k, v, Positions(packed)),
         documents=(packed.diff(prepend=packed[:, :1]) < 0).cumsum(1),
     )
     repeated = torch.stack((torch.arange(33) // 5, torch.full((33,), 7)))  # up to 33 equal distances in a row
-    check(q, k, v, plan_of(everything, q, k, v, Where(repeated)))
+    check(q, k, v, plan_of(everything, q, k, v, Positions(repeated)))
     q, k, v = tensors(2, 1, 1, 21, 40, 16)
     start = torch.tensor([3, 0])
-    check(q, k, v, plan_of(everything, q, k, v, Where((start + 19, 21), (start * 2, 40))))
-    check(q, k, v, plan_of(everything, q, k, v, Where((1_000_019, 21), (1_000_000, 40))), causal=True)
+    check(q, k, v, plan_of(everything, q, k, v, Positions((start + 19, 21), (start * 2, 40))))
+    check(q, k, v, plan_of(everything, q, k, v, Positions((1_000_019, 21), (1_000_000, 40))), causal=True)
 
 
 def group_lengths():
@@ -130,9 +130,9 @@ def group_lengths():
     q, k, v = tensors(1, 1, 1, 45, 60, 16)
     for left, right in ((60, 60), (19, 33), (0, 0)):
         table = torch.randn(1, left + right + 1)
-        check(q, k, v, Plan(Where((15, 45), 60), lookups=(Lookup(index.clip(left, right), bias=table),)))
+        check(q, k, v, Plan(Positions((15, 45), 60), lookups=(Lookup(index.clip(left, right), bias=table),)))
     two = Plan(
-        Where((15, 45), 60),
+        Positions((15, 45), 60),
         lookups=(
             Lookup(index.clip(2, 9), bias=torch.randn(1, 12), dot_query=torch.randn(1, 12, 16)),
             Lookup(Index(-6, -1), bias=torch.randn(1, 6), dot_query=torch.randn(1, 6, 16)),
@@ -147,15 +147,15 @@ def group_axes():
     for slots in (("bias",), ("exact", "slopes"), ("dot_key", "add_value"), ("dot_query", "decay"), ("states",)):
         check(q, k, v, plan_of(("segments", *slots), q, k, v), causal=len(slots) == 1)
     places = torch.randint(-2, 3, (2, 35))
-    where = Where((16, 19), 35, more=[(places[:, 16:], places, (-2, 2)), ((0, 19), (0, 35))])
+    positions = Positions((16, 19), 35, more=[(places[:, 16:], places, (-2, 2)), ((0, 19), (0, 35))])
     spot = index.clip(3, 2, axis=1)
     for heads in (1, 2):
         tables = dict(dot_query=(16,), dot_key=(16,), add_value=(24,))
         every = Lookup(spot, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()})
-        check(q, k, v, Plan(where, lookups=(every,)), key_mask=torch.rand(2, 35) > 0.2)
+        check(q, k, v, Plan(positions, lookups=(every,)), key_mask=torch.rand(2, 35) > 0.2)
         for missing in ("bias", "dot_key"):
             some = (dataclasses.replace(every, **{missing: None}),)
-            check(q, k, v, Plan(where, scale=torch.rand(2, 1, 19) / 2, lookups=some))
+            check(q, k, v, Plan(positions, scale=torch.rand(2, 1, 19) / 2, lookups=some))
     table = torch.stack((torch.arange(35) // 7, torch.arange(35) % 7), -1)[None]
     grid = index.Grid((index.clip(5, 5), index.clip(3, 3, axis=1)))
     lookups = (
@@ -163,14 +163,14 @@ def group_axes():
         Lookup(index.clip(2, 2, axis=1), bias=torch.randn(2, 5), add_value=torch.randn(2, 5, 24)),
         Lookup(index.clip(4, 4), bias=torch.randn(2, 9)),
     )
-    check(q, k, v, Plan(Where(table[:, 16:], table), lookups=lookups))
+    check(q, k, v, Plan(Positions(table[:, 16:], table), lookups=lookups))
     far = Lookup(index.clip(1100, 1100), dot_key=torch.randn(1, 2201, 16), add_value=torch.randn(1, 2201, 24))
-    check(q[:1, :1], k[:1], v[:1], Plan(Where((16, 19), 35), lookups=(far,)))
-    many = Where((16, 19), 35, more=[(places[:, 16:], places * 100)])
+    check(q[:1, :1], k[:1], v[:1], Plan(Positions((16, 19), 35), lookups=(far,)))
+    many = Positions((16, 19), 35, more=[(places[:, 16:], places * 100)])
     with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
         attend(q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(spot, torch.randn(2, 6)),)), engine="triton")
     scaled = Plan(
-        where, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6), dot_key=torch.randn(1, 6, 16)),)
+        positions, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6), dot_key=torch.randn(1, 6, 16)),)
     )
     with pytest.raises(UnsupportedPlan, match="a scale for each query"):
         attend(q.float(), k.float(), v.float(), scaled, engine="triton")
@@ -178,12 +178,12 @@ def group_axes():
 
 def group_lse():
     """The log-sum-exp and its gradient, in far tiles, bands and sums of integers; for a query that sees nothing."""
-    thirds = Where(torch.arange(50) // 3)
+    thirds = Positions(torch.arange(50) // 3)
     content = ("dot_query", "dot_key", "add_value")
     masks = {"causal": True, "key_mask": torch.arange(50)[None] > 3}
-    for slots, where in ((("bias", "slopes", "decay"), None), (content, None), (("bias",), thirds)):
+    for slots, positions in ((("bias", "slopes", "decay"), None), (content, None), (("bias",), thirds)):
         q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 50, 50, 16))
-        plan = plan_of(slots, q, k, v, where)
+        plan = plan_of(slots, q, k, v, positions)
         leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
         out, lse = attend_lse(q, k, v, plan, engine="triton", **masks)
         assert (lse[..., :4] == float("-inf")).all()
@@ -248,7 +248,7 @@ def group_dropout():
     assert abs((grad * direction).sum() - slope) < 1e-3 * slope.abs() + 1e-3
     assert not torch.equal(out, run(v).mul(1).add(attend(q, k, v, plan, dropout=0.4, engine="triton") - run(v)))
     ones = torch.ones(1, 1, 400, 16)
-    still = Plan(Where(20, 400))
+    still = Plan(Positions(20, 400))
     mean = attend(q, torch.zeros(1, 1, 400, 16), ones, still, dropout=0.4, engine="triton").mean()
     assert abs(mean - 1.0) < 0.05
     step = 1e-2 * torch.randn_like(q)
@@ -262,7 +262,7 @@ def group_dropout():
 
     # A document mask that hides nothing takes every tile through the general path: the same weights must be dropped.
     q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 1, 70, 70, 16))
-    plan = Plan(Where(70), lookups=(Lookup(index.clip(5, 5), bias=torch.randn(2, 11).requires_grad_()),))
+    plan = Plan(Positions(70), lookups=(Lookup(index.clip(5, 5), bias=torch.randn(2, 11).requires_grad_()),))
     leaves, g, results = [q, k, v, plan.lookups[0].bias], torch.randn(2, 2, 70, 16), []
     for documents in (None, torch.zeros(2, 70, dtype=torch.int32)):
         torch.manual_seed(seeds.seed(5))
@@ -279,7 +279,7 @@ def group_again():
     q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 2, 35, 35, 16))
     rows = index.deberta_buckets(8, 20)
     tables = [torch.randn(2, rows.n, 16).requires_grad_() for _ in range(2)]
-    plan = Plan(Where(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
+    plan = Plan(Positions(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
     made, spread = [], launch.spread
 
     def noted(*arguments, **options):
@@ -316,7 +316,7 @@ def group_wide():
             torch.randn(heads, 62, 16).div(4).requires_grad_(),
             torch.randn(2, 62).index_fill(1, torch.arange(20, 45), float("-inf")).requires_grad_(),
         )
-        plan = Plan(Where(70, 100), lookups=(Lookup(Index(-28, 33), dot_query=table, bias=bias),))
+        plan = Plan(Positions(70, 100), lookups=(Lookup(Index(-28, 33), dot_query=table, bias=bias),))
         ours, dense = (attend(q, k, v, plan, engine=engine) for engine in ("triton", "reference"))
         torch.testing.assert_close(ours, dense, rtol=0, atol=3e-2)
         for grad, truth in zip(
@@ -326,10 +326,10 @@ def group_wide():
     lower.QUERIES, lower.LONGEST, lower.ROWS = 32, 60, 0  # chunks of queries, every distance its own
     for causal in (False, True):
         q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
-        where = Where((30, 70), 100)
-        spot = index.exact(where)
+        positions = Positions((30, 70), 100)
+        spot = index.exact(positions)
         content, bias = (torch.randn(2, spot.n, *size).div(4).requires_grad_() for size in ((16,), ()))
-        check(q, k, v, Plan(where, lookups=(Lookup(spot, dot_query=content, bias=bias),)), causal=causal)
+        check(q, k, v, Plan(positions, lookups=(Lookup(spot, dot_query=content, bias=bias),)), causal=causal)
 
 
 def group_compile():
@@ -347,9 +347,9 @@ def group_compile():
         given = masked(q, k, v, masks)
         assert torch.equal(given, torch.compile(masked, fullgraph=True, backend="aot_eager")(q, k, v, masks))
     parts = torch.randint(0, 3, (1, 40))
-    where = Where((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # what cannot be read is told
+    positions = Positions((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # what cannot be read is told
     table = torch.randn(2, 2).requires_grad_()
-    segments = Plan(where, lookups=(Lookup(Index(-1, 1, (1, 0, 1), 2, axis=1), bias=table),))
+    segments = Plan(positions, lookups=(Lookup(Index(-1, 1, (1, 0, 1), 2, axis=1), bias=table),))
     some = lambda a, b, c: attend(a, b, c, segments, engine="triton")  # noqa: E731
     assert torch.equal(some(q, k, v), torch.compile(some, fullgraph=True, backend="aot_eager")(q, k, v))
     dense = attend(q, k, v, plan, causal=True, engine="reference")

@@ -13,10 +13,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from posenc import Lookup, Plan, Where, index
+from posenc import Lookup, Plan, Positions, index
+from posenc.core.mask import make_mask
 from posenc.engines import triton as engine
 from posenc.engines.triton import tiles
-from posenc.mask import make_mask
 
 LENGTH, HEADS = 256, 2
 
@@ -101,8 +101,8 @@ CASES = [
 
 def check(name, size, dtype, compiled):
     q, k, v = (torch.randn(1, HEADS, LENGTH, size).to(dtype).requires_grad_() for _ in range(3))
-    where = Where(torch.arange(LENGTH) // 2) if name == "tokens" else Where(LENGTH)
-    plan = Plan(where, **plans(size)[name])
+    positions = Positions(torch.arange(LENGTH) // 2) if name == "tokens" else Positions(LENGTH)
+    plan = Plan(positions, **plans(size)[name])
     masked = name == "masked"
     padding = torch.ones(1, LENGTH, dtype=torch.bool) if masked else None
     ids = torch.zeros(1, LENGTH, dtype=torch.int64) if masked else None

@@ -87,7 +87,7 @@ LINKS = {
     "?view=extend&scaling=longrope&factors=nan": "numbers",
     "?view=extend&scaling=longrope&factors=" + "0," * 64: "positive numbers",
     "?view=results&run=%00": "not a run",
-    "?view=gallery&scheme=%F0%9F%98%80": "unknown",
+    "?view=gallery&encoding=%F0%9F%98%80": "unknown",
     "?view=%F0%9F%98%80": "no page",
     "?%%%&&&===;": "does not know",
 }

@@ -99,7 +99,7 @@ def page(context):
     yield window
     window.close()
     assert complaints == []
-    assert [url for url in asked if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
+    assert [url for url in asked if url.encoding not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
 
 
 def go(page, address, query, path=""):
@@ -117,36 +117,36 @@ def idle(page, key):
     return key
 
 
-def figure(page, where):
+def figure(page, positions):
     """What a figure holds, once its page is at rest."""
-    idle(page, where.split("-")[0])
-    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=where)
-    return page.evaluate(SUMMARY, where)
+    idle(page, positions.split("-")[0])
+    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=positions)
+    return page.evaluate(SUMMARY, positions)
 
 
-def changed(page, where, before):
+def changed(page, positions, before):
     """What a figure holds once it is another than before, and at rest."""
     page.wait_for_function(
         f"([id, before]) => {{ const now = ({SUMMARY})(id); return now && JSON.stringify(now) !== before; }}",
-        arg=[where, page.evaluate("x => JSON.stringify(x)", before)],
+        arg=[positions, page.evaluate("x => JSON.stringify(x)", before)],
     )
-    return figure(page, where)
+    return figure(page, positions)
 
 
-def slide(page, where, value):
+def slide(page, positions, value):
     """Move a slider as a hand does: its native element gets the value and says so."""
-    idle(page, where.split("-")[0])
+    idle(page, positions.split("-")[0])
     page.eval_on_selector(
-        f"#{where} input[type=range]",
+        f"#{positions} input[type=range]",
         "(e, v) => { Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(e, v);"
         " e.dispatchEvent(new Event('input', {bubbles: true})); }",
         str(value),
     )
 
 
-def choose(page, where, name):
+def choose(page, positions, name):
     """Take an entry of a drop-down list."""
-    page.click(f"#{where} input")
+    page.click(f"#{positions} input")
     page.click(f"[role=option][aria-label={name!r}], [role=option][data-value={name!r}]")
 
 
@@ -156,7 +156,7 @@ def told(page, key, text):
 
 
 def test_every_page_opens_and_draws(page, address):
-    go(page, address, "?view=gallery&scheme=alibi")
+    go(page, address, "?view=gallery&encoding=alibi")
     assert figure(page, "gallery-plot-0")["titles"][0].startswith("alibi:")
     expect(page.locator("#gallery-html")).to_contain_text("BLOOM")
     for name, figures in (("Compare", 2), ("Your sentence", 3), ("Extend RoPE", 2)):
@@ -173,14 +173,14 @@ def test_every_page_opens_and_draws(page, address):
 def test_controls_change_the_figure_s_data(page, address):
     go(page, address, "?view=gallery")
     before = figure(page, "gallery-plot-0")
-    page.click("#gallery-scheme label:has-text('rope')")
+    page.click("#gallery-encoding label:has-text('rope')")
     assert changed(page, "gallery-plot-0", before)["titles"][0].startswith("rope:")
     page.get_by_role("tab", name="Compare").click()
     before = figure(page, "compare-plot-1")
     slide(page, "compare-a-slider-0", 8)
     after = changed(page, "compare-plot-1", before)
     assert after["traces"][0]["sum"] != before["traces"][0]["sum"]
-    assert after["traces"][1:] == before["traces"][1:]  # the other schemes stay
+    assert after["traces"][1:] == before["traces"][1:]  # the other encodings stay
     choose(page, "compare-b", "shaw")
     after = changed(page, "compare-plot-1", after)
     assert after["titles"][1].startswith("shaw")
@@ -209,7 +209,7 @@ def test_long_work_shows_progress(page, address):
     expect(progress).to_be_hidden()
     held = []
     page.route("**/draw", lambda route: held.append(route))
-    page.click("#gallery-scheme label:has-text('alibi')")
+    page.click("#gallery-encoding label:has-text('alibi')")
     expect(progress).to_be_visible()
     expect(progress).to_have_attribute("role", "progressbar")
     expect(view).to_have_attribute("aria-busy", "true")
@@ -374,10 +374,10 @@ def run(request, tmp_path_factory):
         from posenc.lab.results import Results
 
         folder.mkdir()
-        task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "lr": 0.001}
+        task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "lr": 0.001}
         rows = [
-            {"task": "copy", "scheme": scheme, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
-            for scheme in task["schemes"]
+            {"task": "copy", "encoding": encoding, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
+            for encoding in task["encodings"]
             for size in (16, 32)
         ]
         made = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
@@ -400,7 +400,7 @@ def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     page.wait_for_selector("#results-plot-0 .js-plotly-plot", state="attached")
     drawn = figure(page, "results-plot-0")
     rows = json.loads((run / "results.json").read_text())["rows"]
-    assert {t["name"] for t in drawn["traces"]} == {row["scheme"] for row in rows}
+    assert {t["name"] for t in drawn["traces"]} == {row["encoding"] for row in rows}
     assert any(row["task"] in drawn["titles"][0] for row in rows)
     report = page.frame_locator("#results-html iframe")
     report.locator("h1").first.wait_for()

@@ -43,7 +43,7 @@ def drawn(told):
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["/export.csv?view=compare&a=clipped:k=100000000", "/export.csv?view=compare&a=t5:buckets=100000000",
-                                  "/export.csv?view=compare&b=shaw:k=100000000", "/export.csv?view=compare&c=learned:max_len=1e12"])  # fmt: skip
+                                  "/export.csv?view=compare&b=shaw:k=100000000", "/export.csv?view=compare&c=learned:max_length=1e12"])  # fmt: skip
 def test_one_get_takes_neither_memory_nor_time(client, path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client.get("/export.csv?view=extend")  # the drawing process has started
@@ -56,7 +56,7 @@ def test_one_get_takes_neither_memory_nor_time(client, path):
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.slow) if name in ("relative_logits", "transformer_xl") else name
-    for name in posenc.names()
+    for name in posenc.list_encodings()
 ])  # fmt: skip
 def test_the_largest_options_are_drawn_or_refused_in_words(name):
     """Each slider's option at its limit: the picture is still there."""

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("gradio")
 
 import posenc
-from posenc.dialects import read
+from posenc.encodings.rope.configs import read
 from posenc.explorer import about, answer, compare, extend, frame, results, sentence, state
 from posenc.explorer.figures import as_json, mosaic, plotly
 from posenc.explorer.options import options_of
@@ -38,9 +38,9 @@ def run(code):
 
 
 # ---- the numbers and the code that is shown beside them ----------------------------------------------------------
-@pytest.mark.parametrize("name", posenc.names())
+@pytest.mark.parametrize("name", posenc.list_encodings())
 def test_the_gallery_s_code_makes_the_drawn_kernel(name):
-    view = draw("gallery", scheme=name)
+    view = draw("gallery", encoding=name)
     (kernel,) = (p for p in view.panels() if isinstance(p, Heat) and p.x_label == EN("key j"))
     assert len(view.code.splitlines()) <= 6
     scores = run(view.code)["scores"].detach()
@@ -81,7 +81,7 @@ def test_compare_draws_a_long_sequence_coarsely_first_and_from_true_positions():
 
 
 @pytest.mark.parametrize("name", [  # xlnet's tables are as long as transformer_xl's
-    pytest.param(name, marks=pytest.mark.slow) if name == "transformer_xl" else name for name in posenc.names()
+    pytest.param(name, marks=pytest.mark.slow) if name == "transformer_xl" else name for name in posenc.list_encodings()
 ])  # fmt: skip
 def test_compare_draws_every_scheme_from_tables_made_once_as_from_its_own_plans(name):
     wanted = numbers.subject(name)
@@ -109,26 +109,26 @@ def test_compare_exports_every_position_and_every_distance():
 
 
 def test_compare_keeps_the_schemes_that_can_be_drawn():
-    view = draw("compare", a="learned:max_len=64", b="alibi", c="", length=100)
-    assert len(view.notes) == 1 and "max_len=64" in view.notes[0]
+    view = draw("compare", a="learned:max_length=64", b="alibi", c="", length=100)
+    assert len(view.notes) == 1 and "max_length=64" in view.notes[0]
     assert list(view.panels()[0].series) == ["alibi"]
 
 
-@pytest.mark.parametrize("name", [n for n in posenc.names() if n != "learned"])
+@pytest.mark.parametrize("name", [n for n in posenc.list_encodings() if n != "learned"])
 def test_own_memory_is_that_of_the_plan(name):
     subject = numbers.subject(name)
     if subject.absolute:
         return
-    plan = subject.plan(posenc.Where(33))
+    plan = subject.plan(posenc.Positions(33))
     tensors = [t for _, t in plan.tensors()]
     if plan.rotate is not None:
         tensors += [*plan.rotate.k, *(plan.rotate.q if plan.rotate.q is not plan.rotate.k else ())]
     assert compare.own_memory(name, 33) == sum(t.numel() * t.element_size() for t in tensors)
 
 
-@pytest.mark.parametrize("name", posenc.names())
+@pytest.mark.parametrize("name", posenc.list_encodings())
 def test_the_sentence_s_code_makes_the_drawn_attention(name):
-    view = draw("sentence", scheme=name, head=1, causal="true", text="a b c a d", first=0, second=2)
+    view = draw("sentence", encoding=name, head=1, causal="true", text="a b c a d", first=0, second=2)
     before = view.figures[2].panels[0]
     np.testing.assert_allclose(before.z, run(view.code)["attention"][1].detach(), atol=1e-6)
     assert np.all(before.z[np.triu_indices(5, 1)] == 0)
@@ -142,12 +142,12 @@ def test_equivariance_is_what_the_sentence_says():
     def said(**given):
         return draw("sentence", text="to be or not to be", first=0, second=3, **given).notes[0]
 
-    assert said(scheme="none") == EN("swap nothing", name="none", one="to", other="not")
-    assert "it notices order" in said(scheme="alibi")
+    assert said(encoding="none") == EN("swap nothing", name="none", one="to", other="not")
+    assert "it notices order" in said(encoding="alibi")
     for relative in ("t5", "rope", "alibi", "shaw", "transformer_xl", "deberta"):
-        assert "changes nothing" in said(scheme=relative, change="shift", shift=300), relative
+        assert "changes nothing" in said(encoding=relative, change="shift", shift=300), relative
     for absolute in ("sinusoidal", "learned"):
-        assert "the place itself counts" in said(scheme=absolute, change="shift", shift=300), absolute
+        assert "the place itself counts" in said(encoding=absolute, change="shift", shift=300), absolute
 
 
 def test_extend_draws_the_scaling_s_own_wavelengths_and_its_config_reads_back():
@@ -323,7 +323,7 @@ def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "key, given, words",
     [
-        ("gallery", {"scheme": "t6"}, "unknown"),
+        ("gallery", {"encoding": "t6"}, "unknown"),
         ("compare", {"a": "", "b": "", "c": ""}, "at least one"),
         ("compare", {"a": "t5:buckets=7", "b": "", "c": ""}, "buckets"),
         ("compare", {"a": "t5:shoes=7", "b": "", "c": ""}, "no option 'shoes'"),
@@ -383,13 +383,13 @@ def test_a_link_restores_its_state():
     query = state.link("compare", wanted, page.defaults)
     assert query.startswith("?view=compare&a=t5:buckets=16,causal=true&")
     assert page.complete(state.read(query, EN)) == wanted
-    odd = {"text": "a&b=c #d 你好 \"'<>", "scheme": "t5"}
+    odd = {"text": "a&b=c #d 你好 \"'<>", "encoding": "t5"}
     assert state.read(state.link("sentence", odd), EN) == {"view": "sentence", **odd}
     with pytest.raises(ValueError, match="characters long"):
         state.read("?text=" + "x" * 30_000, EN)
 
 
-@pytest.mark.parametrize("name", posenc.names())
+@pytest.mark.parametrize("name", posenc.list_encodings())
 def test_controls_are_made_from_the_options_and_give_the_same_word_back(name):
     placed, shapes = compare._placed(name), compare._shape(name)
     found = [option for option in placed if option is not None]
@@ -402,7 +402,7 @@ def test_controls_are_made_from_the_options_and_give_the_same_word_back(name):
             changed = list(values)
             changed[place] = option.high
             word = slot.read((name, *changed))
-            assert state.scheme(word) == (
+            assert state.encoding(word) == (
                 name,
                 {option.name: option.value(option.high)} if option.high != option.default else {},
             )
@@ -427,7 +427,7 @@ def test_every_word_that_the_code_asks_for_is_in_the_tables():
     assert len(asked) > 60 and not missing
 
 
-@pytest.mark.parametrize("name", posenc.names())
+@pytest.mark.parametrize("name", posenc.list_encodings())
 def test_every_scheme_is_described_in_both_languages(name):
     for language in ("en", "zh"):
         assert all(about.about(name, language))
@@ -486,10 +486,10 @@ def test_results_draw_the_numbers_of_a_run_of_the_lab(tmp_path):
     from posenc.lab.presets import from_dict
     from posenc.lab.results import Results
 
-    task = {"task": "copy", "schemes": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
+    task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
     rows = [
-        {"task": "copy", "scheme": scheme, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
-        for scheme, value in (("alibi", 0.4), ("rope", 0.2))
+        {"task": "copy", "encoding": encoding, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
+        for encoding, value in (("alibi", 0.4), ("rope", 0.2))
         for size in (16, 32)
         for seed in (0, 1)
     ]

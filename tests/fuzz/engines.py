@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from posenc import UnsupportedPlan, attend, attend_lse
-from posenc.engines.sdpa import sizes
+from posenc.engines.cpu import sizes
 from tests import budget
-
-from .case import Case, draw, features, names, resize
-from .refused import Refused
-from .render import BLOCKS, render, script
-from .shrink import simpler
+from tests.fuzz.case import Case, draw, features, names, resize
+from tests.fuzz.refused import Refused
+from tests.fuzz.render import BLOCKS, render, script
+from tests.fuzz.shrink import simpler
 
 __all__ = ["check", "draw", "features", "resize", "script", "simpler"]
 
@@ -61,7 +60,7 @@ def resolution(call, engine: str, g: Tensor, g_lse: Tensor) -> float:
     multiplied with a row of a table, or with states, for each key.
     """
     q, k, v, plan = call
-    if engine != "triton" or plan.where.runs is not None or not q.numel() or not k.numel():
+    if engine != "triton" or plan.positions.runs is not None or not q.numel() or not k.numel():
         return 0.0
     most = lambda *tensors: max((float(x.detach().abs().max()) for x in tensors if x is not None), default=0.0)  # noqa: E731
     tables = [x for one in plan.lookups for x in (one.dot_query, one.dot_key, one.add_value, one.states)]

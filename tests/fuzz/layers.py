@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, KVCache, create
-
-from .. import budget
+from tests import budget
 
 ENCODINGS: dict[str, dict] = {
     "none": {},
     "sinusoidal": {},
-    "learned": dict(max_len=64),
+    "learned": dict(max_length=64),
     "shaw": dict(k=3, values=True),
     "clipped": dict(k=4),
     "t5": dict(buckets=8, max_distance=20),
@@ -181,7 +180,7 @@ def _layer(case: Case, engine: str, generator: torch.Generator) -> Attention:
     if case.encoding != "none":
         position = create(case.encoding, d_model=width, heads=case.heads, head_dim=case.head_dim, **options)
     layer = Attention(
-        width, case.heads, kv_heads=case.kv_heads, position=position, causal=case.causal, window=case.window,
+        width, case.heads, kv_heads=case.kv_heads, encoding=position, causal=case.causal, window=case.window,
         engine=engine,
     )  # fmt: skip
     with torch.no_grad():
@@ -264,7 +263,7 @@ class _Sequence:
 
     def _feed(self, count: int) -> None:
         rows, past = self.known["x"].shape[:2]
-        if self.case.encoding == "learned" and past + count > ENCODINGS["learned"]["max_len"] // 2:
+        if self.case.encoding == "learned" and past + count > ENCODINGS["learned"]["max_length"] // 2:
             return  # positions with gaps go twice as far
         x = self._real(rows, count, self.width)
         facts = self._facts(rows, past, count, self.known)
@@ -301,7 +300,7 @@ class _Sequence:
             size = size + 2.0  # an absolute encoding's own numbers
             weight = lambda name: getattr(layer, name).weight.abs().sum(1).amax()  # noqa: B023, E731
             q, k, v = (weight(f"{name}_proj") * size for name in "qkv")
-            tables = sum(p.abs().amax() for p in layer.position.parameters())
+            tables = sum(p.abs().amax() for p in layer.encoding.parameters())
             scores = layer.head_dim**0.5 * (q + tables) * (k + tables) + tables + keys  # slopes are at most 1
             steps = 2 * budget.c(self.width) + budget.c(keys) + budget.EXP
             out = weight("o_proj") * (v + tables)
@@ -351,7 +350,7 @@ class _Sequence:
         elif kind == "too long":
             if self.case.encoding != "learned" or self.context is not None or self.case.documents:
                 return  # documents may be counted one by one
-            x = self._real(rows, ENCODINGS["learned"]["max_len"] + 1, self.width)
+            x = self._real(rows, ENCODINGS["learned"]["max_length"] + 1, self.width)
             facts = self._facts(rows, past, x.shape[1], self.known)
         try:
             with MODES[self.mode]():

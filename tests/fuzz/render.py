@@ -6,13 +6,13 @@ It makes q, k, v, plan, options, g, g_lse and `leaves`, every tensor that may wa
 
 from __future__ import annotations
 
-from .case import Case, Table, names
+from tests.fuzz.case import Case, Table, names
 
 HEAD = '''\
 import torch
 
-from posenc import Grid, Index, Lookup, Plan, Where, attend, attend_lse, index
-from posenc.rotation import Rotation
+from posenc import Grid, Index, Lookup, Plan, Positions, attend, attend_lse, index
+from posenc.core.rotation import Rotation
 from tests.plans import Pair
 
 generator = torch.Generator().manual_seed({data})
@@ -67,16 +67,16 @@ def _where(case: Case) -> list[str]:
     s, d = case.start, case.ahead
     if case.positions == "aligned":
         lines = []
-        where = "Where((Lk - Lq, Lq), Lk"
+        positions = "Positions((Lk - Lq, Lq), Lk"
     elif case.positions == "run":
         lines = []
-        where = f"Where(({s + d}, Lq), ({s}, Lk)"
+        positions = f"Positions(({s + d}, Lq), ({s}, Lk)"
     elif case.positions == "starts":
         lines = ["start = whole(-5, 5, B).to(device)"]
-        where = f"Where((start + {s + d}, Lq), (start + {s}, Lk)"
+        positions = f"Positions((start + {s + d}, Lq), (start + {s}, Lk)"
         if d == 0:
             lines = [f"start = (whole(-5, 5, B) + {s}).to(device)"]
-            where = "Where((start, Lq), (start, Lk)"
+            positions = "Positions((start, Lq), (start, Lk)"
     else:
         rows = {"L": "", "1L": "1, ", "BL": "B, "}[case.rank]
         steps = {"in order": "1, 1", "gaps": "1, 6", "repeated": "0, 1", "shuffled": "1, 1"}[case.order]
@@ -85,14 +85,14 @@ def _where(case: Case) -> list[str]:
             lines.append("p = p[..., torch.randperm(p.shape[-1], generator=generator)]")
         lines.append("p = p.to(device)")
         lines.append("p_q, p_k = p[..., p.shape[-1] - Lq :], p[..., p.shape[-1] - Lk :]")
-        where = f"Where(p_q + {d}, p_k" if d else "Where(p_q, p_k"
+        positions = f"Positions(p_q + {d}, p_k" if d else "Positions(p_q, p_k"
     if case.axes:
         pairs = []
         for number, places in enumerate(case.axes):
             lines.append(f"s{number} = whole(0, {places - 1}, B, max(Lq, Lk)).to(device)")
             pairs.append(f"(s{number}[:, :Lq], s{number}[:, :Lk])")
-        where += f", more=[{', '.join(pairs)}]"
-    return [*lines, f"where = {where})"]
+        positions += f", more=[{', '.join(pairs)}]"
+    return [*lines, f"where = {positions})"]
 
 
 def _index(table: Table) -> str:
@@ -193,7 +193,7 @@ def _leaves(case: Case, arguments: list[str]) -> list[str]:
         arguments = [*arguments, 'decay=(leaves["decay[0]"], leaves["decay[1]"])']
     if case.pair:
         arguments = [*arguments, 'pair=Pair(leaves["pair.weight"])']
-    body = [*lines, f"    return Plan({', '.join(['where', *arguments])})"]
+    body = [*lines, f"    return Plan({', '.join(['positions', *arguments])})"]
     return ["", "", "def plan_of(leaves):", *body, "", ""]
 
 
@@ -250,7 +250,7 @@ def script(case: Case, engine: str, device: str) -> str:
     """The whole story of one case: run it in the repository's root."""
     lines = [render(case, device)]
     if case.blocks and engine in ("sdpa", "auto"):
-        lines.append("from posenc.engines.sdpa import sizes\n")
+        lines.append("from posenc.engines.cpu import sizes\n")
         lines += [f"sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
     if case.poison:
         lines.append("torch.use_deterministic_algorithms(True)  # fresh memory holds NaN")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar
 
-from .case import Case, Table, names
+from tests.fuzz.case import Case, Table, names
 
 Any = TypeVar("Any")
 MOST_STEPS = 400

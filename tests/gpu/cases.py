@@ -17,9 +17,9 @@ from functools import partial
 
 import torch
 
-from posenc import Attention, Lookup, Plan, Where, attend, index
+from posenc import Attention, Lookup, Plan, Positions, attend, index
+from posenc.core.mask import make_mask
 from posenc.engines.triton import lower, refuses
-from posenc.mask import make_mask
 from tests import budget, layouts, seeds
 from tests.plans import mapped, plan_of
 
@@ -74,7 +74,7 @@ def head_sizes_and_types(size, dtype):
 
 def shaw_values(length, size):
     table = lambda: (torch.randn(1, 129, size, device="cuda") / 4).requires_grad_()  # noqa: E731
-    return Plan(Where(length), lookups=(Lookup(index.clip(64, 64), dot_query=table(), add_value=table()),))
+    return Plan(Positions(length), lookups=(Lookup(index.clip(64, 64), dot_query=table(), add_value=table()),))
 
 
 def ten_runs_give_the_same_bits():
@@ -101,8 +101,8 @@ def same_bits(q, k, v, plan):
 def token_positions_give_the_same_bits():
     """Every distance repeats within a row, and is summed up in any order."""
     q, k, v = tensors(1, 4, 2, 1024, 1024, 64, torch.bfloat16)
-    where = Where(torch.arange(1024, device="cuda") // 8)
-    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, where, reach=(40, 40))
+    positions = Positions(torch.arange(1024, device="cuda") // 8)
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, positions, reach=(40, 40))
     same_bits(q, k, v, plan)
     check(q, k, v, plan)
 
@@ -123,7 +123,7 @@ def compile_without_graph_breaks():
 
 def a_cuda_graph_replays():
     q, k, v = (x.detach() for x in tensors(1, 4, 2, 1, 3000, 64, torch.bfloat16))
-    plan = Plan(Where((2999, 1), 3000), slopes=torch.rand(4, device="cuda"))
+    plan = Plan(Positions((2999, 1), 3000), slopes=torch.rand(4, device="cuda"))
     expected = attend(q, k, v, plan, causal=True, engine="triton")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -144,7 +144,7 @@ def offsets_past_two_billion_elements():
     k = wide[None, :, 0, :size].unsqueeze(1)
     k.copy_(torch.randn_like(k))
     q = torch.randn(1, 1, 64, size, dtype=torch.bfloat16, device="cuda")
-    plan = Plan(Where((length - 64, 64), length), slopes=torch.tensor([0.001], device="cuda"))
+    plan = Plan(Positions((length - 64, 64), length), slopes=torch.tensor([0.001], device="cuda"))
     out = attend(q, k, k, plan, causal=True, engine="triton")
     expected = attend(q, k.contiguous(), k.contiguous(), plan, causal=True, engine="reference")
     torch.testing.assert_close(out, expected, atol=1e-2, rtol=1e-2)
@@ -155,7 +155,7 @@ def packed_sequences():
     q, k, v = tensors(2, 2, 2, 700, 700, 64, torch.bfloat16)
     positions = torch.cat([torch.arange(300), torch.arange(400)]).cuda()[None].expand(2, 700)
     ids = torch.cat([torch.zeros(300), torch.ones(400)]).long().cuda()[None].expand(2, 700)
-    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, Where(positions), reach=(40, 40))
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, Positions(positions), reach=(40, 40))
     check(q, k, v, tame(plan), documents=ids, causal=True)
 
 
@@ -186,32 +186,32 @@ def further_axes():
     q, k, v = tensors(2, 4, 2, 1000, 1100, 64, torch.bfloat16)
     check(q, k, v, plan_of(("segments", "exact"), q, k, v), causal=True)
     places = torch.randint(0, 5, (2, 1100), device="cuda")
-    where = Where((100, 1000), 1100, more=[(places[:, 100:], places, (0, 4))])
+    positions = Positions((100, 1000), 1100, more=[(places[:, 100:], places, (0, 4))])
     spot = index.clip(3, 2, axis=1)
     make = lambda *shape: (torch.randn(*shape, device="cuda") / 4).requires_grad_()  # noqa: E731
     every = Lookup(spot, make(4, 6), make(1, 6, 64), dot_key=make(4, 6, 64), add_value=make(1, 6, 64))
     plan = Plan(
-        where, lookups=(every, Lookup(index.clip(40, 40), dot_query=make(4, 81, 64), add_value=make(1, 81, 64)))
+        positions, lookups=(every, Lookup(index.clip(40, 40), dot_query=make(4, 81, 64), add_value=make(1, 81, 64)))
     )
     check(q, k, v, plan)
     same_bits(q, k, v, plan)
     run = lambda a, b, c: attend(a, b, c, plan, engine="triton")  # noqa: E731
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(q, k, v), run(q, k, v), rtol=2e-2, atol=2e-2)
-    layer = Attention(256, 4, position="xlnet", engine="triton").cuda().bfloat16()
+    layer = Attention(256, 4, encoding="xlnet", engine="triton").cuda().bfloat16()
     x, segments = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16), (places[:, :300] % 2, (0, 1))
     compiled = torch.compile(layer, fullgraph=True)(x, segments=segments)
     torch.testing.assert_close(compiled, layer(x, segments=segments), rtol=2e-2, atol=2e-2)
     q, k, v = tensors(8, 4, 4, 144, 144, 32, torch.bfloat16)
     table = torch.stack((torch.arange(144) // 12, torch.arange(144) % 12), -1)[None].cuda()
     grid = index.Grid((index.clip(11, 11), index.clip(11, 11, axis=1)))
-    check(q, k, v, Plan(Where(table), lookups=(Lookup(grid, dot_query=make(4, grid.n, 32)),)))
+    check(q, k, v, Plan(Positions(table), lookups=(Lookup(grid, dot_query=make(4, grid.n, 32)),)))
 
 
 def starts():
     """Left padding: a start per row, a key mask."""
     q, k, v = tensors(2, 2, 1, 500, 500, 64, torch.bfloat16)
     pad = torch.tensor([37, 0], device="cuda")
-    plan = plan_of(("bias", "dot_query", "dot_key"), q, k, v, Where((-pad, 500), (-2 * pad, 500)), reach=(30, 30))
+    plan = plan_of(("bias", "dot_query", "dot_key"), q, k, v, Positions((-pad, 500), (-2 * pad, 500)), reach=(30, 30))
     check(q, k, v, plan, key_mask=torch.arange(500, device="cuda")[None] >= pad[:, None])
 
 

@@ -151,30 +151,30 @@ def from_cases(recorder, only):
 
 def unfit_cases(cases):
     """The same calls as in the cases that also need a device."""
-    from posenc import Plan, Where
+    from posenc import Plan, Positions
 
     def compiled():
         train(*cases.tensors(1, 2, 2, 512, 512, 64, torch.bfloat16), cases.shaw_values(512, 64), causal=True)
 
     def graph():
         q, k, v = cases.tensors(1, 4, 2, 1, 3000, 64, torch.bfloat16)
-        train(q, k, v, Plan(Where((2999, 1), 3000), slopes=torch.rand(4, device="cuda")), causal=True)
+        train(q, k, v, Plan(Positions((2999, 1), 3000), slopes=torch.rand(4, device="cuda")), causal=True)
 
     def offsets():
         k = torch.empty(70_000, 1, 40_000, dtype=torch.bfloat16, device="cuda")[None, :, 0, :64].unsqueeze(1)
         q = torch.randn(1, 1, 64, 64, dtype=torch.bfloat16, device="cuda")
-        plan = Plan(Where((70_000 - 64, 64), 70_000), slopes=torch.tensor([0.001], device="cuda"))
+        plan = Plan(Positions((70_000 - 64, 64), 70_000), slopes=torch.tensor([0.001], device="cuda"))
         train(q, k, k, plan, causal=True)
 
     return {"compile": compiled, "graph": graph, "offsets": offsets}
 
 
 def from_bench_gpu(recorder, only):
-    from bench import gpu
+    from posenc.bench import gpu
 
     for name, (make, shapes) in gpu.PLANS.items():
         for batch, heads, length, size, causal in [*shapes, (1, 2, 700, 64, False), (4, 2, 700, 64, True)]:
-            recorder.case = f"bench.gpu {name} {length}{' causal' if causal else ''}"
+            recorder.case = f"posenc.bench.gpu {name} {length}{' causal' if causal else ''}"
             if not wanted(recorder.case, only) or (name == "relative logits" and batch != 4):
                 continue
             with Elsewhere("meta"):
@@ -266,16 +266,16 @@ def from_corners(recorder, only):
     """Every pair of slots; head sizes; masks; and sizes of one, which Triton takes for constants."""
     import itertools
 
-    from posenc import Index, Lookup, Plan, Where
+    from posenc import Index, Lookup, Plan, Positions
     from tests.gpu.cases import SLOTS, tame, tensors
     from tests.plans import plan_of
 
-    def case(name, slots, shape, dtype=torch.bfloat16, reach=(60, 70), where=None, **options):
+    def case(name, slots, shape, dtype=torch.bfloat16, reach=(60, 70), positions=None, **options):
         recorder.case = f"corner {name}"
         if wanted(recorder.case, only):
             with Elsewhere("cpu"):
                 q, k, v = tensors(*shape, dtype)
-                train(q, k, v, tame(plan_of(slots, q, k, v, where, reach=reach)), **options)
+                train(q, k, v, tame(plan_of(slots, q, k, v, positions, reach=reach)), **options)
 
     for number, slots in enumerate(itertools.combinations(SLOTS, 2)):
         case(" + ".join(slots), slots, (1, 2, 1 + number % 2, 130, 130, 64), causal=number % 3 == 0)
@@ -298,24 +298,27 @@ def from_corners(recorder, only):
             case(f"{mask} {slots}", slots, (2, 2, 2, 150, 150, 64), **options)
         for rate in (0.1, 0.5):
             case(f"dropout {slots}", slots, (2, 2, 2, 150, 150, 64), dropout=rate)
-        case(f"tokens {slots}", slots, (1, 2, 2, 150, 150, 64), where=Where(documents[:1]))
-        case(f"starts {slots}", slots, (2, 2, 2, 150, 150, 64), where=Where((torch.tensor([1, 0]), 150), 150))
+        case(f"tokens {slots}", slots, (1, 2, 2, 150, 150, 64), positions=Positions(documents[:1]))
+        case(f"starts {slots}", slots, (2, 2, 2, 150, 150, 64), positions=Positions((torch.tensor([1, 0]), 150), 150))
     recorder.case = "corner nothing"
     if wanted(recorder.case, only):
         with Elsewhere("cpu"):
             q, k, v = tensors(1, 1, 1, 1, 1, 64, torch.bfloat16)
-            train(q, k, v, Plan(Where(1)))
+            train(q, k, v, Plan(Positions(1)))
             train(
                 q,
                 k,
                 v,
-                Plan(Where(1), lookups=(Lookup(Index(1, 1), bias=torch.zeros(1, 1), dot_query=torch.zeros(1, 1, 64)),)),
+                Plan(
+                    Positions(1),
+                    lookups=(Lookup(Index(1, 1), bias=torch.zeros(1, 1), dot_query=torch.zeros(1, 1, 64)),),
+                ),
             )
 
 
 def from_rotation(recorder, only):
     """rotation_kernel.turn: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
-    from posenc.rotation_kernel import turn
+    from posenc.core.rotary_kernel import turn
 
     recorder.case = "rotation"
     if not wanted(recorder.case, only):

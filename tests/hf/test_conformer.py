@@ -138,5 +138,5 @@ def test_compiled():
 
 
 def test_report_names_the_schemes():
-    assert {one.scheme for one in hf.report(hf.accelerate(make("bert relative_key"))).layers} == {"shaw"}
-    assert {one.scheme for one in hf.report(hf.accelerate(make("bert relative"))).layers} == {"transformer_xl"}
+    assert {one.encoding for one in hf.report(hf.accelerate(make("bert relative_key"))).layers} == {"shaw"}
+    assert {one.encoding for one in hf.report(hf.accelerate(make("bert relative"))).layers} == {"transformer_xl"}

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from posenc import dispatch, hf
+from posenc import functional as dispatch
+from posenc import hf
 from tests.hf.cases import CASES
 from tests.hf.compare import gradients_agree, outputs_agree, run
 

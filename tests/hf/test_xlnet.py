@@ -7,7 +7,7 @@ import torch
 from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
-from posenc.engines import axes
+from posenc.engines import further_axes as axes
 from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 from tests.seeds import seed
 
@@ -33,7 +33,7 @@ def batch(length=21):
     return ids, mask, segments
 
 
-@pytest.mark.parametrize("options", [{}, dict(clamp_len=7)])
+@pytest.mark.parametrize("options", [{}, dict(clamp_length=7)])
 def test_outputs_gradients_and_restore(options):
     ids, mask, segments = batch()
     inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=segments)

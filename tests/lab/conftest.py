@@ -9,7 +9,7 @@ from posenc.lab.presets import from_dict
 from posenc.lab.run import compare
 
 TINY = {
-    "title": "tiny", "schemes": ["none", "learned", "alibi", "rope", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
+    "title": "tiny", "encodings": ["none", "learned", "alibi", "rope", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
     "heads": 2, "layers": 1, "steps": 12, "count": 16,
     "tasks": [
         {"task": "previous", "train": 6, "test": [6, 12]},

@@ -10,20 +10,20 @@ from posenc.lab.results import Results
 
 
 def measured(text=None, neighbour=None):
-    """What the trained claims read, from {scheme: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
-    task = {"task": "text", "train": 64, "test": [64, 128, 256], "lr": 1.0, "schemes": list(text or {}), "seeds": 1}
+    """What the trained claims read, from {encoding: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
+    task = {"task": "text", "train": 64, "test": [64, 128, 256], "lr": 1.0, "encodings": list(text or {}), "seeds": 1}
     rows = [
-        {"task": "text", "scheme": scheme, "seed": 0, "lr": 1.0, "size": size}
+        {"task": "text", "encoding": encoding, "seed": 0, "lr": 1.0, "size": size}
         | ({"loss": loss} if math.isfinite(loss) else {"error": "cannot"})
-        for scheme, losses in (text or {}).items()
+        for encoding, losses in (text or {}).items()
         for size, loss in zip((64, 128, 256), losses)
     ]
     tasks, other = [], []
     for distance, of in (neighbour or {}).items():
         word = f"neighbour:distance={distance}"
-        tasks.append({"task": word, "train": 8, "lr": 1.0, "schemes": [f"shaw:k={k}" for k in of], "seeds": 1})
+        tasks.append({"task": word, "train": 8, "lr": 1.0, "encodings": [f"shaw:k={k}" for k in of], "seeds": 1})
         other += [
-            {"task": word, "scheme": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
+            {"task": word, "encoding": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
             for k, a in of.items()
         ]
     return Measured(

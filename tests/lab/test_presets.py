@@ -22,7 +22,7 @@ def test_what_each_preset_promises():
     quick, paper, full = (presets.load(name) for name in ("quick", "paper", "full"))
     for experiment in (quick, paper):
         for task in experiment.tasks:
-            assert len({s.split("+")[0].split(":")[0] for s in task.schemes}) >= 8
+            assert len({s.split("+")[0].split(":")[0] for s in task.encodings}) >= 8
     assert quick.device == "cpu" and {t.task for t in quick.tasks} == {"text", "previous"}
     assert paper.device == "cuda" and paper.precision == "bfloat16" and paper.compile
     assert paper.tasks[0].train == 512 and max(paper.tasks[0].test) == 16384 and paper.tasks[0].seeds >= 3
@@ -32,7 +32,7 @@ def test_what_each_preset_promises():
 def test_throughput_measures_every_scheme_and_the_textbook():
     began = time.perf_counter()
     speeds = throughput.measure(["shaw", "alibi"], length=32, batch=2, width=16, heads=2, layers=1, rounds=1)
-    assert [s.scheme for s in speeds] == ["none", "shaw", "alibi", throughput.TEXTBOOK]
+    assert [s.encoding for s in speeds] == ["none", "shaw", "alibi", throughput.TEXTBOOK]
     assert speeds[0].ratio == 1.0 and all(0 < s.seconds < time.perf_counter() - began for s in speeds)
     assert "× none" in throughput.as_text(speeds)
     with pytest.raises(LabError, match="for evaluation"):

@@ -13,15 +13,15 @@ from posenc.lab.results import Mean, Results, mean
 
 
 def made(losses, metric="loss", task="text", train=64, seeds=1):
-    """Results with given scores: {scheme: {size: number, reason or list of numbers}}."""
+    """Results with given scores: {encoding: {size: number, reason or list of numbers}}."""
     sizes = sorted({size for points in losses.values() for size in points})
-    settings = {"task": task, "train": train, "test": sizes, "lr": 1e-3, "seeds": seeds, "schemes": list(losses)}
+    settings = {"task": task, "train": train, "test": sizes, "lr": 1e-3, "seeds": seeds, "encodings": list(losses)}
     rows = []
-    for scheme, points in losses.items():
+    for encoding, points in losses.items():
         for size, value in points.items():
             for seed, one in enumerate(value if isinstance(value, list) else [value]):
                 score = {"error": one} if isinstance(one, str) else {metric: one}
-                rows.append({"task": task, "scheme": scheme, "seed": seed, "lr": 1e-3, "size": size, **score})
+                rows.append({"task": task, "encoding": encoding, "seed": seed, "lr": 1e-3, "size": size, **score})
     experiment = {"title": "t", "tasks": [settings], "published": []}
     return Results(experiment, {}, [], rows, 1, 1)
 
@@ -36,20 +36,20 @@ def test_confidence_intervals_are_students():
 def test_the_verdict_follows_the_numbers():
     run = made({
         "none": {64: 2.0, 256: 2.2}, "sinusoidal": {64: 2.1, 256: 3.0}, "alibi": {64: 1.7, 256: 1.68},
-        "learned": {64: 1.9, 256: "learned positions end at max_len=64"}, "rope": {64: 1.6, 256: 2.1},
+        "learned": {64: 1.9, 256: "learned positions end at max_length=64"}, "rope": {64: 1.6, 256: 2.1},
     })  # fmt: skip
-    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
     assert words == {"none": "loses", "sinusoidal": "breaks", "alibi": "holds", "learned": "cannot", "rope": "breaks"}
-    assert [s.scheme for s in verdict.standings(run, run.tasks()[0])][:2] == ["alibi", "rope"]
+    assert [s.encoding for s in verdict.standings(run, run.tasks()[0])][:2] == ["alibi", "rope"]
     said = " ".join(verdict.sentences(run))
     assert "use alibi" in said and "rope is best with 1.600" in said
-    assert "learned cannot run at size 256: learned positions end at max_len=64" in said
+    assert "learned cannot run at size 256: learned positions end at max_length=64" in said
     assert "One seed" in said
 
 
 def test_an_extension_is_judged_by_the_weights_without_it():
     run = made({"rope": {64: 1.6, 256: 2.1}, "rope+linear:8": {64: 3.2, 256: 3.2}, "rope+yarn:4": {64: 1.7, 256: 1.7}})
-    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
     assert words == {"rope": "breaks", "rope+linear:8": "breaks", "rope+yarn:4": "loses"}
 
 
@@ -57,21 +57,21 @@ def test_sliding_windows_are_told_apart():
     run = made({"alibi": {64: 1.7, 256: 1.6}, "t5": {64: 1.6, 256: 1.6}})
     run.tasks()[0]["sliding"] = 16
     for row in run.rows:
-        row["sliding"] = 1.5 if row["scheme"] == "alibi" or row["size"] == 64 else 1.9
+        row["sliding"] = 1.5 if row["encoding"] == "alibi" or row["size"] == 64 else 1.9
     said = next(s for s in verdict.sentences(run) if "last 16 bytes" in s)
     assert "alibi (+0.000) keeps the quality from 64 to 256; the others change by t5 +0.40." in said
 
 
 def test_accuracy_counts_the_other_way_round():
     run = made({"a": {8: 1.0, 32: 0.99}, "b": {8: 1.0, 32: 0.5}, "c": {8: 0.4, 32: 0.4}}, "accuracy", "copy", 8)
-    words = {s.scheme: s.word for s in verdict.standings(run, run.tasks()[0])}
+    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
     assert words == {"a": "holds", "b": "breaks", "c": "not learnt"}
     assert "use a:" in " ".join(verdict.sentences(run))
 
 
 def test_when_nothing_holds_nothing_is_recommended():
     run = made({"a": {64: 1.0, 256: 2.0}, "b": {64: 1.0, 256: 1.5}})
-    assert "No scheme keeps its quality on every task here; b comes nearest." in verdict.sentences(run)
+    assert "No encoding keeps its quality on every task here; b comes nearest." in verdict.sentences(run)
 
 
 def test_the_files_of_a_report(run_folder):
@@ -88,7 +88,7 @@ def test_the_files_of_a_report(run_folder):
     rows = list(csv.DictReader((run_folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     saved = json.loads((run_folder / "results.json").read_text())
     assert len(rows) == len(saved["rows"]) == 2 * 2 * 5 * 2 + 2 * 4
-    assert {row["scheme"] for row in rows} == {"none", "learned", "alibi", "rope", "rope+ntk:8"}
+    assert {row["encoding"] for row in rows} == {"none", "learned", "alibi", "rope", "rope+ntk:8"}
 
 
 def test_report_builds_again_from_cells_and_from_json_alone(run_copy, tmp_path, capsys):

@@ -39,26 +39,26 @@ def test_a_second_run_computes_nothing_and_more_schemes_only_what_is_new(tiny, r
     assert first.finished == first.wanted == 24
     again = compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1)
     assert not calls and again.rows == first.rows
-    compare(tiny().change(schemes=("rope", "rope+linear:2")), run_copy, text=text, jobs=1)
+    compare(tiny().change(encodings=("rope", "rope+linear:2")), run_copy, text=text, jobs=1)
     assert calls == ["test", "test"]  # one a task, on the same weights
     calls.clear()
-    compare(tiny(tasks=("previous",)).change(schemes=("rope",), lr=5e-3), run_copy, jobs=1)
+    compare(tiny(tasks=("previous",)).change(encodings=("rope",), lr=5e-3), run_copy, jobs=1)
     assert calls == ["train", "test"]
 
 
 def test_learned_positions_say_that_they_end(run_folder):
-    rows = [r for r in results.read(run_folder).rows if (r["task"], r["scheme"]) == ("text", "learned")]
+    rows = [r for r in results.read(run_folder).rows if (r["task"], r["encoding"]) == ("text", "learned")]
     here, far = rows[:2]
     assert here["loss"] > 0 and "error" not in here
-    assert "max_len=16" in far["error"] and "loss" not in far
+    assert "max_length=16" in far["error"] and "loss" not in far
 
 
 def test_workers_and_this_process_give_the_same_files_and_a_cell_that_fails_stops_no_other(
     tiny, tmp_path, text, run_folder
 ):
-    """learned:max_len=4 breaks in the middle of its training, in a worker."""
-    experiment = tiny(tasks=("text",), schemes=["none", "learned:max_len=4", "rope", "rope+ntk:8"])
-    with pytest.raises(CellFailure, match="learned:max_len=4 failed.*\n[^$]*max_len=4"):
+    """learned:max_length=4 breaks in the middle of its training, in a worker."""
+    experiment = tiny(tasks=("text",), encodings=["none", "learned:max_length=4", "rope", "rope+ntk:8"])
+    with pytest.raises(CellFailure, match="learned:max_length=4 failed.*\n[^$]*max_length=4"):
         compare(experiment, tmp_path, text=text, jobs=2)
     found = results.read(tmp_path)
     assert found.finished == 2 and found.wanted == 3
@@ -72,7 +72,7 @@ def test_workers_and_this_process_give_the_same_files_and_a_cell_that_fails_stop
 def test_the_threads_around_a_cell_change_nothing():
     """A cell of this size gives other bits with two threads: its own number counts, not that of the process."""
     wide = {"task": "copy", "train": 32, "test": [32], "batch": 32, "width": 64, "steps": 2, "count": 64}
-    settings = {"schemes": ["alibi"], "seeds": 1, "heads": 2, "layers": 1, "tasks": [wide]}
+    settings = {"encodings": ["alibi"], "seeds": 1, "heads": 2, "layers": 1, "tasks": [wide]}
     cell = from_dict(settings, "wide").cells()[0]
     files, before = [], torch.get_num_threads()
     try:
@@ -119,7 +119,7 @@ def test_swapped_and_damaged_checkpoints_are_told_and_no_start(tiny, tmp_path, t
             raise Cut
 
     words = corpus.read(text)
-    experiment = tiny(tasks=("text",), schemes=["none", "alibi", "rope"])
+    experiment = tiny(tasks=("text",), encodings=["none", "alibi", "rope"])
     store, cells = Store(tmp_path), experiment.cells(words.digest)
     for cell in cells:
         with pytest.raises(Cut):
@@ -136,7 +136,7 @@ def test_swapped_and_damaged_checkpoints_are_told_and_no_start(tiny, tmp_path, t
 
 def test_going_on_from_a_checkpoint_equals_never_stopping(tiny, tmp_path, text):
     words = corpus.read(text)
-    for cell in tiny(steps=20, schemes=["t5"]).cells(words.digest):
+    for cell in tiny(steps=20, encodings=["t5"]).cells(words.digest):
         whole = train.train(cell.training, Store(tmp_path / "whole"), words, checkpoint_seconds=0)
         store = Store(tmp_path / "cut")
 
@@ -176,7 +176,7 @@ def start(preset, out, text, *more):
 
 PRESET = """
 title = "kill"
-schemes = ["none", "alibi", "rope", "rope+ntk:8"]
+encodings = ["none", "alibi", "rope", "rope+ntk:8"]
 seeds = 2
 batch = 4
 width = 16
@@ -221,8 +221,8 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, text, kills):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_one_that_dies_twice_is_told(tiny, tmp_path):
-    cells = tiny(tasks=("previous",)).change(schemes=("alibi",)).cells()
-    cells += tiny(tasks=("previous",)).change(steps=1000, schemes=("none",)).cells()
+    cells = tiny(tasks=("previous",)).change(encodings=("alibi",)).cells()
+    cells += tiny(tasks=("previous",)).change(steps=1000, encodings=("none",)).cells()
     store = Store(tmp_path)
     steps = []
     with pytest.raises(LabError, match="died twice"):
@@ -241,7 +241,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_dies_twice_is_told(tiny, tm
 
 
 def test_a_training_that_diverges_is_a_result(tiny, tmp_path, text):
-    experiment = tiny(tasks=("text",)).change(schemes=("none",), lr=1e30, steps=60)
+    experiment = tiny(tasks=("text",)).change(encodings=("none",), lr=1e30, steps=60)
     found = compare(experiment, tmp_path, text=text, jobs=1)
     assert found.trainings[0]["status"].startswith("diverged at step")
     assert all(row["error"].startswith("diverged") for row in found.rows)
@@ -251,7 +251,7 @@ def test_a_training_that_diverges_is_a_result(tiny, tmp_path, text):
 def test_texts_never_mix(tiny, tmp_path, text):
     other = tmp_path / "other.txt"
     other.write_bytes(text.read_bytes()[::-1])
-    experiment = tiny(tasks=("text",)).change(schemes=("none",))
+    experiment = tiny(tasks=("text",)).change(encodings=("none",))
     a = compare(experiment, tmp_path / "run", text=text, jobs=1)
     b = compare(experiment, tmp_path / "run", text=other, jobs=1)
     assert a.rows != b.rows
@@ -270,22 +270,22 @@ def test_what_cannot_be_asked(tiny, tmp_path):
         compare(tiny(), tmp_path, jobs=0)
     with pytest.raises(LabError, match="use here, ray"):
         compare(tiny(), tmp_path, on="slurm")
-    with pytest.raises(ValueError, match="unknown scheme"):
-        compare(tiny().change(schemes=("ropee",)), tmp_path)
+    with pytest.raises(ValueError, match="unknown encoding"):
+        compare(tiny().change(encodings=("ropee",)), tmp_path)
     with pytest.raises(LabError, match="cannot read the text"):
         compare(tiny(), tmp_path, text=tmp_path / "none.txt")
     with pytest.raises(LabError, match=r"\[\[tasks\]\]"):
-        from_dict({"schemes": ["none"]}, "x")
+        from_dict({"encodings": ["none"]}, "x")
     with pytest.raises(LabError, match="unknown settings stepz"):
         from_dict({"tasks": [{"task": "copy", "stepz": 3}]}, "x")
-    with pytest.raises(LabError, match="train, test, steps, schemes missing"):
+    with pytest.raises(LabError, match="train, test, steps, encodings missing"):
         from_dict({"tasks": [{"task": "copy"}]}, "x")
     with pytest.raises(LabError, match="steps must be an integer from 1 to .*, got '3'"):
-        from_dict({"tasks": [{"task": "copy", "train": 1, "test": [1], "schemes": ["none"], "steps": "3"}]}, "x")
+        from_dict({"tasks": [{"task": "copy", "train": 1, "test": [1], "encodings": ["none"], "steps": "3"}]}, "x")
 
 
 def test_without_safetensors_nothing_is_started(tmp_path, monkeypatch, capsys):
-    from posenc.cli import main
+    from posenc.cli.main.main import main
 
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     assert main(["compare", "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
@@ -299,12 +299,12 @@ def test_a_learning_rate_check_adds_cells(tiny):
     checked = plain.change(rates=(0.5, 2.0))
     more = [cell for cell in checked.cells() if cell not in plain.cells()]
     assert {cell.training.lr for cell in more} == {5e-4, 2e-3}
-    assert {cell.training.scheme for cell in more} == {"none", "learned", "alibi", "rope"}
+    assert {cell.training.encoding for cell in more} == {"none", "learned", "alibi", "rope"}
     assert replace(more[0].training, lr=1e-3).key in {cell.training.key for cell in plain.cells()}
 
 
 def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, monkeypatch):
-    cell = tiny(tasks=("previous",)).change(schemes=("alibi",)).cells()[0]
+    cell = tiny(tasks=("previous",)).change(encodings=("alibi",)).cells()[0]
 
     def broken(*_, **__):
         raise RuntimeError("no compiler here")
@@ -318,7 +318,7 @@ def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, 
 
 
 def test_damaged_files_are_made_again(tiny, tmp_path, text):
-    experiment = tiny(tasks=("text",), schemes=["t5"], steps=4)
+    experiment = tiny(tasks=("text",), encodings=["t5"], steps=4)
     first = compare(experiment, tmp_path, text=text, jobs=1)
     (trained,), (tested,), (weights,) = (
         list(tmp_path.glob(f"cells/*.{kind}")) for kind in ("train.json", "test.json", "weights")
@@ -356,7 +356,7 @@ def test_the_command_tells_failed_cells_without_its_own_traceback(tmp_path, text
         text,
         "--jobs",
         "1",
-        "--schemes",
+        "--encodings",
         "none",
         "alibi",
     ]
@@ -378,7 +378,7 @@ def test_no_room_for_the_weights(tmp_path, text, jobs):
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
-    limited += "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
+    limited += "from posenc.cli.main import main; sys.exit(main(sys.argv[1:]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = ["compare", "--preset", preset, "--out", tmp_path / "run", "--text", text, "--jobs", jobs]
     said = subprocess.run(
@@ -389,7 +389,7 @@ def test_no_room_for_the_weights(tmp_path, text, jobs):
 
 
 def test_two_commands_in_one_folder(tmp_path, text, capsys):
-    from posenc.cli import main
+    from posenc.cli.main.main import main
 
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc import files
+from posenc.core import files
 from posenc.lab import cluster, results, train
 from posenc.lab.presets import load
 from posenc.lab.run import compare
@@ -20,7 +20,7 @@ from posenc.lab.store import Store
 
 PRESET = """
 title = "spread"
-schemes = ["t5", "clipped", "learned"]
+encodings = ["t5", "clipped", "learned"]
 seeds = 1
 batch = 6
 width = 16

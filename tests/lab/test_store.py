@@ -17,7 +17,7 @@ from posenc.lab.errors import LabError
 from posenc.lab.store import MemoryStore, Store
 
 TRAINING = Training(
-    task="previous", scheme="alibi", seed=0, train=8, steps=10, batch=4, width=16, heads=2, layers=1, lr=1e-3,
+    task="previous", encoding="alibi", seed=0, train=8, steps=10, batch=4, width=16, heads=2, layers=1, lr=1e-3,
     position_lr=1.0, weight_decay=0.0, device="cpu", precision="float32", compile=False, engine="auto", text="",
 )  # fmt: skip
 

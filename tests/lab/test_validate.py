@@ -6,8 +6,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from posenc.cli.main.main import main
 
-from posenc.cli import main
 from posenc.lab import presets, report, results, side_by_side, validate
 from posenc.lab.errors import LabError
 from posenc.lab.results import Results
@@ -144,7 +144,7 @@ def test_a_file_that_is_a_folder_or_cannot_be_found(tmp_path, capsys):
 
 # ---- presets ------------------------------------------------------------------------------------------------------
 PRESET = {
-    "title": "t", "device": "cpu", "published": ["alibi"], "schemes": ["none", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
+    "title": "t", "device": "cpu", "published": ["alibi"], "encodings": ["none", "rope+ntk:8"], "seeds": 1, "batch": 4, "width": 16,
     "heads": 2, "layers": 1, "steps": 2, "count": 16, "rates": [2.0], "lr": 1e-3, "threads": 1, "weight_decay": 0.0,
     "tasks": [{"task": "text", "train": 16, "test": [16], "sliding": 8, "windows": 4}, {"task": "copy:unique=true", "train": 4, "test": [4]}],
 }  # fmt: skip
@@ -172,8 +172,8 @@ ODD_PRESETS = {
     "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=[" + "'none'," * 900 + "]",
     "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
     "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "scheme value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['t5:buckets=many']",
-    "odd scheme": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['rope+ntk:x,y']",
+    "encoding value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['t5:buckets=many']",
+    "odd encoding": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['rope+ntk:x,y']",
 }  # fmt: skip
 
 
@@ -261,9 +261,9 @@ def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
 def test_figures_survive_their_escaping(saved, monkeypatch):
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
     saved = copy.deepcopy(saved)
-    saved["experiment"]["tasks"][0]["schemes"] = [HOSTILE]
+    saved["experiment"]["tasks"][0]["encodings"] = [HOSTILE]
     for row in saved["rows"]:
-        row["scheme"] = HOSTILE
+        row["encoding"] = HOSTILE
     page = report.as_html(Results(**saved))
     figures = json.loads(re.search(r"const figures = (.*);\n", page)[1])
     names = {trace.get("name") for trace in figures[0]["data"]}

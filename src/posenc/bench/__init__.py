@@ -1,6 +1,6 @@
 """Position encodings side by side with their peers, in time and memory. A wrong result is never timed.
 
-workloads.py  what is attended: a scheme, causal or not, one query or all        a line each
+workloads.py  what is attended: an encoding, causal or not, one query or all        a line each
 peers.py      who attends: posenc, PyTorch, textbook formulas                    a class each
 libraries.py  who attends: other people's libraries, optional and versioned      a class each
 measure.py    how: interleaved runs, medians and their spread, peak bytes of tensors, who else used the machine

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
     add(
-        "--schemes",
+        "--encodings",
         nargs="+",
         metavar="WORKLOAD",
         help="which workloads (those of the published run); --list names all",
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             print(f"measured on {device} unless named: {', '.join(names)}")
         print("peers:", ", ".join(f"{name} {peer.version() or '(not installed)'}" for name, peer in PEERS.items()))
         return 0
-    for what, asked, known in (("workload", given.schemes, WORKLOADS), ("peer", given.peers, PEERS)):
+    for what, asked, known in (("workload", given.encodings, WORKLOADS), ("peer", given.peers, PEERS)):
         unknown = [name for name in asked or () if name not in known]
         if unknown:
             parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
             report.save(report.merged(old, result), path)
 
         result = run(
-            given.schemes or SETS[given.device],
+            given.encodings or SETS[given.device],
             lengths,
             given.peers or [name for name, peer in PEERS.items() if given.device in peer.devices],
             device=given.device,

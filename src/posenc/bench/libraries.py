@@ -23,7 +23,7 @@ class XTransformers(Peer):
 
     def refuses(self, case, kind):
         # its T5 module has no causal buckets of our sizes past the query, and its slopes are constants
-        known = case.workload.scheme == "t5" or (case.workload.scheme == "alibi" and not case.workload.options)
+        known = case.workload.encoding == "t5" or (case.workload.encoding == "alibi" and not case.workload.options)
         return None if known else "x-transformers has no such encoding"
 
     def kept(self, attention):
@@ -32,12 +32,12 @@ class XTransformers(Peer):
     def make(self, problem):
         from x_transformers.x_transformers import AlibiPositionalBias, RelativePositionBias
 
-        case, scheme = problem.case, problem.scheme
-        if case.workload.scheme == "alibi":
+        case, encoding = problem.case, problem.encoding
+        if case.workload.encoding == "alibi":
             module = AlibiPositionalBias(heads=case.heads, total_heads=case.heads).to(case.device)
         else:
             module = RelativePositionBias(scale=1.0, causal=case.workload.causal, heads=case.heads).to(case.device)
-            module.relative_attention_bias.weight = scheme.table
+            module.relative_attention_bias.weight = encoding.table
         scale = scale_of(problem.plan())
 
         def attention(q, k, v):
@@ -59,7 +59,7 @@ class Transformers(Peer):
         return None if known else "transformers has no such attention"
 
     def make(self, problem):
-        make = {"deberta": self._deberta, "transformer_xl": self._xlnet}.get(problem.case.workload.scheme, self._t5)
+        make = {"deberta": self._deberta, "transformer_xl": self._xlnet}.get(problem.case.workload.encoding, self._t5)
         return make(problem)
 
     def _t5(self, problem):
@@ -72,7 +72,7 @@ class Transformers(Peer):
             d_model=case.heads * case.size, num_heads=case.heads, d_kv=case.size, is_decoder=case.workload.causal
         )
         module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(case.device)
-        module.relative_attention_bias.weight = problem.scheme.table
+        module.relative_attention_bias.weight = problem.encoding.table
 
         def attention(q, k, v):
             bias = module.compute_bias(q.shape[2], k.shape[2], past_seen_tokens=k.shape[2] - q.shape[2])
@@ -85,15 +85,15 @@ class Transformers(Peer):
     def _deberta(self, problem):
         from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
-        case, scheme = problem.case, problem.scheme
+        case, encoding = problem.case, problem.encoding
         module = DisentangledSelfAttention(deberta_config(problem)).to(case.device).eval()
-        module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
+        module.pos_key_proj, module.pos_query_proj = encoding.pos_key, encoding.pos_query
         scale = (case.size * 3) ** -0.5
 
         def attention(q, k, v):
             flat = [x.flatten(0, 1) for x in (q, k, v)]
             scores = flat[0] @ flat[1].transpose(-1, -2) * scale
-            scores = scores + module.disentangled_attention_bias(flat[0], flat[1], None, scheme.table, 3)
+            scores = scores + module.disentangled_attention_bias(flat[0], flat[1], None, encoding.table, 3)
             return (scores.softmax(-1) @ flat[2]).unflatten(0, q.shape[:2])
 
         return attention
@@ -102,17 +102,17 @@ class Transformers(Peer):
         from transformers import XLNetConfig
         from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
-        from ..schemes.absolute import sinusoid
+        from ..encodings.absolute import sinusoid
 
-        case, scheme = problem.case, problem.scheme
+        case, encoding = problem.case, problem.encoding
         config = XLNetConfig(d_model=case.heads * case.size, n_head=case.heads, d_inner=64, dropout=0.0)
         module = XLNetRelativeAttention(config).to(case.device)
-        module.r_w_bias, module.r_r_bias = scheme.u, scheme.v
+        module.r_w_bias, module.r_r_bias = encoding.u, encoding.v
         distances = torch.arange(case.length, -case.length, -1, device=case.device)
         waves = sinusoid(distances, case.heads * case.size, base=10000.0, layout="concatenated").to(case.dtype)
 
         def attention(q, k, v):
-            table = scheme.w_r(waves).view(-1, 1, case.heads, case.size)
+            table = encoding.w_r(waves).view(-1, 1, case.heads, case.size)
             heads = [x.permute(2, 0, 1, 3) for x in (q, k, v)]
             return module.rel_attn_core(*heads, table.expand(-1, q.shape[0], -1, -1)).permute(1, 2, 0, 3)
 
@@ -127,7 +127,7 @@ class FlashDeberta(Peer):
     devices = ("cuda",)
 
     def refuses(self, case, kind):
-        return None if case.workload.scheme == "deberta" else "has kernels for deberta only"
+        return None if case.workload.encoding == "deberta" else "has kernels for deberta only"
 
     def make(self, problem):
         kernel = _kernels("flashdeberta", "ops.flash_attention").flash_attention_with_disentangled
@@ -156,24 +156,24 @@ class DisentangledFlash(Peer):
     tiles = {"training_forward": (64, 128, 4, 2), "backward_dq": (64, 32, 4, 2), "backward_dkv": (16, 32, 4, 1)}
 
     def refuses(self, case, kind):
-        return None if case.workload.scheme == "deberta" else "has kernels for deberta only"
+        return None if case.workload.encoding == "deberta" else "has kernels for deberta only"
 
     def make(self, problem):
         from disentangled_flash import TritonTrainingDisentangledSelfAttention
 
-        case, scheme = problem.case, problem.scheme
+        case, encoding = problem.case, problem.encoding
         module = TritonTrainingDisentangledSelfAttention(
             deberta_config(problem), assume_unpadded=True, profile_registry=_tiles(self.tiles)
         )
         module = module.to(device=case.device, dtype=case.dtype).eval()
-        module.pos_key_proj, module.pos_query_proj = scheme.pos_key, scheme.pos_query
+        module.pos_key_proj, module.pos_query_proj = encoding.pos_key, encoding.pos_query
         module._reshape_heads = lambda x, batch, length: x
         seen = torch.ones(case.batch, case.length, dtype=torch.bool, device=case.device)
         hidden = problem.v.new_empty(case.batch, case.length, 1)  # only its length and dtype are looked at
 
         def attention(q, k, v):
             module._project_qkv = lambda hidden: (q, k, v)
-            out, _ = module(hidden, seen, rel_embeddings=scheme.table)
+            out, _ = module(hidden, seen, rel_embeddings=encoding.table)
             return out.unflatten(-1, (case.heads, case.size)).transpose(1, 2)
 
         return attention
@@ -187,19 +187,19 @@ class TurboT5(Peer):
     devices = ("cuda",)
 
     def refuses(self, case, kind):
-        return None if case.workload.scheme == "t5" else "has kernels for t5 only"
+        return None if case.workload.encoding == "t5" else "has kernels for t5 only"
 
     def make(self, problem):
         module = _kernels("turbot5", "ops.fused_bias_attention")
         # "can be overwritten at runtime to use your custom config": elsewhere it falls back to 32 x 32 tiles
         module.get_fwd_config = lambda *shape: (128, 64, 3, 4)
         module.get_bwd_config = lambda *shape: (64, 64, 1, 4)
-        causal, scheme = problem.case.workload.causal, problem.scheme
+        causal, encoding = problem.case.workload.causal, problem.encoding
 
         def attention(q, k, v):
-            table = scheme.table.float().contiguous()  # its gradient is added up atomically in the table's dtype
+            table = encoding.table.float().contiguous()  # its gradient is added up atomically in the table's dtype
             return module.flash_attention_with_fusing_bias(
-                q, k, v, table, causal, scale_of(problem.plan()), scheme.buckets, scheme.max_distance
+                q, k, v, table, causal, scale_of(problem.plan()), encoding.buckets, encoding.max_distance
             )
 
         return attention
@@ -228,7 +228,7 @@ def deberta_config(problem):
 
 
 def _deberta_sizes(problem) -> tuple[int, int]:
-    return problem.scheme.table.shape[0] // 2, problem.case.workload.options["max_distance"]
+    return problem.encoding.table.shape[0] // 2, problem.case.workload.options["max_distance"]
 
 
 def _tiles(known: Mapping[str, tuple[int, ...]]):

@@ -1,6 +1,6 @@
 """Who attends. A peer says its version, what it can do, and gives a function of q, k, v that autograd can follow.
 
-Peers share the scheme's own parameters, so that gradients can be compared too.
+Peers share the encoding's own parameters, so that gradients can be compared too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from ..dispatch import attend, engine_for
-from ..plan import Plan
+from ..core.plan import Plan
+from ..functional import attend, engine_for
 from .measure import seconds
 from .workloads import Attention, Case, Problem
 
@@ -90,13 +90,13 @@ class Ours(Peer):
 
 
 def dense_bias(problem: Problem) -> Tensor:
-    """[H, Lq, Lk] of a scheme that adds one number per head and distance, in q's dtype.
+    """[H, Lq, Lk] of an encoding that adds one number per head and distance, in q's dtype.
 
     Looked up once for each distance and laid out from there: a look-up for each pair has a gradient that adds 16 million
     numbers into 32 places (on one H200, t5 at 4 x 4096 tokens: 857 ms a training step).
     """
     plan = problem.plan()
-    distance = plan.where.distance(problem.q.device)
+    distance = plan.positions.distance(problem.q.device)
     seen = torch.cat([distance[:, 0].flip(0), distance[0, 1:]])
     total = torch.zeros((), device=seen.device)
     for lookup in plan.lookups:
@@ -118,7 +118,9 @@ class DenseBias(Peer):
     name = "dense bias"
 
     def refuses(self, case, kind):
-        return None if case.workload.scheme in BIASES else "a dense bias cannot hold a term that depends on the content"
+        return (
+            None if case.workload.encoding in BIASES else "a dense bias cannot hold a term that depends on the content"
+        )
 
     def make(self, problem):
         scale = scale_of(problem.plan())
@@ -138,10 +140,10 @@ class Eager(Peer):
     name = "textbook"
 
     def refuses(self, case, kind):
-        return None if case.workload.scheme in (*BIASES, "shaw") else "no textbook formula is written for it here"
+        return None if case.workload.encoding in (*BIASES, "shaw") else "no textbook formula is written for it here"
 
     def make(self, problem):
-        case, scheme = problem.case, problem.scheme
+        case, encoding = problem.case, problem.encoding
         scale = scale_of(problem.plan()) or case.size**-0.5
 
         def bias(q, k, v):
@@ -150,17 +152,17 @@ class Eager(Peer):
         def shaw(q, k, v):
             steps = torch.arange(case.length, device=q.device)
             distance = steps[None, :] - steps[:, None]
-            rows = distance.clamp(-scheme.left, scheme.right) + scheme.left
-            content = torch.einsum("bhid,ijd->bhij", q, embedding(rows, scheme.keys[0]))
+            rows = distance.clamp(-encoding.left, encoding.right) + encoding.left
+            content = torch.einsum("bhid,ijd->bhij", q, embedding(rows, encoding.keys[0]))
             scores = (q @ k.transpose(-1, -2) + content) * scale
             if case.workload.causal:
                 scores = scores.masked_fill(distance > 0, float("-inf"))
             weights = scores.softmax(-1)
-            if scheme.values is None:
+            if encoding.values is None:
                 return weights @ v
-            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, embedding(rows, scheme.values[0]))
+            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, embedding(rows, encoding.values[0]))
 
-        return shaw if case.workload.scheme == "shaw" else bias
+        return shaw if case.workload.encoding == "shaw" else bias
 
 
 class Flex(Peer):

@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from .. import files
+from ..core import files
 from .growth import extra_bytes, growth, key
 from .workloads import WORKLOADS
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..dispatch import attend
+from ..functional import attend
 from . import libraries, peers
 from .measure import Others, compared, free_bytes, graph, in_turns, peak_bytes, seconds
 from .workloads import WORKLOADS, Attention, Case, Problem, case
@@ -161,7 +161,7 @@ def reference(problem: Problem, train: bool) -> dict[str, tuple[list[str], list[
 
 
 def results(attention: Attention, problem: Problem, kind: str, positions: bool) -> list[Tensor]:
-    """Output, and for a training step the gradients of q, k, v and of what the scheme learns."""
+    """Output, and for a training step the gradients of q, k, v and of what the encoding learns."""
     if kind == "forward":
         with torch.no_grad():
             return [attention(problem.q, problem.k, problem.v)]
@@ -177,7 +177,7 @@ def wrong(names: list[str], found: list[Tensor], exact: list[Tensor], tolerance:
     """What is too far from the reference, relative in norm; None where all is right.
 
     Some learned vectors cannot change the output (a bias that shifts all scores of a query), and their gradients are
-    noise around zero: a gradient counts against the typical one of the scheme's where that is larger.
+    noise around zero: a gradient counts against the typical one of the encoding's where that is larger.
     """
     learned = [b.norm().item() / b.numel() ** 0.5 for b in exact[4:]]
     typical = max(learned, default=0.0)

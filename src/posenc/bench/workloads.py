@@ -1,4 +1,4 @@
-"""What is attended. A workload is a scheme with its options, and how it is asked; a case is a workload at one shape."""
+"""What is attended. A workload is an encoding with its options, and how it is asked; a case is a workload at one shape."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..plan import Plan
-from ..registry import create
-from ..scheme import Scheme
-from ..where import Where
+from ..core.encoding import Encoding
+from ..core.plan import Plan
+from ..core.positions import Positions
+from ..encodings.registry import create
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -19,7 +19,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class Workload:
     name: str
-    scheme: str
+    encoding: str
     options: dict
     causal: bool = False
     queries: int | None = None  # None: as many as keys
@@ -50,12 +50,12 @@ class Case:
     def shape(self) -> str:
         return f"B{self.batch} H{self.heads} L{self.length} D{self.size}"
 
-    def where(self) -> Where:
-        return Where((self.length - self.queries, self.queries), self.length)
+    def positions(self) -> Positions:
+        return Positions((self.length - self.queries, self.queries), self.length)
 
 
 class Problem:
-    """A case's tensors: the scheme, q, k, v, the output's gradient, and states where the scheme conditions on them.
+    """A case's tensors: the encoding, q, k, v, the output's gradient, and states where the encoding conditions on them.
 
     Contenders share them, so that all compute the same numbers; nothing here is changed by a run.
     """
@@ -64,8 +64,8 @@ class Problem:
         self.case = case
         workload, heads, size = case.workload, case.heads, case.size
         torch.manual_seed(0)
-        made = create(workload.scheme, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
-        self.scheme: Scheme = made.to(device=case.device, dtype=case.dtype)
+        made = create(workload.encoding, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
+        self.encoding: Encoding = made.to(device=case.device, dtype=case.dtype)
         torch.manual_seed(1)
         self.q, self.k, self.v, self.g = (
             self._random(case.batch, heads, n, size) for n in (case.queries, case.length, case.length, case.queries)
@@ -80,23 +80,25 @@ class Problem:
         other = object.__new__(Problem)
         other.case = self.case
         workload, heads, size = self.case.workload, self.case.heads, self.case.size
-        made = create(workload.scheme, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
-        other.scheme = made.to(device=self.case.device, dtype=torch.float64)
-        other.scheme.load_state_dict({name: tensor.double() for name, tensor in self.scheme.state_dict().items()})
+        made = create(workload.encoding, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
+        other.encoding = made.to(device=self.case.device, dtype=torch.float64)
+        other.encoding.load_state_dict({name: tensor.double() for name, tensor in self.encoding.state_dict().items()})
         other.q, other.k, other.v, other.g = (x.double() for x in (self.q, self.k, self.v, self.g))
         other.states = None if self.states is None else self.states.double()
         return other
 
     def leaves(self) -> list[tuple[str, Tensor]]:
         """What a training step differentiates besides q, k and v, by name."""
-        found: list[tuple[str, Tensor]] = list(self.scheme.named_parameters())
+        found: list[tuple[str, Tensor]] = list(self.encoding.named_parameters())
         if self.states is not None:
             found.append(("states", self.states.requires_grad_()))
         return found
 
     def plan(self) -> Plan:
-        where = self.case.where()
-        return self.scheme.plan(where) if self.states is None else self.scheme.plan_states(where, self.states)
+        positions = self.case.where()
+        return (
+            self.encoding.plan(positions) if self.states is None else self.encoding.plan_states(positions, self.states)
+        )
 
 
 WORKLOADS = {

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..mask import Mask
-from ..plan import Plan, holds_nan
+from ..core.mask import Mask
+from ..core.plan import Plan, holds_nan
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
@@ -23,15 +23,15 @@ def run(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL, with_lse: bool = False
 ):  # fmt: skip
     """`rows` are the query slots that q holds: the plan and the mask are for all of them."""
-    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, plan.where.q_length))
+    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, plan.positions.q_length))
     if dropout > 0.0:
         weights = torch.nn.functional.dropout(weights, dropout)
     values = repeat(v, q.shape[1]).to(weights.dtype)
-    out = weigh(weights, values, lambda: mask.allowed(plan.where.q_length, k.shape[2], q.device, rows))
+    out = weigh(weights, values, lambda: mask.allowed(plan.positions.q_length, k.shape[2], q.device, rows))
     for lookup in plan.lookups:
         if lookup.add_value is not None:
             table = lookup.add_value.to(weights.dtype)
-            at = _spread(lookup.index.of(plan.where, q.device, rows), weights)
+            at = _spread(lookup.index.of(plan.positions, q.device, rows), weights)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
             out = out + binned @ table
     return (out.to(q.dtype), lse) if with_lse else out.to(q.dtype)
@@ -41,18 +41,18 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     """s [B, H, Lq, Lk], before any mask, in float32 or better."""
     precision = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(precision), repeat(k, q.shape[1]).to(precision)
-    where, device = plan.where, q.device
+    positions, device = plan.positions, q.device
     s = q @ k.transpose(-1, -2)
     for lookup in plan.lookups:
         at = None
         if lookup.dot_query is not None:
-            at = _spread(lookup.index.of(where, device, rows), s)
+            at = _spread(lookup.index.of(positions, device, rows), s)
             states = q if lookup.states is None else lookup.states[:, :, rows].to(precision)
             s = s + (states @ lookup.dot_query.to(precision).transpose(-1, -2)).expand(
                 *s.shape[:3], lookup.index.n
             ).gather(3, at)
         if lookup.dot_key is not None:
-            at = _spread(lookup.index.of(where, device, rows), s) if at is None else at
+            at = _spread(lookup.index.of(positions, device, rows), s) if at is None else at
             s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, at)
     scale = plan.scale_of(q.shape[-1])
     if isinstance(scale, Tensor):
@@ -61,17 +61,17 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     s = s * scale
     for lookup in plan.lookups:
         if lookup.bias is not None:
-            bias = lookup.bias.to(precision)[:, lookup.index.of(where, device, rows)]  # [H, (B,) Lq, Lk]
+            bias = lookup.bias.to(precision)[:, lookup.index.of(positions, device, rows)]  # [H, (B,) Lq, Lk]
             s = s + (bias if bias.dim() == 3 else bias.transpose(0, 1))
     if plan.slopes is not None:
-        distance = where.distance(device, rows=rows).abs().to(precision)
+        distance = positions.distance(device, rows=rows).abs().to(precision)
         distance = distance if distance.dim() == 2 else distance[:, None]
         s = s - plan.slopes.to(precision)[:, None, None] * distance
     if plan.decay is not None:
         c_q, c_k = plan.decay
         s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
     if plan.pair is not None:
-        s = s + plan.pair(where.q_positions(device)[..., rows], where.k_positions(device)).to(precision)
+        s = s + plan.pair(positions.q_positions(device)[..., rows], positions.k_positions(device)).to(precision)
     return s
 
 

@@ -1,10 +1,10 @@
-"""What the gallery says of each scheme beyond its card, in both languages; a new scheme falls back to its card."""
+"""What the gallery says of each encoding beyond its card, in both languages; a new encoding falls back to its card."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..registry import card
+from ..encodings.registry import info
 
 
 class About(NamedTuple):
@@ -44,12 +44,12 @@ WHEN = {
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
     "sinusoidal": About("", "", "无", "否：任何位置都有定义，但没见过的位置会误导模型", "长度范围固定，且不想增加参数、不改动注意力内部时。"),
-    "learned": About("", "", "max_len × d_model", "否：超过 max_len 没有定义", "最大长度固定（图像块、短文本），或检查点已经使用它时。"),
+    "learned": About("", "", "max_length × d_model", "否：超过 max_length 没有定义", "最大长度固定（图像块、短文本），或检查点已经使用它时。"),
     "shaw": About("", "", "(2k+1) × d_head，每张表", "是：超过 k 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
     "clipped": About("", "", "heads × (2k+1)", "是：超过 k 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
     "t5": About("", "", "buckets × heads", "约到训练长度的 2 倍", "编码器和编码器–解码器，或希望一张表服务所有层和所有长度时。"),
-    "transformer_xl": About("", "", "d_model × d_model + 2 × heads × d_head", "是，借助记忆和 clamp_len", "分段循环和语音编码器，需要很远处的精确距离时。"),
-    "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_len", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
+    "transformer_xl": About("", "", "d_model × d_model + 2 × heads × d_head", "是，借助记忆和 clamp_length", "分段循环和语音编码器，需要很远处的精确距离时。"),
+    "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_length", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
     "deberta": About("", "", "2k × d_model + 投影", "是：超过最后一个桶的距离共用一行", "需要理解句子的编码器：位置与内容双向相互作用。"),
     "rope": About("", "", "无", "否；配合缩放（线性、NTK、动态 NTK 等）可以", "解码器的默认选择：没有参数，只改变 q 和 k，且有多种扩展方法。"),
     "mrope": About("", "", "无", "同 RoPE", "文本中夹有图像和视频时：时间、行、列各自转动一部分通道对。"),
@@ -62,8 +62,8 @@ CHINESE = {
 
 
 def about(name: str, language: str) -> About:
-    """The facts of a scheme in a language ("en", "zh")."""
-    which = card(name)
+    """The facts of an encoding in a language ("en", "zh")."""
+    which = info(name)
     if language == "zh" and name in CHINESE:
         family, enters = FAMILIES.get(which.family, which.family), ENTERS.get(which.enters, which.enters)
         return CHINESE[name]._replace(family=family, enters=enters)

@@ -8,7 +8,7 @@ import socket
 import threading
 import webbrowser
 
-from ..errors import OptionError
+from ..core.errors import OptionError
 
 HOST = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""Compare: two or three schemes side by side, with sliders made from their options, at a chosen length."""
+"""Compare: two or three encodings side by side, with sliders made from their options, at a chosen length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..plan import Plan
+from ..core.plan import Plan
+from ..core.positions import Positions
+from ..encodings.registry import list_encodings
 from ..plot import numbers, panels
 from ..plot.numbers import Subject
 from ..plot.panels import Heat, Lines, Panel, array
 from ..plot.words import Words
-from ..registry import names
-from ..where import Where
 from . import snippets, state
 from .options import Option, options_of, validate
 from .state import Sorry, State
@@ -39,7 +39,7 @@ SLIDERS, SWITCHES, CHOICES = 3, 3, 3
 # has 17 MB, so few more are kept.
 @lru_cache(maxsize=8)
 def _subject(word: str) -> Subject:
-    name, options = state.scheme(word)
+    name, options = state.encoding(word)
     return numbers.subject(name, **options)
 
 
@@ -52,7 +52,7 @@ def _hollow(word: str) -> Subject:
 
 @lru_cache(maxsize=128)
 def _sketch(word: str, length: int) -> Plan:
-    return _hollow(word).plan(Where(length))
+    return _hollow(word).plan(Positions(length))
 
 
 @lru_cache(maxsize=8)
@@ -66,7 +66,7 @@ def _tables(word: str) -> Plan | None:
     if depends or not sketch.lookups or any(lookup.states is not None for lookup in sketch.lookups) or _exact(word):
         return None
     with torch.no_grad():
-        return subject.plan(Where(16))
+        return subject.plan(Positions(16))
 
 
 def _exact(word: str) -> bool:
@@ -96,7 +96,7 @@ FAR = torch.unique(torch.logspace(0, 5, 31).long()).neg().flip(0)
 @lru_cache(maxsize=32)
 def _far(word: str, head: int) -> Tensor:
     """The kernel at distances up to 100 000: [n]. A table with a row for each distance would be long, so such
-    schemes are asked one distance at a time.
+    encodings are asked one distance at a time.
     """
     subject = _subject(word)
     try:
@@ -109,7 +109,7 @@ def _far(word: str, head: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
-    """(parameters, span) of a scheme."""
+    """(parameters, span) of an encoding."""
     subject = _subject(word)
     return subject.parameters, None if subject.absolute else numbers.span_of(_sketch(word, 256))
 
@@ -135,9 +135,9 @@ class Compare(Page):
         """About `most` positions of each side of a heat map, and about so many distances of a curve."""
         train = state.number(state_, "train", 1, LONGEST, words)
         head = state.number(state_, "head", 0, numbers.SIZES["heads"] - 1, words)
-        chosen = {slot: state.scheme(state_[slot]) for slot in SLOTS if state_[slot]}
+        chosen = {slot: state.encoding(state_[slot]) for slot in SLOTS if state_[slot]}
         if not chosen:
-            raise Sorry(words("no scheme"))
+            raise Sorry(words("no encoding"))
         for name, options in chosen.values():
             validate(name, options, words)
         notes: list[str] = []
@@ -212,16 +212,16 @@ class Compare(Page):
 
 
 class _Slot:
-    """One scheme: its name and a pool of controls that take the shape of its options."""
+    """One encoding: its name and a pool of controls that take the shape of its options."""
 
     def __init__(self, key: str, name: str, words: Words):
         import gradio as gr
 
         self.key, self.update = key, gr.update
-        choices = [(words("no scheme here"), ""), *((n, n) for n in names())]
+        choices = [(words("no encoding here"), ""), *((n, n) for n in list_encodings())]
         with gr.Group(elem_id=f"compare-slot-{key}"):
             self.name = gr.Dropdown(
-                choices, value=name, label=words("scheme of", slot=key.upper()), elem_id=f"compare-{key}"
+                choices, value=name, label=words("encoding of", slot=key.upper()), elem_id=f"compare-{key}"
             )
             shape = _shape(name)
             self.pool = [gr.Slider(**shape[i], elem_id=f"compare-{key}-slider-{i}") for i in range(SLIDERS)]
@@ -248,7 +248,7 @@ class _Slot:
         return state.word(name, given)
 
     def write(self, word: str) -> list[Any]:
-        name, given = state.scheme(word) if word else ("", {})
+        name, given = state.encoding(word) if word else ("", {})
         updates = []
         for option, shape in zip(_placed(name), _shape(name)):
             if option is not None and option.name in given:
@@ -258,7 +258,7 @@ class _Slot:
 
 
 def _placed(name: str) -> list[Option | None]:
-    """The options of a scheme at their places in the pool: sliders, switches, choices."""
+    """The options of an encoding at their places in the pool: sliders, switches, choices."""
     found = options_of(name) if name else ()
     placed: list[Option | None] = []
     for kind, room in (("slider", SLIDERS), ("switch", SWITCHES), ("choice", CHOICES)):
@@ -268,7 +268,7 @@ def _placed(name: str) -> list[Option | None]:
 
 
 def _shape(name: str) -> list[dict[str, Any]]:
-    """What each control of the pool is to be for a scheme."""
+    """What each control of the pool is to be for an encoding."""
     shapes: list[dict[str, Any]] = []
     for place, option in enumerate(_placed(name)):
         if option is None:
@@ -334,9 +334,9 @@ def _curves(
 
 
 def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Words) -> str:
-    """A table of what each scheme costs at this length."""
+    """A table of what each encoding costs at this length."""
     heads = numbers.SIZES["heads"]
-    header = ("scheme", "parameters", "own memory", "dense memory", "constant beyond", "share past")
+    header = ("encoding", "parameters", "own memory", "dense memory", "constant beyond", "share past")
     rows = []
     for label, word in chosen.items():
         parameters, span = _facts(word)

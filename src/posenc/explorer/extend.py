@@ -13,12 +13,12 @@ import numpy as np
 
 import posenc
 
-from .. import scaling as kinds
-from .. import spec
+from ..encodings import spec
+from ..encodings.rope import scaling as kinds
+from ..encodings.rope.scaling import Scaling
 from ..plot import numbers, panels
 from ..plot.panels import Heat, Panel, array
 from ..plot.words import Words
-from ..scaling import Scaling
 from . import state
 from .state import Sorry, State
 from .view import Controls, Figure, Page, View
@@ -252,8 +252,8 @@ def from_json(text: str, words: Words) -> Pasted:
         raise Sorry(words("not config")) from None
     if not isinstance(config, dict):
         raise Sorry(words("not config"))
-    from ..dialects import read
-    from ..fields import field, has_rotation, keys, text_part
+    from ..encodings.rope.configs import read
+    from ..encodings.rope.fields import field, has_rotation, keys, text_part
 
     config = keys("config.json", config)
     if not has_rotation(config):

@@ -1,12 +1,12 @@
-"""Gallery: every scheme with its formula, picture, parameters, who uses it and when to choose it."""
+"""Gallery: every encoding with its formula, picture, parameters, who uses it and when to choose it."""
 
 from __future__ import annotations
 
 from html import escape
 
+from ..encodings.registry import info, list_encodings
 from ..plot import numbers, panels
 from ..plot.words import Words
-from ..registry import card, names
 from . import snippets
 from .about import about
 from .state import State, choice, plain
@@ -18,10 +18,10 @@ LENGTH = 96
 class Gallery(Page):
     key = "gallery"
     html_first = True
-    defaults = {"scheme": "t5"}
+    defaults = {"encoding": "t5"}
 
     def draw(self, state: State, words: Words, *, coarse: bool = False) -> View:
-        name = choice(state, "scheme", names(), words)
+        name = choice(state, "encoding", list_encodings(), words)
         subject = numbers.subject(name)
         drawn = panels.overview(subject, LENGTH, words=words)
         return View(
@@ -33,12 +33,14 @@ class Gallery(Page):
     def controls(self, words: Words) -> Controls:
         import gradio as gr
 
-        scheme = gr.Radio(list(names()), value=self.defaults["scheme"], label=words("scheme"), elem_id="gallery-scheme")
-        return Controls([scheme], lambda name: {"scheme": plain(name)}, lambda state: [state["scheme"]])
+        encoding = gr.Radio(
+            list(list_encodings()), value=self.defaults["encoding"], label=words("encoding"), elem_id="gallery-encoding"
+        )
+        return Controls([encoding], lambda name: {"encoding": plain(name)}, lambda state: [state["encoding"]])
 
 
 def _card(name: str, parameters: int, words: Words) -> str:
-    which, told = card(name), about(name, words.table["language"])
+    which, told = info(name), about(name, words.table["language"])
     size = words("sizes drawn", parameters=f"{parameters:,}", **numbers.SIZES)
     rows = {
         words("family"): told.family,

@@ -1,4 +1,4 @@
-"""Controls made from a scheme's own options: read from its signature, so a new scheme has sliders at once."""
+"""Controls made from an encoding's own options: read from its signature, so a new encoding has sliders at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from ..encodings.registry import SIZES, info
 from ..plot.numbers import DRAWN
 from ..plot.words import Words
-from ..registry import SIZES, card
 from .state import Sorry
 
 # What no picture of scores can show, or what a slider cannot give (tensors, objects)
@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "k": (1, 128, 1),
     "std": (0.0, 2.0, 0.02),
     "extent": (16, 4096, 16),
-    "max_len": (64, 8192, 64),
+    "max_length": (64, 8192, 64),
     "offset": (0, 8, 1),
 }
 FURTHEST = 8192
@@ -60,9 +60,9 @@ class Option:
 
 
 def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
-    """Refuse options that cost more than a picture can show. What is merely wrong the scheme itself refuses."""
+    """Refuse options that cost more than a picture can show. What is merely wrong the encoding itself refuses."""
     for option, value in given.items():
-        told = {"scheme": name, "option": option, "given": str(value)[:40]}
+        told = {"encoding": name, "option": option, "given": str(value)[:40]}
         if option in SIZES:
             raise Sorry(words("option size", **told))
         if value is None or isinstance(value, (bool, str)):
@@ -76,8 +76,8 @@ def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
 
 @lru_cache(maxsize=64)
 def options_of(name: str) -> tuple[Option, ...]:
-    """The controls of a scheme, in its signature's order."""
-    cls = card(name).load()
+    """The controls of an encoding, in its signature's order."""
+    cls = info(name).load()
     hints = typing.get_type_hints(cls.__init__)
     found = []
     for parameter in inspect.signature(cls.__init__).parameters.values():

@@ -81,7 +81,7 @@ def run_folder(text: str) -> Path | None:
 
 
 def _figures(folder: Path, words: Words) -> list[Panel]:
-    """One panel a task: its metric over the tested size, a curve a scheme."""
+    """One panel a task: its metric over the tested size, a curve an encoding."""
     from ..lab.results import metric_of, read
 
     run = read(folder)
@@ -91,9 +91,9 @@ def _figures(folder: Path, words: Words) -> list[Panel]:
         rows = [row for row in run.rows if row["task"] == task["task"]]
         sizes = sorted({row["size"] for row in rows})
         series: dict[str, Any] = {}
-        for scheme in run.schemes(task):
-            points = [run.point(task, scheme, size, metric) for size in sizes]
-            series[scheme] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
+        for encoding in run.encodings(task):
+            points = [run.point(task, encoding, size, metric) for size in sizes]
+            series[encoding] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
         if series and sizes:
             drawn.append(
                 Lines(

@@ -1,4 +1,4 @@
-"""Your sentence: tokens, the attention pattern under each scheme, its terms, and what swapping or shifting changes."""
+"""Your sentence: tokens, the attention pattern under each encoding, its terms, and what swapping or shifting changes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 
 import posenc
 
-from ..attention import Attention
+from ..core.positions import Positions
+from ..encodings.registry import info, list_encodings
+from ..nn.attention import Attention
 from ..plot import panels
 from ..plot.numbers import DRAWN, TERMS
 from ..plot.panels import Heat, Panel, array
 from ..plot.words import Words
-from ..registry import card, names
-from ..where import Where
 from . import state
 from .state import Sorry, State
 from .stop import checkpoint
@@ -37,7 +37,7 @@ class Sentence(Page):
     key = "sentence"
     figures = 3
     defaults = {
-        "text": "the cat sat on the mat because the mat was warm", "scheme": "t5", "head": "0", "causal": "false",
+        "text": "the cat sat on the mat because the mat was warm", "encoding": "t5", "head": "0", "causal": "false",
         "strength": "0.5", "change": "swap", "first": "1", "second": "5", "shift": "100",
     }  # fmt: skip
 
@@ -50,20 +50,20 @@ class Sentence(Page):
             raise Sorry(words("text empty"))
         notes = [words("tokens cut", most=MOST, number=len(tokens))] if len(tokens) > MOST else []
         tokens = tokens[:MOST]
-        name = state.choice(state_, "scheme", names(), words)
+        name = state.choice(state_, "encoding", list_encodings(), words)
         head = state.number(state_, "head", 0, HEADS - 1, words)
         causal = state.choice(state_, "causal", ("true", "false"), words) == "true"
         strength = state.real(state_, "strength", 0.0, 2.0, words)
         change = state.choice(state_, "change", CHANGES, words)
         shown: dict[str, Tensor] = {}
-        for other in names():
+        for other in list_encodings():
             checkpoint()
             try:
                 weights = _pattern(other, strength if learns(other) else 0.0, tuple(tokens), causal)[head]
             except ValueError:
                 continue  # positions of images and video: a sentence has one axis
             shown[other] = weights
-        # half of the schemes fill the colours, so that one sharp pattern does not darken all others
+        # half of the encodings fill the colours, so that one sharp pattern does not darken all others
         bright = float(np.median([weights.max().item() for weights in shown.values()]))
         patterns = [_heat(other, weights, tokens, words, bright, labelled=False) for other, weights in shown.items()]
         chosen = layer(name, strength)
@@ -105,7 +105,9 @@ class Sentence(Page):
 
         d = self.defaults
         text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
-        scheme = gr.Dropdown(list(names()), value=d["scheme"], label=words("scheme"), elem_id="sentence-scheme")
+        encoding = gr.Dropdown(
+            list(list_encodings()), value=d["encoding"], label=words("encoding"), elem_id="sentence-encoding"
+        )
         head = gr.Slider(0, HEADS - 1, 0, step=1, label=words("which head"), elem_id="sentence-head")
         strength = gr.Slider(
             0.0, 2.0, 0.5, step=0.05, label=words("strength"), info=words("strength why"), elem_id="sentence-strength"
@@ -120,15 +122,15 @@ class Sentence(Page):
         )
         shift = gr.Slider(0, 1000, int(d["shift"]), step=1, label=words("shift by"), elem_id="sentence-shift")
 
-        components = [text, scheme, head, strength, causal, change, first, second, shift]
-        keys = ("text", "scheme", "head", "strength", "causal", "change", "first", "second", "shift")
+        components = [text, encoding, head, strength, causal, change, first, second, shift]
+        keys = ("text", "encoding", "head", "strength", "causal", "change", "first", "second", "shift")
 
         def read(*values: Any) -> State:
             return dict(zip(keys, map(state.plain, values)))
 
         def write(wanted: State) -> list[Any]:
             return [
-                wanted["text"], wanted["scheme"], int(wanted["head"]), float(wanted["strength"]),
+                wanted["text"], wanted["encoding"], int(wanted["head"]), float(wanted["strength"]),
                 wanted["causal"] == "true", wanted["change"], int(wanted["first"]), int(wanted["second"]),
                 int(wanted["shift"]),
             ]  # fmt: skip
@@ -173,8 +175,8 @@ def vectors(tokens: list[str]) -> Tensor:
 
 @lru_cache(maxsize=64)
 def learns(name: str) -> bool:
-    """Whether a scheme has tables that the strength scales."""
-    return "std" in inspect.signature(card(name).load().__init__).parameters
+    """Whether an encoding has tables that the strength scales."""
+    return "std" in inspect.signature(info(name).load().__init__).parameters
 
 
 def settings(name: str, strength: float) -> dict[str, Any]:
@@ -188,8 +190,8 @@ def layer(name: str, strength: float) -> Attention:
     """An untrained layer in which a word looks for words like itself: keys and queries share their weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        scheme = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
-        made = Attention(D_MODEL, HEADS, position=scheme, causal=scheme.causal_only)
+        encoding = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
+        made = Attention(D_MODEL, HEADS, encoding=encoding, causal=encoding.causal_only)
     made.k_proj.weight = made.q_proj.weight
     return made
 
@@ -197,15 +199,15 @@ def layer(name: str, strength: float) -> Attention:
 @torch.no_grad()
 def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Tensor:
     """Attention weights [heads, L, L] of a layer over x, at positions from `start`."""
-    where = Where((start, x.shape[1]))
-    x = made.position.embed(x, where)
+    positions = Positions((start, x.shape[1]))
+    x = made.encoding.embed(x, positions)
     q, k = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (made.q_proj, made.k_proj))
-    return posenc.scores(q, k, made.position.plan(where, x=x, host=made), causal=causal).softmax(-1)[0]
+    return posenc.scores(q, k, made.encoding.plan(positions, x=x, host=made), causal=causal).softmax(-1)[0]
 
 
 @lru_cache(maxsize=128)
 def _pattern(name: str, strength: float, tokens: tuple[str, ...], causal: bool) -> Tensor:
-    """Attention under a scheme; kept, for a moved slider leaves most patterns as they were."""
+    """Attention under an encoding; kept, for a moved slider leaves most patterns as they were."""
     return attention(layer(name, strength), vectors(list(tokens)), causal=causal)
 
 
@@ -259,7 +261,7 @@ def _shifted(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel
 
 def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
     options = "".join(f", {key}={value!r}" for key, value in settings(name, strength).items())
-    past = ", causal=True" if card(name).load().causal_only else ""
+    past = ", causal=True" if info(name).load().causal_only else ""
     return "\n".join(
         [
             "import torch, zlib, posenc",
@@ -267,12 +269,12 @@ def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
             "seeds = [torch.Generator().manual_seed(zlib.crc32(w.encode('utf-8', 'replace'))) for w in words]",
             f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
             "torch.manual_seed(0)",
-            f"scheme = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
-            f"layer, where = posenc.Attention({D_MODEL}, {HEADS}, position=scheme{past}), posenc.Where({len(tokens)})",
+            f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
+            f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
             "layer.k_proj.weight = layer.q_proj.weight  # a word looks for words like itself",
-            "x = scheme.embed(x, where)",
+            "x = encoding.embed(x, where)",
             f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
-            "scores = posenc.scores(q, k, scheme.plan(where, x=x, host=layer)"
+            "scores = posenc.scores(q, k, encoding.plan(where, x=x, host=layer)"
             + (", causal=True" if causal else "")
             + ")",
             "attention = scores.softmax(-1)[0]",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.positions import Positions
 from ..plot.numbers import DRAWN, SIZES, Subject
-from ..where import Where
 
 
 def made(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] = SIZES) -> str:
@@ -24,21 +24,21 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     lines = [
         "import torch, posenc",
         "torch.manual_seed(0)",
-        f"scheme, where = {made(subject.name, options)}, posenc.Where({length})",
+        f"encoding, where = {made(subject.name, options)}, posenc.Positions({length})",
     ]
     if subject.absolute:
         lines += [
-            f"vectors = scheme.embed(torch.zeros(1, {length}, {d_model}, dtype=torch.float64), where)",
+            f"vectors = encoding.embed(torch.zeros(1, {length}, {d_model}, dtype=torch.float64), where)",
             f"q = k = vectors.unflatten(-1, ({heads}, {head_dim})).transpose(1, 2)",
             "scores = posenc.scores(q, k)[0]",
         ]
         return "\n".join(lines)
     try:
-        subject.scheme.plan(Where(2))
-        plan = "scheme.plan(where)"
+        subject.encoding.plan(Positions(2))
+        plan = "encoding.plan(where)"
     except ValueError:
-        plan = f"scheme.plan(where, x=torch.ones(1, {length}, {d_model}))"
-    rotary = subject.plan(Where(2)).rotate is not None
+        plan = f"encoding.plan(where, x=torch.ones(1, {length}, {d_model}))"
+    rotary = subject.plan(Positions(2)).rotate is not None
     lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
     lines.append(f"plan = {plan}")
     content = "" if rotary else " - posenc.scores(q, k, posenc.Plan(where, scale=plan.scale))[0]"
@@ -46,10 +46,10 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     return "\n".join(lines)
 
 
-def compared(schemes: Mapping[str, Mapping[str, Any]], length: int) -> str:
-    """Lines that compute the kernels of several schemes, as `kernels` {label: [heads, length, length]}."""
+def compared(encodings: Mapping[str, Mapping[str, Any]], length: int) -> str:
+    """Lines that compute the kernels of several encodings, as `kernels` {label: [heads, length, length]}."""
     lines = ["from posenc.plot import numbers", f"place, kernels = numbers.positions({length}), {{}}"]
-    for label, made_of in schemes.items():
+    for label, made_of in encodings.items():
         arguments = [repr(made_of["name"]), *(f"{k}={v!r}" for k, v in made_of["options"].items())]
         lines.append(f"kernels[{label!r}] = numbers.kernel(numbers.subject({', '.join(arguments)}), place, place)")
     return "\n".join(lines)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from .. import spec
+from ..encodings import spec
 from ..plot.words import Words
 
 State = dict[str, str]
 # what the control of each word of a link is called, in the tables of words
 LABELS = {
-    "length": "length", "train": "train", "head": "which head", "scheme": "scheme", "strength": "strength",
+    "length": "length", "train": "train", "head": "which head", "encoding": "encoding", "strength": "strength",
     "first": "first word", "second": "second word", "shift": "shift by", "change": "change", "causal": "causal",
     "head_dim": "head size", "base": "base", "original": "original", "target": "target", "scaling": "scaling",
     "options": "rotation options",
@@ -97,13 +97,13 @@ def label(key: str, words: Words) -> str:
     return f"{words(LABELS[key])} ({key})" if key in LABELS else key
 
 
-def scheme(word: str) -> tuple[str, dict[str, Any]]:
+def encoding(word: str) -> tuple[str, dict[str, Any]]:
     """(name, options) of NAME:OPTION=VALUE,..."""
     return spec.parse(word)
 
 
 def word(name: str, options: Mapping[str, Any]) -> str:
-    """NAME:OPTION=VALUE,... of a scheme; the inverse of `scheme`."""
+    """NAME:OPTION=VALUE,... of an encoding; the inverse of `encoding`."""
     parts = [f"{key}={_text(value)}" for key, value in options.items()]
     return name + (":" + ",".join(parts) if parts else "")
 

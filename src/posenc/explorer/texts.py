@@ -15,17 +15,17 @@ TEXTS: dict[str, tuple[str, str]] = {
     "extend": ("Extend RoPE", "扩展 RoPE"),
     "results": ("Results", "结果"),
     "gallery intro": (
-        "One scheme at a time: its formula, its picture, who uses it and when to choose it.",
+        "One encoding at a time: its formula, its picture, who uses it and when to choose it.",
         "逐个查看：公式、图形、谁在用、何时选用。",
     ),
     "compare intro": (
-        "Two or three schemes at one length. Content is the same everywhere, so only position speaks. mrope is drawn "
+        "Two or three encodings at one length. Content is the same everywhere, so only position speaks. mrope is drawn "
         "over text, where its three axes are one; axial and sinusoidal_2d over patches numbered row by row.",
         "在同一长度下比较两三种方案。所有内容都相同，因此只有位置在起作用。mrope 按文本绘制，"
         "此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
     ),
     "sentence intro": (
-        "An untrained layer in which a word looks for words like itself; what differs between schemes is position. A "
+        "An untrained layer in which a word looks for words like itself; what differs between encodings is position. A "
         "sentence has one axis: mrope is text only here, and axial and sinusoidal_2d take the words for patches of an image.",
         "一个未训练的层，每个词寻找与自己相似的词；各方案之间的差别就是位置。句子只有一个轴：mrope 在这里"
         "只处理文本，axial 和 sinusoidal_2d 把词当作图像块。",
@@ -87,16 +87,16 @@ TEXTS: dict[str, tuple[str, str]] = {
         "正在绘制其他视图；请稍后再试。",
     ),
     "option high": (
-        "{scheme}: {option}={given} is more than a picture shows; give a number from {low:g} to {high:g}.",
-        "{scheme}：{option}={given} 超出了图中能显示的范围；请给出 {low:g} 到 {high:g} 之间的数。",
+        "{encoding}: {option}={given} is more than a picture shows; give a number from {low:g} to {high:g}.",
+        "{encoding}：{option}={given} 超出了图中能显示的范围；请给出 {low:g} 到 {high:g} 之间的数。",
     ),
     "option size": (
-        "{scheme}: {option} is a size of the layer, which is the same for every picture; leave it out.",
-        "{scheme}：{option} 是层的大小，所有图都相同；请去掉它。",
+        "{encoding}: {option} is a size of the layer, which is the same for every picture; leave it out.",
+        "{encoding}：{option} 是层的大小，所有图都相同；请去掉它。",
     ),
     "option kind": (
-        "{scheme}: {option}={given} must be a number, true, false or a word.",
-        "{scheme}：{option}={given} 必须是数字、true、false 或一个词。",
+        "{encoding}: {option}={given} must be a number, true, false or a word.",
+        "{encoding}：{option}={given} 必须是数字、true、false 或一个词。",
     ),
     "failed": ("This cannot be shown: {error}", "无法显示：{error}"),
     "code": ("Show the code", "显示代码"),
@@ -114,7 +114,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "skip": ("Skip to the figures", "跳到图形"),
     "which head": ("Head", "头"),
     # gallery
-    "scheme": ("Scheme", "方案"),
+    "encoding": ("Encoding", "方案"),
     "family": ("Family", "类别"),
     "enters": ("Enters at", "进入位置"),
     "parameters": ("Parameters", "参数"),
@@ -126,9 +126,9 @@ TEXTS: dict[str, tuple[str, str]] = {
         "此处 {parameters} 个，d_model {d_model}，{heads} 个头",
     ),
     # compare
-    "scheme of": ("Scheme {slot}", "方案 {slot}"),
-    "no scheme here": ("(none)", "（无）"),
-    "no scheme": ("Choose at least one scheme.", "请至少选择一种方案。"),
+    "encoding of": ("Encoding {slot}", "方案 {slot}"),
+    "no encoding here": ("(none)", "（无）"),
+    "no encoding": ("Choose at least one encoding.", "请至少选择一种方案。"),
     "bad options": (
         "{options}: an option has a value of the wrong kind (a word for a number?).",
         "{options}：某个选项的值类型不对（是否把文字当成了数字？）。",

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from transformers.models.bloom import modeling_bloom
 from transformers.models.mpt import modeling_mpt
 
-from .. import Plan, Where, formulas
-from ..constants import constant
+from .. import Plan, Positions
+from ..core import formulas
+from ..core.constants import constant
 from . import masks
 from .layer import Layer, NoAttentions, Part, split
 
 
 class Sloped(Layer):
-    scheme = "alibi"
+    encoding = "alibi"
 
     def posenc_prepare(self) -> None:
         super().posenc_prepare()
@@ -41,20 +42,20 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
             return "adds the output projection in slices (slow_but_exact=True with pretraining_tp > 1)"
         return None
 
-    def posenc_plan(self, where: Where, alibi: Tensor) -> Plan:
+    def posenc_plan(self, positions: Positions, alibi: Tensor) -> Plan:
         """alibi: empty without padding, positions [B, Lk] with it, or the original's [B * H, 1, Lk]."""
         if alibi.dim() == 1:
-            return Plan(where, scale=self.inv_norm_factor, slopes=self.posenc_slope(alibi.device))
+            return Plan(positions, scale=self.inv_norm_factor, slopes=self.posenc_slope(alibi.device))
         if alibi.dim() == 2:
             keys = self.posenc_slope(alibi.device)[:, None] * alibi[:, None, :]
         else:
             keys = alibi.reshape(-1, self.num_heads, alibi.shape[-1])
-        still = keys.new_zeros(1, self.num_heads, where.q_length)
-        return Plan(where, scale=self.inv_norm_factor, decay=(still, -keys))
+        still = keys.new_zeros(1, self.num_heads, positions.q_length)
+        return Plan(positions, scale=self.inv_norm_factor, decay=(still, -keys))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         nothing = self.dense.weight.new_zeros(0)
-        return self.num_heads, self.head_dim, self.posenc_plan(Where(length), nothing), {"causal": True}
+        return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), nothing), {"causal": True}
 
     def forward(
         self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False,
@@ -69,7 +70,7 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         start = start.clone().reshape(1) if isinstance(start, Tensor) else start
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), alibi)
+        plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), alibi)
         seen = masks.seen(attention_mask, q.shape[2], causal=True)
         blind = masks.before_all_keys(seen, q.shape[2])
         out = self.dense(self.posenc_run(q, k, v, plan, seen, self.attention_dropout.p, blind))
@@ -99,11 +100,11 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
 
     original = modeling_mpt.MptAttention
 
-    def posenc_plan(self, where: Where, device: torch.device) -> Plan:
-        return Plan(where, scale=self.softmax_scale, slopes=self.posenc_slope(device))
+    def posenc_plan(self, positions: Positions, device: torch.device) -> Plan:
+        return Plan(positions, scale=self.softmax_scale, slopes=self.posenc_slope(device))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        plan = self.posenc_plan(Where(length), self.out_proj.weight.device)
+        plan = self.posenc_plan(Positions(length), self.out_proj.weight.device)
         return self.n_heads, self.head_dim, plan, {"causal": True}
 
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
@@ -116,7 +117,7 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
         start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Where((start, q.shape[2]), k.shape[2]), q.device)
+        plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), q.device)
         hidden = attention_mask.hidden
         key_mask = None if hidden.shape[-1] == 1 else ~hidden[:, 0, 0]
         seen = {"causal": q.shape[2] > 1, "key_mask": key_mask}

@@ -19,14 +19,15 @@ from transformers.models.seamless_m4t_v2 import modeling_seamless_m4t_v2
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
 
-from .. import Index, Lookup, Plan, Where, index
+from .. import Index, Lookup, Plan, Positions
+from ..core import index
 from . import masks
 from .layer import Layer, Part, against, split
 
 
 class Conformer(Layer):
     @property
-    def scheme(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]
         return {"relative": "transformer_xl", "relative_key": "shaw", "rotary": "rope"}.get(
             self.position_embeddings_type, "none"
         )
@@ -44,17 +45,17 @@ class Conformer(Layer):
         return index.clip(self.left_max_position_embeddings, self.right_max_position_embeddings)
 
     def posenc_plan(self, length: int, waves: Tensor | None, dtype: torch.dtype) -> Plan:
-        where = Where(length)
+        positions = Positions(length)
         if self.position_embeddings_type == "relative_key":
             table = self.distance_embedding.weight.to(dtype)[None]
-            return Plan(where, lookups=(Lookup(self.posenc_index, dot_query=table),), scale=self.scaling)
+            return Plan(positions, lookups=(Lookup(self.posenc_index, dot_query=table),), scale=self.scaling)
         if self.position_embeddings_type == "relative" and waves is not None:
             # rows run from i - j = L - 1 down to 1 - L
             table = self.linear_pos(waves[0]).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
             bias = against(self.pos_bias_v, self.pos_bias_u, table, self.scaling)
             lookup = Lookup(Index(1 - length, length - 1), bias=bias, dot_query=table)
-            return Plan(where, shift=self.pos_bias_u, lookups=(lookup,), scale=self.scaling)
-        return Plan(where, scale=self.scaling)
+            return Plan(positions, shift=self.pos_bias_u, lookups=(lookup,), scale=self.scaling)
+        return Plan(positions, scale=self.scaling)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         weight = self.linear_q.weight

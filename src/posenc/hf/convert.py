@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import T5, Attention, DeBERTa, RoPE, XLNet, rotary
+from .. import T5, Attention, DeBERTa, RoPE, XLNet
+from ..encodings.rope import convert as rotary
 from . import versions
 from .swap import UnsupportedModel
 
@@ -73,13 +74,13 @@ def _t5(module: Any, shared: Any) -> Attention:
         max_distance=module.relative_attention_max_distance, causal=module.is_decoder,
     )  # fmt: skip
     return Attention(
-        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, position=position,
+        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, encoding=position,
         causal=module.is_decoder, dropout=module.dropout,
     )  # fmt: skip
 
 
 def _t5_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
-    table = (attention.position.table, _t5_table(module, shared))
+    table = (attention.encoding.table, _t5_table(module, shared))
     return [*_linears(attention, module.q, module.k, module.v, module.o), table]
 
 
@@ -100,7 +101,7 @@ def _deberta(module: Any, shared: Any) -> Attention:
         dropout=core.pos_dropout.p,
     )  # fmt: skip
     return Attention(
-        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, position=position,
+        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, encoding=position,
         dropout=core.dropout.p, bias=True,
     )  # fmt: skip
 
@@ -110,7 +111,7 @@ def _normed(encoder: Any) -> bool:
 
 
 def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
-    core, position = module.self, attention.position
+    core, position = module.self, attention.encoding
     pairs: Pairs = [(position.table, shared.rel_embeddings.weight[: position.table.shape[0]])]
     if _normed(shared):
         pairs += [(position.norm.weight, shared.LayerNorm.weight), (position.norm.bias, shared.LayerNorm.bias)]
@@ -138,11 +139,11 @@ def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 # ---- XLNet -----------------------------------------------------------------------------------------------------
 def _xlnet(module: Any, shared: Any) -> Attention:
     position = XLNet(d_model=module.d_model, heads=module.n_head, head_dim=module.d_head)
-    return Attention(module.d_model, module.n_head, head_dim=module.d_head, position=position, dropout=module.dropout.p)
+    return Attention(module.d_model, module.n_head, head_dim=module.d_head, encoding=position, dropout=module.dropout.p)
 
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
-    position = attention.position
+    position = attention.encoding
     turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
     pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in turned]
     pairs.append((attention.o_proj.weight, module.o))
@@ -159,7 +160,7 @@ def _llama(module: Any, shared: Any) -> Attention:
         raise UnsupportedModel(f"{type(module).__name__} scales scores by {module.scaling}, not by 1/sqrt(head_dim)")
     return Attention(
         module.q_proj.in_features, module.q_proj.out_features // module.head_dim, head_dim=module.head_dim,
-        kv_heads=module.k_proj.out_features // module.head_dim, position=rope, causal=True,
+        kv_heads=module.k_proj.out_features // module.head_dim, encoding=rope, causal=True,
         window=_window(module), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
         out_bias=module.o_proj.bias is not None,
     )  # fmt: skip

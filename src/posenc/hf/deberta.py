@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from .. import Index, Lookup, Plan, Where, index
+from .. import Index, Lookup, Plan, Positions
+from ..core import index
 from . import masks
 from .layer import Layer, Part, split
 
@@ -25,7 +26,7 @@ TERMS = {"c2p", "p2c"}
 class Disentangled(Layer):
     """What v1 and v2 share."""
 
-    scheme = "deberta"
+    encoding = "deberta"
 
     @staticmethod
     def refuses(module: Any) -> str | None:
@@ -43,10 +44,10 @@ class Disentangled(Layer):
         return index.deberta_buckets(buckets, most) if buckets > 0 else index.deberta_buckets(most)
 
     def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
-        where, terms = Where(length), self.pos_att_type
+        positions, terms = Positions(length), self.pos_att_type
         scale = (self.attention_head_size * (1 + len(terms))) ** -0.5
         if table is None or not self.relative_attention or not terms:
-            return Plan(where, scale=scale)
+            return Plan(positions, scale=scale)
         table, rows = self.posenc_rows(self.pos_dropout(table), length)
         key, query = self.posenc_projections()
         lookup = Lookup(
@@ -54,7 +55,7 @@ class Disentangled(Layer):
             dot_query=self.posenc_heads(key(table)) if "c2p" in terms else None,
             dot_key=self.posenc_heads(query(table)) if "p2c" in terms else None,
         )
-        return Plan(where, lookups=(lookup,), scale=scale)
+        return Plan(positions, lookups=(lookup,), scale=scale)
 
     def posenc_rows(self, table: Tensor, length: int) -> tuple[Tensor, Index]:
         """The table's rows that a length needs, and their index."""

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gptj import modeling_gptj
 
-from .. import RoPE, Where, rotary
-from ..dialects import read
-from ..scaling import LongRoPE, Proportional, Scaling
+from .. import Positions, RoPE
+from ..encodings.rope import convert as rotary
+from ..encodings.rope.configs import read
+from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
 from . import versions
 from .layer import say
 from .swap import UnsupportedModel
@@ -305,7 +306,7 @@ def _tables(layers: list[Any], ropes: list[RoPE], max_length: int | None) -> Non
         if isinstance(layer, GPTJAttention):
             layer.__dict__["posenc_rope"] = rope
         else:
-            phases = rope.rotation(Where(torch.arange(longest, device=layer.embed_positions.device))).q
+            phases = rope.rotation(Positions(torch.arange(longest, device=layer.embed_positions.device))).q
             assert phases is not None
             cos, sin = (part[0].to(layer.embed_positions.dtype) for part in phases)
             layer.embed_positions = nn.Buffer(torch.cat((sin, cos), dim=-1), persistent=False)

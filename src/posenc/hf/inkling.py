@@ -14,33 +14,39 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.models.inkling import modeling_inkling
 
-from .. import Index, Lookup, Plan, Where, index
+from .. import Index, Lookup, Plan, Positions
+from ..core import index
 from . import masks
 from .layer import Layer, split
 
 
 class InklingAttention(Layer, modeling_inkling.InklingAttention):
     original = modeling_inkling.InklingAttention
-    scheme = "relative_logits"
+    encoding = "relative_logits"
 
     def posenc_index_of(self) -> Index:
         return index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
 
-    def posenc_plan(self, where: Where, states: Tensor) -> Plan:
+    def posenc_plan(self, positions: Positions, states: Tensor) -> Plan:
         """states [B, H, Lq, d_rel]; they are unscaled in the original, and a plan's dots stand inside the scale."""
         table = nn.functional.pad(self.rel_logits_proj.proj.flip(1).t(), (0, 0, 1, 1))[None]
         lookup = Lookup(self.posenc_index, dot_query=table, states=states / self.scaling)
         scale: float | Tensor = self.scaling
         floor = self.config.log_scaling_n_floor
         if not self.is_sliding and floor is not None:
-            seen = where.q_positions(states.device).float() + 1.0
+            seen = positions.q_positions(states.device).float() + 1.0
             scale = self.scaling * (1.0 + self.config.log_scaling_alpha * (seen / floor).clamp(min=1.0).log())
-        return Plan(where, lookups=(lookup,), scale=scale)
+        return Plan(positions, lookups=(lookup,), scale=scale)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         states = self.q_proj.weight.new_zeros(1, self.num_heads, length, self.config.d_rel)
         window = (self.sliding_window - 1, None) if self.is_sliding else None
-        return self.num_heads, self.head_dim, self.posenc_plan(Where(length), states), dict(causal=True, window=window)
+        return (
+            self.num_heads,
+            self.head_dim,
+            self.posenc_plan(Positions(length), states),
+            dict(causal=True, window=window),
+        )
 
     def forward(self, hidden_states, attention_mask, conv_mask=None, past_key_values=None, **kwargs):
         static = past_key_values is not None and past_key_values.is_compileable
@@ -58,7 +64,7 @@ class InklingAttention(Layer, modeling_inkling.InklingAttention):
             keys, first_key = past_key_values.get_mask_sizes(queries, self.layer_idx)
             first_query = past_key_values.get_query_offset(self.layer_idx)
             k, v = past_key_values.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Where((first_query, queries), (first_key, keys)), states)
+        plan = self.posenc_plan(Positions((first_query, queries), (first_key, keys)), states)
         seen = masks.seen(attention_mask, queries, causal=True)
         if masks.is_compact(attention_mask):
             if seen["key_mask"] is not None:

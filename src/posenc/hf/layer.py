@@ -38,7 +38,7 @@ class Part(nn.Module):
 class Layer(Part):
     """An attention layer."""
 
-    scheme: str
+    encoding: str
     posenc_engine = "auto"
 
     def posenc_index_of(self) -> Index | None:

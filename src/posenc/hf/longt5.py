@@ -22,7 +22,7 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
-from .. import Plan, Where, attend_lse, engine_for, merge
+from .. import Plan, Positions, attend_lse, engine_for, merge
 from . import masks
 from .layer import split
 from .t5 import Bucketed, Threaded, before_stack
@@ -42,7 +42,7 @@ class LongT5LocalAttention(Bucketed, modeling_longt5.LongT5LocalAttention):
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         table = self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
-        plan = self.posenc_plan(Where(length), table)
+        plan = self.posenc_plan(Positions(length), table)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
@@ -54,7 +54,7 @@ class LongT5LocalAttention(Bucketed, modeling_longt5.LongT5LocalAttention):
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
         length = q.shape[2]
         seen = {"window": self.block_len - 1, "key_mask": None if mask is None else _padding(mask, length)}
-        plan = self.posenc_plan(Where(length), table)
+        plan = self.posenc_plan(Positions(length), table)
         return self.o(self.posenc_run(q, k, v, plan, seen, self.dropout)), table
 
 
@@ -72,7 +72,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         plan = self.posenc_plan(
-            Where(length), self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
+            Positions(length), self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
         )
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
@@ -95,10 +95,10 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
             )
         )  # fmt: skip
         radius = self.block_len - 1
-        plan = self.posenc_plan(Where(length), tables[0])
+        plan = self.posenc_plan(Positions(length), tables[0])
         engine = engine_for(q, k, v, plan, window=radius) if self.posenc_engine == "auto" else self.posenc_engine
         if engine == "triton":
-            far = self.posenc_plan(Where(blocks, far_k.shape[2]), tables[1])
+            far = self.posenc_plan(Positions(blocks, far_k.shape[2]), tables[1])
             both = (
                 (q, k, v, plan, {"window": radius, "key_mask": seen[:, :length] if padded else None}),
                 (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
@@ -139,7 +139,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         if seen is not None:
             bias = bias.masked_fill(~seen[:, None, None], NEVER)
         k, v = torch.cat((k, far_k), dim=2), torch.cat((v, far_v), dim=2)
-        plan = Plan(Where(q.shape[2], k.shape[2]), scale=self.scaling)
+        plan = Plan(Positions(q.shape[2], k.shape[2]), scale=self.scaling)
         return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
 
 

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 import posenc
-from posenc import files
+
+from ..core import files
 
 MODELS = ("t5-base-encoder", "deberta-v3-base")
 KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers; on a CPU when asked, for longer texts
@@ -85,7 +86,7 @@ def cell(name: str, label: str, length: int, threads: int, out: str) -> None:
 
     Answers each with its seconds, and the end of stdin with what was seen.
     """
-    from posenc import hf
+    from .. import hf
 
     torch.set_num_threads(threads)
     model = make(name).eval()
@@ -201,7 +202,7 @@ def _peak() -> int:
 
 # ---- GPU -----------------------------------------------------------------------------------------------------------
 def on_cuda(name: str, rows: int, length: int, times: int, device: str = "cuda") -> dict[str, Any]:
-    from posenc import hf
+    from .. import hf
 
     model = make(name).to(device).eval()
     ids = tokens(model, rows, length, device)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.mpnet import modeling_mpnet
 
-from .. import Lookup, Plan, Where, index
+from .. import Lookup, Plan, Positions
+from ..core import index
 from . import masks
 from .layer import Layer, Part, split
 
@@ -22,11 +23,11 @@ BUCKETS = index.log_buckets(32, 128, causal=False)
 
 class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
     original = modeling_mpnet.MPNetSelfAttention
-    scheme = "t5"
+    encoding = "t5"
 
     def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
         lookups = () if table is None else (Lookup(BUCKETS, bias=table[:32].t()),)
-        return Plan(Where(length), lookups=lookups)
+        return Plan(Positions(length), lookups=lookups)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         table = self.q.weight.new_zeros(32, self.num_attention_heads)

@@ -92,7 +92,7 @@ class Swapped:
 
     name: str
     layer: str
-    scheme: str
+    encoding: str
     engine: str
 
 
@@ -106,8 +106,10 @@ class Report:
     def __str__(self) -> str:
         if not self.layers:
             return f"{self.model}: nothing is swapped"
-        groups = Counter((one.layer, one.scheme, one.engine) for one in self.layers)
-        lines = [f"{count:>4} × {layer} ({scheme}) on {engine}" for (layer, scheme, engine), count in groups.items()]
+        groups = Counter((one.layer, one.encoding, one.engine) for one in self.layers)
+        lines = [
+            f"{count:>4} × {layer} ({encoding}) on {engine}" for (layer, encoding, engine), count in groups.items()
+        ]
         return "\n".join([f"{self.model}: {len(self.layers)} attention layers run on posenc", *lines])
 
 
@@ -116,7 +118,7 @@ def report(model: nn.Module, *, length: int = 512) -> Report:
     result = Report(type(model).__name__)
     for name, module in model.named_modules():
         if isinstance(module, Layer):
-            result.layers.append(Swapped(name, type(module).__name__, module.scheme, _engine(module, length)))
+            result.layers.append(Swapped(name, type(module).__name__, module.encoding, _engine(module, length)))
     return result
 
 

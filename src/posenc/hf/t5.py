@@ -15,7 +15,8 @@ from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 from transformers.models.umt5 import modeling_umt5
 
-from .. import Index, Lookup, Plan, Where, index
+from .. import Index, Lookup, Plan, Positions
+from ..core import index
 from . import masks
 from .layer import Layer, split
 
@@ -23,7 +24,7 @@ from .layer import Layer, split
 class Bucketed(Layer):
     """What the three attention layers share."""
 
-    scheme = "t5"
+    encoding = "t5"
 
     def posenc_table(self) -> Tensor | None:
         return self.relative_attention_bias.weight if self.has_relative_attention_bias else None
@@ -32,16 +33,16 @@ class Bucketed(Layer):
         buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
         return index.log_buckets(buckets, most, causal=self.is_decoder)
 
-    def posenc_plan(self, where: Where, table: Tensor | None) -> Plan:
+    def posenc_plan(self, positions: Positions, table: Tensor | None) -> Plan:
         lookups = () if table is None else (Lookup(self.posenc_index, bias=table.t()),)
-        return Plan(where, lookups=lookups, scale=self.scaling)
+        return Plan(positions, lookups=lookups, scale=self.scaling)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         table = self.posenc_table()
         crosses = table is None and self.is_decoder and not self.is_causal
         if table is None and not crosses:
             table = self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
-        plan = self.posenc_plan(Where(length), table)
+        plan = self.posenc_plan(Positions(length), table)
         return self.n_heads, self.key_value_proj_dim, plan, {"causal": self.is_decoder and not crosses}
 
     def posenc_attend(self, states: Tensor, other: Tensor | None, mask, table: Tensor | None, cache) -> Tensor:
@@ -52,10 +53,10 @@ class Bucketed(Layer):
             start = start.clone()
         k, v = self.posenc_keys(states if other is None else other, other is not None, cache)
         if other is not None:
-            plan, causal = self.posenc_plan(Where(q.shape[2], k.shape[2]), None), False
+            plan, causal = self.posenc_plan(Positions(q.shape[2], k.shape[2]), None), False
         else:
             first = start.reshape(1) if isinstance(start, Tensor) else start
-            plan, causal = self.posenc_plan(Where((first, q.shape[2]), k.shape[2]), table), self.is_decoder
+            plan, causal = self.posenc_plan(Positions((first, q.shape[2]), k.shape[2]), table), self.is_decoder
         seen = masks.seen(mask, q.shape[2], causal=causal)
         blind = masks.before_all_keys(seen, q.shape[2])
         return self.o(self.posenc_run(q, k, v, plan, seen, self.dropout, blind))

@@ -25,7 +25,7 @@ from transformers.models.qwen2_moe import modeling_qwen2_moe
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from .. import RoPE, Where
+from .. import Positions, RoPE
 from . import masks
 from .layer import Layer, split
 
@@ -38,7 +38,7 @@ class Turns(tuple):
 
     @classmethod
     def of(cls, rope: RoPE, positions: Tensor, dtype: torch.dtype) -> Turns:
-        phases = rope.rotation(Where(positions)).q
+        phases = rope.rotation(Positions(positions)).q
         assert phases is not None
         made = cls(torch.cat((part, part), dim=-1).to(dtype) for part in phases)
         made.rope, made.positions = rope, positions
@@ -48,7 +48,7 @@ class Turns(tuple):
 class Unrotated(Layer):
     """Llama's names; others say their own."""
 
-    scheme = "rope"
+    encoding = "rope"
 
     def posenc_qkv(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, heads, L, D] each, not rotated."""
@@ -64,7 +64,7 @@ class Unrotated(Layer):
 
     def posenc_sample(self, length: int) -> tuple[int, int, Any, dict[str, Any]]:
         q, _, _ = self.posenc_qkv(next(self.parameters()).new_zeros(1, 1, self.config.hidden_size))
-        return q.shape[1], q.shape[3], RoPE(head_dim=q.shape[3]).plan(Where(length)), {"causal": True}
+        return q.shape[1], q.shape[3], RoPE(head_dim=q.shape[3]).plan(Positions(length)), {"causal": True}
 
     def posenc_attend(self, states: Tensor, rope: RoPE, positions: Tensor, mask, cache, kwargs: dict[str, Any]):
         if masks.wants_attentions(self, kwargs):
@@ -85,9 +85,8 @@ class Unrotated(Layer):
             # and slots that a static cache has yet to fill must not lengthen it
             ahead = torch.arange(k.shape[2], device=positions.device) + (first - last)
             keys = (positions[:, -1:] + ahead.clamp(max=0)).clamp(min=0)
-        where = Where(positions, keys)
         scale, dropout = self.posenc_size()
-        plan = replace(rope.plan(where), scale=scale)
+        plan = replace(rope.plan(Positions(positions, keys)), scale=scale)
         seen = masks.seen(mask, q.shape[2], causal=getattr(self, "is_causal", True))
         return self.posenc_out(self.posenc_run(q, k, v, plan, seen, dropout)), None
 

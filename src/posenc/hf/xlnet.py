@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
-from .. import Index, Lookup, Plan, Where, attend, attend_lse, engine_for
-from ..schemes.transformer_xl import SAME_OR_NOT
+from .. import Index, Lookup, Plan, Positions, attend, attend_lse, engine_for
+from ..encodings.transformer_xl import SAME_OR_NOT
 from . import masks
 from .layer import Layer, NoAttentions, against, say
 
@@ -50,26 +50,26 @@ class Content(NamedTuple):
 
 class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     original = modeling_xlnet.XLNetRelativeAttention
-    scheme = "xlnet"
+    encoding = "xlnet"
 
     def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call, slots: Tensor | None = None) -> Plan:
         """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read. slots: these queries only."""
         table = table[1:].transpose(0, 1)
         rows = Index(1 - k_length, table.shape[1] - k_length)
-        positions = Lookup(rows, bias=against(self.r_r_bias, self.r_w_bias, table, self.scale), dot_query=table)
+        by_distance = Lookup(rows, bias=against(self.r_r_bias, self.r_w_bias, table, self.scale), dot_query=table)
         start = k_length - q_length
-        where = Where((start, q_length) if slots is None else slots + start, k_length)
-        lookups = [positions]
+        positions = Positions((start, q_length) if slots is None else slots + start, k_length)
+        lookups = [by_distance]
         if call.segments is not None:
             memory = call.segments.new_zeros(call.segments.shape[0], start)
             every = torch.cat((memory, call.segments), dim=1)
             own = call.segments if slots is None else call.segments[:, slots]
-            where = Where(where.q, where.k, more=[(own, every, call.bounds)])
+            positions = Positions(positions.q, positions.k, more=[(own, every, call.bounds)])
             pair = self.seg_embed.transpose(0, 1)
             lookups.append(
                 Lookup(SAME_OR_NOT, bias=against(self.r_s_bias, self.r_w_bias, pair, self.scale), dot_query=pair)
             )
-        return Plan(where, shift=self.r_w_bias, lookups=tuple(lookups), scale=self.scale)
+        return Plan(positions, shift=self.r_w_bias, lookups=tuple(lookups), scale=self.scale)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         table = self.r.new_zeros(2 * length, self.n_head, self.d_head)

@@ -1,4 +1,4 @@
-"""Cells: the unit of work. A cell is one (task, scheme, seed) with every setting that could change its numbers.
+"""Cells: the unit of work. A cell is one (task, encoding, seed) with every setting that could change its numbers.
 
 Its key is a hash of all of them, so changed settings never meet old results. A cell has one training and one or more
 tests: extensions such as rope+ntk:8 are tests of the same trained weights.
@@ -20,7 +20,7 @@ class Training:
     """Everything that decides what is learnt."""
 
     task: str  # a task's word
-    scheme: str  # a trained scheme's word
+    encoding: str  # a trained encoding's word
     seed: int
     train: int  # the largest size of training
     steps: int
@@ -65,8 +65,8 @@ class Cell:
         return key({"training": asdict(self.training), "testing": asdict(testing)})
 
     def name(self, testing: Testing | None = None) -> str:
-        """The scheme as typed, extension included."""
-        return self.training.scheme + ("" if testing is None or not testing.extension else "+" + testing.extension)
+        """The encoding as typed, extension included."""
+        return self.training.encoding + ("" if testing is None or not testing.extension else "+" + testing.extension)
 
     @property
     def work(self) -> float:

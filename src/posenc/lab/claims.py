@@ -48,17 +48,17 @@ class Measured:
     def task(self) -> dict[str, Any]:
         return self.text.tasks()[0]
 
-    def loss(self, scheme: str, times: int) -> float:
-        """The loss at a multiple of the training length; infinite where the scheme cannot run."""
+    def loss(self, encoding: str, times: int) -> float:
+        """The loss at a multiple of the training length; infinite where the encoding cannot run."""
         task = self.task()
-        point = self.text.point(task, scheme, times * task["train"], "loss")
+        point = self.text.point(task, encoding, times * task["train"], "loss")
         return point.value if isinstance(point, Mean) else math.inf
 
-    def change(self, scheme: str, times: int = 4) -> float:
-        return self.loss(scheme, times) - self.loss(scheme, 1)
+    def change(self, encoding: str, times: int = 4) -> float:
+        return self.loss(encoding, times) - self.loss(encoding, 1)
 
-    def moved(self, *schemes: str, times: int = 4) -> str:
-        return ", ".join(f"{s} {self.loss(s, 1):.2f} → {self.loss(s, times):.2f}" for s in schemes)
+    def moved(self, *encodings: str, times: int = 4) -> str:
+        return ", ".join(f"{s} {self.loss(s, 1):.2f} → {self.loss(s, times):.2f}" for s in encodings)
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ def order_needs_positions(_: Measured) -> Finding:
     """dog bites man (0 1 2) and man bites dog (2 1 0): the states, put back in order, are they the same?"""
     order = [2, 1, 0]
 
-    def difference(scheme: str, causal: bool) -> float:
-        model = Transformer(scheme, vocabulary=3, width=32, heads=2, layers=2, causal=causal, longest=3)
+    def difference(encoding: str, causal: bool) -> float:
+        model = Transformer(encoding, vocabulary=3, width=32, heads=2, layers=2, causal=causal, longest=3)
         with torch.no_grad():
             one, other = model(torch.tensor([[0, 1, 2], order]))
         return float((one[order] - other).abs().max())
@@ -82,10 +82,10 @@ def order_needs_positions(_: Measured) -> Finding:
 
 
 def learned_stop(_: Measured) -> Finding:
-    scheme = posenc.create("learned", d_model=8, max_len=16)
-    scheme.embed(torch.zeros(1, 16, 8), posenc.Where(16))
+    encoding = posenc.create("learned", d_model=8, max_length=16)
+    encoding.embed(torch.zeros(1, 16, 8), posenc.Positions(16))
     try:
-        scheme.embed(torch.zeros(1, 17, 8), posenc.Where(17))
+        encoding.embed(torch.zeros(1, 17, 8), posenc.Positions(17))
         said = None
     except ValueError as error:
         said = str(error)
@@ -97,9 +97,9 @@ def learned_stop(_: Measured) -> Finding:
 
 
 def rope_sees_distance_only(_: Measured) -> Finding:
-    scheme = posenc.create("rope", head_dim=64)
+    encoding = posenc.create("rope", head_dim=64)
     q, k = torch.randn(2, 1, 1, 32, 64, generator=torch.Generator().manual_seed(0))
-    scores = [posenc.scores(q, k, scheme.plan(posenc.Where((s, 32)))) for s in (0, 1000, 1_000_000)]
+    scores = [posenc.scores(q, k, encoding.plan(posenc.Positions((s, 32)))) for s in (0, 1000, 1_000_000)]
     apart = [float((scores[0] - other).abs().max()) for other in scores[1:]]
     size = float(scores[0].abs().max())
     return Finding(
@@ -112,8 +112,8 @@ def rope_sees_distance_only(_: Measured) -> Finding:
 def t5_near_is_exact(_: Measured) -> Finding:
     exact = {}
     for causal in (True, False):
-        scheme = posenc.create("t5", heads=1, causal=causal)
-        index = scheme.index
+        encoding = posenc.create("t5", heads=1, causal=causal)
+        index = encoding.index
         rows = [index.rows[max(index.lo, -distance) - index.lo] for distance in range(200)]
         exact[causal] = next(d for d in range(199) if rows[d] == rows[d + 1]) - 1
     return Finding(
@@ -206,9 +206,9 @@ def small_clip_is_enough(m: Measured) -> Finding:
     scores: dict[str, dict[int, float]] = {}
     for task in m.neighbour.tasks():
         of = scores.setdefault(task["task"].split("=")[1], {})
-        for scheme in m.neighbour.schemes(task):
-            point = m.neighbour.point(task, scheme, task["train"], "accuracy")
-            of[int(scheme.split("=")[1])] = point.value if isinstance(point, Mean) else 0.0
+        for encoding in m.neighbour.encodings(task):
+            point = m.neighbour.point(task, encoding, task["train"], "accuracy")
+            of[int(encoding.split("=")[1])] = point.value if isinstance(point, Mean) else 0.0
     near, far = scores["1"], scores["4"]
     gap = m.loss("shaw:k=2", 1) - m.loss("shaw", 1)
     shown = "; ".join(
@@ -227,14 +227,14 @@ def small_clip_is_enough(m: Measured) -> Finding:
 
 def _text_loss(m: Measured, scaling) -> float:
     """The trained rope model's loss at the training length, with another scaling."""
-    cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.scheme == "rope")
+    cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.encoding == "rope")
     task = train.make_task(cell.training, m.corpus)
     model = train.make_model(cell.training, task)
     work.trained(cell, m.store, m.corpus, weights=True)
     train.load_weights(model, cell.training, m.store)
     for block in model.blocks:
         attention: Any = block.attention
-        attention.position = posenc.create("rope", head_dim=attention.head_dim, scaling=scaling)
+        attention.encoding = posenc.create("rope", head_dim=attention.head_dim, scaling=scaling)
     batch = task.windows(cell.training.train, 8192)  # type: ignore[attr-defined]
     with torch.no_grad():
         return float(nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()))
@@ -242,7 +242,7 @@ def _text_loss(m: Measured, scaling) -> float:
 
 CLAIMS: tuple[tuple[str, Callable[[Measured], Finding]], ...] = (
     ("Attention without positions cannot tell “dog bites man” from “man bites dog”.", order_needs_positions),
-    ("Learned positions stop at max_len.", learned_stop),
+    ("Learned positions stop at max_length.", learned_stop),
     ("Sinusoidal positions extrapolate.", sinusoidal_extrapolates),
     ("Relative encodings extrapolate, because only the distance matters.", relative_extrapolates),
     ("RoPE's scores depend on the distance only.", rope_sees_distance_only),
@@ -255,12 +255,12 @@ CLAIMS: tuple[tuple[str, Callable[[Measured], Finding]], ...] = (
 
 
 def text_experiment() -> presets.Experiment:
-    """The text of quick, with the schemes that the claims speak of."""
+    """The text of quick, with the encodings that the claims speak of."""
     quick = presets.load("quick")
     text = presets.Experiment("claims", "claims", tuple(t for t in quick.tasks if t.task == "text"))
     wanted = (*TEXT, *EXTENDED)
-    assert all(words.scheme(word).trained in TEXT for word in wanted)
-    return text.change(schemes=wanted)
+    assert all(words.encoding(word).trained in TEXT for word in wanted)
+    return text.change(encodings=wanted)
 
 
 def measure(out: Path, *, text: str | None = None, jobs: int | None = None) -> list[dict[str, str]]:
@@ -290,7 +290,7 @@ def as_markdown(trials: list[dict[str, str]], about: str) -> str:
 
 
 def as_text(trials: list[dict[str, str]]) -> str:
-    from .. import terminal
+    from ..cli import terminal
 
     lines = []
     for trial in trials:

@@ -20,9 +20,14 @@ def compare(arguments: list[str]) -> int:
     add = parser.add_argument
     add("--preset", default="quick", help="smoke, quick, full, paper, or a .toml file (quick)")
     add("--out", help="the run's folder (out/PRESET)")
-    add("--schemes", nargs="+", metavar="SCHEME", help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64")
+    add(
+        "--encodings",
+        nargs="+",
+        metavar="ENCODING",
+        help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64",
+    )
     add("--tasks", nargs="+", metavar="TASK", help="only these tasks of the preset")
-    add("--seeds", type=int, help="seeds a scheme, in place of the preset's")
+    add("--seeds", type=int, help="seeds an encoding, in place of the preset's")
     add("--steps", type=int, help="training steps, in place of the preset's")
     add("--rates", nargs="+", type=float, help="learning-rate check: multiples of the rate, for example 0.5 2")
     add("--text", metavar="FILE", help="the text of the text task (the Python standard library's source)")
@@ -30,7 +35,7 @@ def compare(arguments: list[str]) -> int:
     add("--no-compile", action="store_true", help="leave torch.compile out on a GPU")
     add("--jobs", type=int, help="worker processes (one for each processor; 1 on a GPU)")
     add("--on", default="here", help="here, ray (a local cluster), or ray://HOST:PORT")
-    add("--throughput", action="store_true", help="measure the training speed of every scheme instead, at length 512")
+    add("--throughput", action="store_true", help="measure the training speed of every encoding instead, at length 512")
     given = parser.parse_args(arguments)
     for name in ("seeds", "steps"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
@@ -38,7 +43,7 @@ def compare(arguments: list[str]) -> int:
     if given.throughput:
         from . import throughput
 
-        print(throughput.as_text(throughput.measure(schemes=given.schemes, device=given.device or "cpu")))
+        print(throughput.as_text(throughput.measure(encodings=given.encodings, device=given.device or "cpu")))
         return 0
     from . import presets, report, run, team
 
@@ -54,7 +59,7 @@ def compare(arguments: list[str]) -> int:
             raise LabError(f"preset {given.preset} has no task {', '.join(wrong)}; it has {', '.join(known)}")
         experiment = replace(experiment, tasks=tuple(t for t in experiment.tasks if t.task in given.tasks))
     changes = {name: getattr(given, name) for name in ("seeds", "steps") if getattr(given, name) is not None}
-    changes |= {name: tuple(getattr(given, name)) for name in ("schemes", "rates") if getattr(given, name)}
+    changes |= {name: tuple(getattr(given, name)) for name in ("encodings", "rates") if getattr(given, name)}
     experiment = experiment.change(**changes)
     if experiment.device == "cuda":
         import torch

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import files
+from ..core import files
 from .cells import Cell
 from .corpus import Corpus
 from .errors import CellFailure, LabError

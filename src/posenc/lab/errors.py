@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import OptionError
+from ..core.errors import OptionError
 
 
 class LabError(OptionError):

@@ -29,7 +29,7 @@ def evaluate(cell: Cell, testing: Testing, store: Store, corpus: Corpus | None =
     model = make_model(training, task)
     load_weights(model, training, store)
     if testing.extension:
-        model.extend(training.scheme, testing.extension, task.length(training.train))
+        model.extend(training.encoding, testing.extension, task.length(training.train))
     model.eval()
     points = []
     for size in testing.test:

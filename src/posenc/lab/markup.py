@@ -1,6 +1,6 @@
 """HTML and SVG in which every string is escaped, unless this module wrote it.
 
-    tag("td", scheme)                         a <td> with whatever text `scheme` is
+    tag("td", encoding)                         a <td> with whatever text `encoding` is
     tag("tr", tag("td", a), tag("td", b))     what `tag` returns is Markup and goes in as it is
 
 An f-string or a sum of strings is a plain string again, so forgetting something escapes too much, never too little.

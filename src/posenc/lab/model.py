@@ -30,11 +30,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """scheme is a word such as rope:base=500000; `longest` the longest input of training, for tables that end."""
+    """encoding is a word such as rope:base=500000; `longest` the longest input of training, for tables that end."""
 
     def __init__(
         self,
-        scheme: str,
+        encoding: str,
         *,
         vocabulary: int,
         width: int,
@@ -49,15 +49,15 @@ class Transformer(nn.Module):
         self.width = width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            each = positions.build(scheme, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
-            absolute = type(each[0]).embed is not posenc.Scheme.embed
+            each = positions.build(encoding, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
+            absolute = type(each[0]).embed is not posenc.Encoding.embed
             # absolute positions enter once, at the input
-            self.position = each[0] if absolute else None
+            self.encoding = each[0] if absolute else None
             self.embedding = nn.Embedding(vocabulary, width)
             self.blocks = nn.ModuleList(
                 Block(
                     posenc.Attention(
-                        width, heads, position=None if absolute else each[n], causal=causal, engine=engine
+                        width, heads, encoding=None if absolute else each[n], causal=causal, engine=engine
                     ),
                     width,
                 )
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Every weight outside the encoding, from the seed alone: models that differ in their scheme start equal."""
+        """Every weight outside the encoding, from the seed alone: models that differ in their encoding start equal."""
         position = {id(p) for p in positions.position_parameters(self)}
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -83,8 +83,8 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [B, L] -> logits [B, L, vocabulary]."""
         x = self.embedding(tokens) * self.width**0.5
-        if self.position is not None:
-            x = self.position.embed(x, posenc.Where(tokens.shape[1]))
+        if self.encoding is not None:
+            x = self.encoding.embed(x, posenc.Positions(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -93,6 +93,6 @@ class Transformer(nn.Module):
         """Switch a context extension on, in every layer; the weights stay."""
         for block in self.blocks:
             attention: Any = block.attention
-            attention.position = positions.extended(
+            attention.encoding = positions.extended(
                 word, extension, width=self.width, heads=attention.heads, longest=longest
             ).to(self.embedding.weight.device)

@@ -1,4 +1,4 @@
-"""Scheme words into schemes, with the settings that make a comparison fair."""
+"""Encoding words into encodings, with the settings that make a comparison fair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import words
 from .errors import LabError
 
 SHARED = {"t5"}
-"""Schemes whose authors use one table for the whole stack; the others get one instance a layer."""
+"""Encodings whose authors use one table for the whole stack; the others get one instance a layer."""
 
 EXTENSIONS = {"linear": "Linear", "ntk": "NTK", "dynamic": "DynamicNTK", "yarn": "YaRN", "llama3": "Llama3"}
 
@@ -25,23 +25,23 @@ def fair_options(name: str, *, causal: bool, longest: int) -> dict[str, Any]:
     """
     decided: dict[str, dict[str, Any]] = {
         "t5": {"causal": causal, "scale": None},
-        "learned": {"max_len": longest},
+        "learned": {"max_length": longest},
         "transformer_xl": {"causal": causal},
         "xlnet": {"attn_type": "uni" if causal else "bi"},
     }
     return decided.get(name, {})
 
 
-def build(word: str, *, width: int, heads: int, layers: int, causal: bool, longest: int) -> list[posenc.Scheme]:
-    """One scheme per layer (the same instance where it is shared) for a trained scheme's word."""
+def build(word: str, *, width: int, heads: int, layers: int, causal: bool, longest: int) -> list[posenc.Encoding]:
+    """One encoding per layer (the same instance where it is shared) for a trained encoding's word."""
     name, options = words.split(word)
     options = {**fair_options(name, causal=causal, longest=longest), **options}
     made = [posenc.create(name, d_model=width, heads=heads, **options) for _ in range(1 if name in SHARED else layers)]
     return made * layers if name in SHARED else made
 
 
-def extended(word: str, extension: str, *, width: int, heads: int, longest: int) -> posenc.Scheme:
-    """A rotary scheme's word with a context extension: no parameters, so trained weights stay as they are."""
+def extended(word: str, extension: str, *, width: int, heads: int, longest: int) -> posenc.Encoding:
+    """A rotary encoding's word with a context extension: no parameters, so trained weights stay as they are."""
     name, options = words.split(word)
     if name != "rope":
         raise LabError(f"{word}+{extension}: extensions rescale rotary frequencies, so they go with rope only")
@@ -58,9 +58,9 @@ def extended(word: str, extension: str, *, width: int, heads: int, longest: int)
 
 
 def position_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Every parameter that belongs to a scheme."""
+    """Every parameter that belongs to an encoding."""
     found: dict[int, nn.Parameter] = {}
     for part in module.modules():
-        if isinstance(part, posenc.Scheme):
+        if isinstance(part, posenc.Encoding):
             found.update((id(p), p) for p in part.parameters())
     return list(found.values())

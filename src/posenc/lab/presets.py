@@ -1,7 +1,7 @@
 """Presets: experiments as TOML files, ours in presets/ or anybody's. Settings at the top serve every task.
 
 title = "..."
-schemes = ["none", "alibi", "rope", "rope+ntk:8"]
+encodings = ["none", "alibi", "rope", "rope+ntk:8"]
 seeds = 3
 lr = 1e-3
 
@@ -33,7 +33,7 @@ class TaskSettings:
     train: int
     test: tuple[int, ...]
     steps: int
-    schemes: tuple[str, ...]
+    encodings: tuple[str, ...]
     seeds: int = 3
     batch: int = 32
     width: int = 128
@@ -88,7 +88,7 @@ class Experiment:
         for settings, seed, times in plans:
             for cell in self._cells_of(settings, seed, times, text):
                 key = cell.training.key
-                if key in made:  # the same scheme with more tests
+                if key in made:  # the same encoding with more tests
                     tests = dict.fromkeys((*made[key].tests, *cell.tests))
                     cell = replace(cell, tests=tuple(tests))
                 made[key] = cell
@@ -97,12 +97,12 @@ class Experiment:
     def _cells_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Cell]:
         task = tasks.create(t.task)
         cells = []
-        for word in t.schemes:
-            trained, extension = words.scheme(word)
+        for word in t.encodings:
+            trained, extension = words.encoding(word)
             if times != 1.0 and extension:
                 continue
             training = Training(
-                task=t.task, scheme=trained, seed=seed, train=t.train, steps=t.steps, batch=t.batch, width=t.width,
+                task=t.task, encoding=trained, seed=seed, train=t.train, steps=t.steps, batch=t.batch, width=t.width,
                 heads=t.heads, layers=t.layers, lr=t.lr * times, position_lr=t.position_lr,
                 weight_decay=t.weight_decay, device=self.device, precision=self.precision, compile=self.compile,
                 engine=self.engine, text=text if task.needs_text else "", threads=t.threads,
@@ -116,8 +116,8 @@ class Experiment:
         """Find wrong words before any work is done."""
         for t in self.tasks:
             task = tasks.create(t.task)
-            if not t.schemes:
-                raise LabError(f"task {t.task} has no schemes")
+            if not t.encodings:
+                raise LabError(f"task {t.task} has no encodings")
             if t.width % t.heads:
                 raise LabError(f"task {t.task}: width={t.width} must be a multiple of heads={t.heads}")
             if t.sliding and task.needs_text and not t.sliding <= min(t.test):
@@ -126,8 +126,8 @@ class Experiment:
                 sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
             except (ValueError, TypeError, RuntimeError) as error:
                 raise LabError(f"task {t.task} of size {t.train}: {error}") from None
-            for word in t.schemes:
-                trained, extension = words.scheme(word)
+            for word in t.encodings:
+                trained, extension = words.encoding(word)
                 try:
                     positions.build(trained, layers=1, causal=task.causal, **sizes)
                     if extension:
@@ -135,7 +135,7 @@ class Experiment:
                 except OptionError:  # it says what is wrong
                     raise
                 except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-                    raise LabError(f"task {t.task}, scheme {word}: {error}") from None
+                    raise LabError(f"task {t.task}, encoding {word}: {error}") from None
 
 
 def names() -> list[str]:
@@ -194,9 +194,9 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
         raise LabError(f"preset {name}: {error}") from None
     if len({t.task for t in made}) < len(made):
         raise LabError(f"preset {name} has a task twice; give each its own preset")
-    number = sum(len(t.schemes) * (t.seeds + len(t.rates)) for t in made)
+    number = sum(len(t.encodings) * (t.seeds + len(t.rates)) for t in made)
     if number > MOST_CELLS:
-        raise LabError(f"preset {name} has {number} cells, schemes times seeds; at most {MOST_CELLS} are possible")
+        raise LabError(f"preset {name} has {number} cells, encodings times seeds; at most {MOST_CELLS} are possible")
     for t in made:
         tasks.create(t.task)
     experiment = Experiment(

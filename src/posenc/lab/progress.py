@@ -53,7 +53,7 @@ class Progress:
         return None if self.share < 0.02 or spent < 2 else spent * (1 - self.share) / self.share
 
     def points(self, cell: Cell) -> list[tuple[str, str]]:
-        """(scheme, "64: 1.67  128: 1.66 ..") of every finished test."""
+        """(encoding, "64: 1.67  128: 1.66 ..") of every finished test."""
         metric = metric_of({"task": cell.training.task})
         found = []
         for testing in cell.tests:
@@ -70,10 +70,10 @@ class Progress:
 
     def tell(self, cell: Cell) -> None:
         """A cell is finished."""
-        for number, (scheme, shown) in enumerate(self.points(cell)):
+        for number, (encoding, shown) in enumerate(self.points(cell)):
             count = f"[{self.done}/{self.number}]" if number == 0 else " " * (2 + len(f"{self.done}/{self.number}"))
             seed = f"seed {cell.training.seed}"
-            print(f"{count} {cell.training.task}  {scheme:<24} {seed}  {shown}  {self.remaining()}", flush=True)
+            print(f"{count} {cell.training.task}  {encoding:<24} {seed}  {shown}  {self.remaining()}", flush=True)
 
     def remaining(self) -> str:
         return "" if self.left is None or self.share >= 1 else f"({clock(self.left)} left)"
@@ -106,10 +106,10 @@ class Live(Progress):
         self.working.pop(cell.training.key, None)
         from rich.text import Text
 
-        for scheme, shown in self.points(cell):
+        for encoding, shown in self.points(cell):
             seed = f"seed {cell.training.seed}"
             self.console.print(
-                Text.assemble((cell.training.task, "dim"), "  ", (scheme, "bold"), "  ", (seed, "dim"), "  ", shown)
+                Text.assemble((cell.training.task, "dim"), "  ", (encoding, "bold"), "  ", (seed, "dim"), "  ", shown)
             )
         self.draw()
 

@@ -35,11 +35,11 @@ HOLDS = 0.05  # nats: the same threshold on both sides
 
 
 def rows(name: str, results: Results) -> list[tuple[str, int, float, float | None]]:
-    """(scheme, length, published change, measured change): nats between the training length and the length."""
+    """(encoding, length, published change, measured change): nats between the training length and the length."""
     _, sizes, table = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
-    for scheme, perplexities in table.items():
+    for encoding, perplexities in table.items():
         for size, perplexity in zip(sizes[1:], perplexities[1:]):
             if perplexity is None:
                 continue
@@ -47,16 +47,16 @@ def rows(name: str, results: Results) -> list[tuple[str, int, float, float | Non
             measured = None
             if task is not None:
                 nearest = _nearest(task, size)
-                here = results.point(task, scheme, task["train"], "loss")
-                far = None if nearest is None else results.point(task, scheme, nearest, "loss")
+                here = results.point(task, encoding, task["train"], "loss")
+                far = None if nearest is None else results.point(task, encoding, nearest, "loss")
                 if isinstance(here, Mean) and isinstance(far, Mean):
                     measured = far.value - here.value
-            found.append((scheme, size, published, measured))
+            found.append((encoding, size, published, measured))
     return found
 
 
 def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]]:
-    """(length, published order, measured order), best first, of the schemes that are known on both sides."""
+    """(length, published order, measured order), best first, of the encodings that are known on both sides."""
     _, sizes, table = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
@@ -64,11 +64,11 @@ def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]
         nearest = _nearest(task, size)  # type: ignore[arg-type]
         theirs: dict[str, float] = {}
         ours: dict[str, float] = {}
-        for scheme, perplexities in table.items():
-            point = None if nearest is None else results.point(task, scheme, nearest, "loss")  # type: ignore[arg-type]
+        for encoding, perplexities in table.items():
+            point = None if nearest is None else results.point(task, encoding, nearest, "loss")  # type: ignore[arg-type]
             perplexity = perplexities[column]
             if perplexity is not None and isinstance(point, Mean):
-                theirs[scheme], ours[scheme] = perplexity, point.value
+                theirs[encoding], ours[encoding] = perplexity, point.value
         if len(ours) > 1:
             found.append((size, sorted(theirs, key=theirs.__getitem__), sorted(ours, key=ours.__getitem__)))
     return found
@@ -96,20 +96,20 @@ def sentence(name: str, results: Results) -> str:
     title = TABLES[name][0].split(":")[0]
     if not found:
         return f"Next to {title}: nothing was measured at its lengths."
-    said = f"Next to {title}: {agree} of {len(found)} entries agree on whether a scheme holds or loses"
+    said = f"Next to {title}: {agree} of {len(found)} entries agree on whether an encoding holds or loses"
     said += f"; not {', '.join(apart)}." if apart else "."
     ranked = orders(name, results)
     other = [f"at {size} {', '.join(ours)} (published {', '.join(theirs)})" for size, theirs, ours in ranked if theirs != ours]  # fmt: skip
     if not other:
-        return f"{said} The order of the schemes is the same at every length."
-    return f"{said} The order of the schemes is another at {len(other)} of {len(ranked)} lengths, best first: {'; '.join(other)}."
+        return f"{said} The order of the encodings is the same at every length."
+    return f"{said} The order of the encodings is another at {len(other)} of {len(ranked)} lengths, best first: {'; '.join(other)}."
 
 
 def as_html(name: str, results: Results) -> Markup:
-    lines = [tag("tr", *(tag("th", head) for head in ("scheme", "length", "published", "measured", "")))]
-    for scheme, size, published, measured in rows(name, results):
+    lines = [tag("tr", *(tag("th", head) for head in ("encoding", "length", "published", "measured", "")))]
+    for encoding, size, published, measured in rows(name, results):
         here = "–" if measured is None else f"{measured:+.2f}"
-        shown = (scheme, size, f"{published:+.2f}", here, agreement(published, measured))
+        shown = (encoding, size, f"{published:+.2f}", here, agreement(published, measured))
         lines.append(tag("tr", *(tag("td", part) for part in shown)))
     about = (
         "Change of the loss from the training length, in nats per token there and nats per byte here: only the sign and "
@@ -119,14 +119,14 @@ def as_html(name: str, results: Results) -> Markup:
 
 
 def as_text(name: str, results: Results) -> str:
-    """The same for a terminal: a line for each scheme, published and measured change at each length."""
+    """The same for a terminal: a line for each encoding, published and measured change at each length."""
     lines = [f"{TABLES[name][0]}; change of the loss, published / measured here"]
     found = rows(name, results)
-    for scheme in dict.fromkeys(row[0] for row in found):
+    for encoding in dict.fromkeys(row[0] for row in found):
         told = (
             f"{size}: {published:+.2f} / {'–' if measured is None else f'{measured:+.2f}'}"
             for other, size, published, measured in found
-            if other == scheme
+            if other == encoding
         )
-        lines.append(f"  {scheme:<12}{'   '.join(told)}")
+        lines.append(f"  {encoding:<12}{'   '.join(told)}")
     return "\n".join(lines)

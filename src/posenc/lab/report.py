@@ -110,15 +110,15 @@ def plotly_script() -> str | None:
     return get_plotlyjs()
 
 
-def line_styles(schemes: list[str]) -> dict[str, tuple[str, str]]:
-    """A colour for every trained scheme; its extensions share it and differ in their dashes."""
-    trained = list(dict.fromkeys(s.split("+")[0] for s in schemes))
+def line_styles(encodings: list[str]) -> dict[str, tuple[str, str]]:
+    """A colour for every trained encoding; its extensions share it and differ in their dashes."""
+    trained = list(dict.fromkeys(s.split("+")[0] for s in encodings))
     seen: dict[str, int] = {}
     made = {}
-    for scheme in schemes:
-        base = scheme.split("+")[0]
+    for encoding in encodings:
+        base = encoding.split("+")[0]
         seen[base] = seen.get(base, -1) + 1
-        made[scheme] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[seen[base] % len(DASHES)])
+        made[encoding] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[seen[base] % len(DASHES)])
     return made
 
 
@@ -131,9 +131,9 @@ def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> dict[str, Any]:
     traces: list[dict[str, Any]] = []
-    styles = line_styles(results.schemes(task))
-    for scheme, (colour, dash) in styles.items():
-        points = [(size, results.point(task, scheme, size, metric)) for size in sorted(task["test"])]
+    styles = line_styles(results.encodings(task))
+    for encoding, (colour, dash) in styles.items():
+        points = [(size, results.point(task, encoding, size, metric)) for size in sorted(task["test"])]
         known = [(size, p) for size, p in points if isinstance(p, Mean)]
         if not known:
             continue
@@ -143,10 +143,10 @@ def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> 
             lower = [p.value - (p.half or 0) for _, p in known]
             traces.append({
                 "x": x + x[::-1], "y": upper + lower[::-1], "fill": "toself", "fillcolor": colour, "opacity": 0.12,
-                "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": scheme, "mode": "lines",
+                "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": encoding, "mode": "lines",
             })  # fmt: skip
         traces.append({
-            "x": x, "y": [p.value for _, p in known], "name": scheme, "mode": "lines+markers", "legendgroup": scheme,
+            "x": x, "y": [p.value for _, p in known], "name": encoding, "mode": "lines+markers", "legendgroup": encoding,
             "line": {"color": colour, "dash": dash},
         })  # fmt: skip
     sizes = sorted(task["test"])
@@ -164,23 +164,23 @@ def _table(results: Results, task: dict[str, Any], metric: str) -> Markup:
     head = [f"{size}{' (trained)' if size == task['train'] else ''}" for size in sizes]
     rows = []
     for s in verdict.standings(results, task):
-        points = [results.point(task, s.scheme, size, metric) for size in sizes]
+        points = [results.point(task, s.encoding, size, metric) for size in sizes]
         shown = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
-        rows.append([s.scheme, *shown, tag("td", s.word, class_=s.word), tag("td", s.reason, class_="why")])
-    return table(["scheme", *head, f"at {max(sizes)}", ""], rows)
+        rows.append([s.encoding, *shown, tag("td", s.word, class_=s.word), tag("td", s.reason, class_="why")])
+    return table(["encoding", *head, f"at {max(sizes)}", ""], rows)
 
 
 def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
-    trained = list(dict.fromkeys(s.split("+")[0] for s in results.schemes(task)))
+    trained = list(dict.fromkeys(s.split("+")[0] for s in results.encodings(task)))
     styles = line_styles(trained)
     traces = []
-    for scheme in trained:
-        for number, record in enumerate(results.training(task, scheme)):
+    for encoding in trained:
+        for number, record in enumerate(results.training(task, encoding)):
             steps = [step for step, _ in record["curve"]]
             losses = [loss for _, loss in record["curve"]]
             traces.append({
-                "x": steps, "y": losses, "name": scheme, "mode": "lines", "legendgroup": scheme,
-                "showlegend": number == 0, "line": {"color": styles[scheme][0], "width": 1.2},
+                "x": steps, "y": losses, "name": encoding, "mode": "lines", "legendgroup": encoding,
+                "showlegend": number == 0, "line": {"color": styles[encoding][0], "width": 1.2},
             })  # fmt: skip
     return {"data": traces, "layout": _layout("step", "training loss, nats")}
 
@@ -188,19 +188,19 @@ def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
 def _costs(results: Results, task: dict[str, Any]) -> Markup:
     """Speed and memory: as seen in this run, where cells may have shared the machine."""
     rows = []
-    for scheme in dict.fromkeys(s.split("+")[0] for s in results.schemes(task)):
-        records = results.training(task, scheme)
+    for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
+        records = results.training(task, encoding)
         if not records:
             continue
         first = records[0]
         speeds = [r["tokens_per_second"] for r in records if r["tokens_per_second"]]
         memories = [r["memory"] for r in records if r["memory"] is not None]
         rows.append([
-            scheme, f"{first['parameters']:,}", f"{first['position_parameters']:,}", mean_of(speeds, "{:,.0f}"),
+            encoding, f"{first['parameters']:,}", f"{first['position_parameters']:,}", mean_of(speeds, "{:,.0f}"),
             mean_of(memories, "{:,.0f}", 1e-6), mean_of([r["seconds"] for r in records], "{:.1f}"),
             ", ".join(sorted({r["status"] for r in records})),
         ])  # fmt: skip
-    head = ("scheme", "parameters", "of the encoding", "tokens/s", "peak memory, MB", "seconds", "training")
+    head = ("encoding", "parameters", "of the encoding", "tokens/s", "peak memory, MB", "seconds", "training")
     return table(head, rows)
 
 
@@ -211,16 +211,16 @@ def _rates(results: Results, task: dict[str, Any]) -> Markup:
     metric = metric_of(task)
     rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
     rows = []
-    for scheme in dict.fromkeys(s.split("+")[0] for s in results.schemes(task)):
-        found = results.rates(task, scheme)
+    for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
+        found = results.rates(task, encoding)
         known = {rate: point.value for rate, point in found.items() if isinstance(point, Mean)}
         if not known:
             continue
         pick = min if metric == "loss" else max
         best = pick(known, key=lambda rate: known[rate])
-        rows.append([scheme, *(f"{known[r]:.3f}{' *' if r == best else ''}" if r in known else "–" for r in rates)])
+        rows.append([encoding, *(f"{known[r]:.3f}{' *' if r == best else ''}" if r in known else "–" for r in rates)])
     about = f"Score at the training size, first seed; * is the best, {task['lr']:g} was used."
-    head = ["scheme", *(f"{rate:g}" for rate in rates)]
+    head = ["encoding", *(f"{rate:g}" for rate in rates)]
     return join([tag("h3", "Learning-rate check"), tag("p", about), table(head, rows)])
 
 
@@ -235,12 +235,12 @@ def as_text(results: Results) -> str:
         metric = metric_of(task)
         sizes = sorted(task["test"])
         lines += ["", f"{task['task']}: {TITLES[metric]}; trained to size {task['train']}, seeds: {task['seeds']}"]
-        wide = max([len(s) for s in results.schemes(task)] + [6])
-        lines.append("  " + "scheme".ljust(wide) + "".join(f"{size:>16}" for size in sizes))
+        wide = max([len(s) for s in results.encodings(task)] + [6])
+        lines.append("  " + "encoding".ljust(wide) + "".join(f"{size:>16}" for size in sizes))
         for s in verdict.standings(results, task):
-            row = "  " + s.scheme.ljust(wide)
+            row = "  " + s.encoding.ljust(wide)
             for size in sizes:
-                point = results.point(task, s.scheme, size, metric)
+                point = results.point(task, s.encoding, size, metric)
                 row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
             lines.append(f"{row}  {s.word}")
     for name in results.experiment.get("published", ()):

@@ -22,7 +22,7 @@ from .store import Store, write
 # two-sided 95 % of Student's t for 1, 2, .. degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 COLUMNS = (
-    "task", "scheme", "seed", "lr", "train_size", "size", "length", "loss", "accuracy", "exact", "sliding", "error",
+    "task", "encoding", "seed", "lr", "train_size", "size", "length", "loss", "accuracy", "exact", "sliding", "error",
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def mean(values: Iterable[float]) -> Mean:
 
 @dataclass
 class Results:
-    """What a run has so far: `trainings` as recorded, `rows` one for each (task, scheme, seed, size)."""
+    """What a run has so far: `trainings` as recorded, `rows` one for each (task, encoding, seed, size)."""
 
     experiment: dict[str, Any]
     machine: dict[str, Any]
@@ -65,36 +65,36 @@ class Results:
         """The settings of every task, in the experiment's order."""
         return self.experiment["tasks"]
 
-    def schemes(self, task: dict[str, Any]) -> list[str]:
-        present = {row["scheme"] for row in self.rows if row["task"] == task["task"]}
-        return [scheme for scheme in task["schemes"] if scheme in present]
+    def encodings(self, task: dict[str, Any]) -> list[str]:
+        present = {row["encoding"] for row in self.rows if row["task"] == task["task"]}
+        return [encoding for encoding in task["encodings"] if encoding in present]
 
-    def point(self, task: dict[str, Any], scheme: str, size: int, metric: str) -> Mean | str | None:
+    def point(self, task: dict[str, Any], encoding: str, size: int, metric: str) -> Mean | str | None:
         """The mean over seeds; the reason where every seed failed; None where nothing is known."""
         rows = [
             r for r in self.rows
-            if r["task"] == task["task"] and r["scheme"] == scheme and r["size"] == size and r["lr"] == task["lr"]
+            if r["task"] == task["task"] and r["encoding"] == encoding and r["size"] == size and r["lr"] == task["lr"]
         ]  # fmt: skip
         values = [r[metric] for r in rows if r.get(metric) is not None]
         if values:
             return mean(values)
         return next((r["error"] for r in rows if r.get("error")), None)
 
-    def training(self, task: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
-        """The training records of a scheme (an extension's are its trained scheme's)."""
-        trained = scheme.split("+")[0]
+    def training(self, task: dict[str, Any], encoding: str) -> list[dict[str, Any]]:
+        """The training records of an encoding (an extension's are its trained encoding's)."""
+        trained = encoding.split("+")[0]
         return [
             t for t in self.trainings
-            if t["settings"]["task"] == task["task"] and t["settings"]["scheme"] == trained
+            if t["settings"]["task"] == task["task"] and t["settings"]["encoding"] == trained
             and t["settings"]["lr"] == task["lr"]
         ]  # fmt: skip
 
-    def rates(self, task: dict[str, Any], scheme: str) -> dict[float, Mean | str]:
+    def rates(self, task: dict[str, Any], encoding: str) -> dict[float, Mean | str]:
         """The learning-rate check: score at the training size for each rate, first seed only."""
         found: dict[float, Mean | str] = {}
         metric = metric_of(task)
         for row in self.rows:
-            same = row["task"] == task["task"] and row["scheme"] == scheme and row["size"] == task["train"]
+            same = row["task"] == task["task"] and row["encoding"] == encoding and row["size"] == task["train"]
             if same and row["seed"] == 0:
                 value = row.get(metric)
                 found[row["lr"]] = row.get("error") or "unknown" if value is None else mean([value])
@@ -141,7 +141,7 @@ def collect(experiment: Experiment, cells: list[Cell], store: Store, asked: dict
                 whole = False
                 continue
             t = cell.training
-            about = {"task": t.task, "scheme": cell.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
+            about = {"task": t.task, "encoding": cell.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
             rows += [{**about, **point} for point in tested["points"]]
         finished += whole
     shown = asdict(experiment) | {"text": asked.get("text", {})}

@@ -11,7 +11,7 @@ from .results import Mean, Results, metric_of
 
 class Row(NamedTuple):
     task: str
-    scheme: str
+    encoding: str
     size: int
     a: Mean
     b: Mean
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def rows(a: Results, b: Results) -> list[Row]:
-    """Every (task, scheme, size) that both have."""
+    """Every (task, encoding, size) that both have."""
     found = []
     others = {task["task"]: task for task in b.tasks()}
     for task in a.tasks():
@@ -33,11 +33,11 @@ def rows(a: Results, b: Results) -> list[Row]:
         if other is None:
             continue
         metric = metric_of(task)
-        for scheme in a.schemes(task):
+        for encoding in a.encodings(task):
             for size in task["test"]:
-                here, there = a.point(task, scheme, size, metric), b.point(other, scheme, size, metric)
+                here, there = a.point(task, encoding, size, metric), b.point(other, encoding, size, metric)
                 if isinstance(here, Mean) and isinstance(there, Mean):
-                    found.append(Row(task["task"], scheme, size, here, there))
+                    found.append(Row(task["task"], encoding, size, here, there))
     return found
 
 
@@ -49,7 +49,7 @@ def settings_that_differ(a: Results, b: Results) -> list[str]:
         said += [
             f"{task['task']}: {name} {task[name]} and {other[name]}"
             for name in task
-            if name not in ("schemes", "test") and name in other and other[name] != task[name]
+            if name not in ("encodings", "test") and name in other and other[name] != task[name]
         ]
     for name in ("device", "precision", "engine"):
         if a.experiment.get(name) != b.experiment.get(name):
@@ -61,12 +61,12 @@ def as_text(a: Results, b: Results, names: list[str]) -> str:
     lines = [f"A {names[0]}   B {names[1]}", *(f"  differs: {line}" for line in settings_that_differ(a, b))]
     found = rows(a, b)
     if not found:
-        return printable("\n".join([*lines, "they have no (task, scheme, size) in common"]))
-    wide = max(len(row.scheme) for row in found)
+        return printable("\n".join([*lines, "they have no (task, encoding, size) in common"]))
+    wide = max(len(row.encoding) for row in found)
     for row in found:
         mark = "  apart" if row.apart else ""
         lines.append(
-            f"  {row.task:<10} {row.scheme:<{wide}} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
+            f"  {row.task:<10} {row.encoding:<{wide}} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
             f"{row.b.value - row.a.value:+.3f}{mark}"
         )
     return printable("\n".join(lines))
@@ -80,20 +80,20 @@ def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) ->
     for task in dict.fromkeys(row.task for row in found):
         own = [row for row in found if row.task == task]
         data = []
-        for scheme, (colour, _) in line_styles(list(dict.fromkeys(row.scheme for row in own))).items():
-            points = sorted((row for row in own if row.scheme == scheme), key=lambda row: row.size)
+        for encoding, (colour, _) in line_styles(list(dict.fromkeys(row.encoding for row in own))).items():
+            points = sorted((row for row in own if row.encoding == encoding), key=lambda row: row.size)
             for label, dash, values in (
                 ("A", "solid", [row.a.value for row in points]),
                 ("B", "dash", [row.b.value for row in points]),
             ):
                 data.append({
-                    "x": [row.size for row in points], "y": values, "name": f"{scheme} {label}",
+                    "x": [row.size for row in points], "y": values, "name": f"{encoding} {label}",
                     "mode": "lines+markers", "line": {"color": colour, "dash": dash},
                 })  # fmt: skip
         figure = {"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}}
         lines = [
-            (row.scheme, row.size, row.a, row.b, f"{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}")
+            (row.encoding, row.size, row.a, row.b, f"{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}")
             for row in own
         ]
-        parts += [tag("h2", task), figure, table(("scheme", "size", "A", "B", "B − A"), lines)]
+        parts += [tag("h2", task), figure, table(("encoding", "size", "A", "B", "B − A"), lines)]
     return page(title, parts, None if still else plotly_script())

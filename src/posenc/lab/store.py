@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import files
+from ..core import files
 from . import cells, validate
 from .errors import LabError
 

@@ -1,4 +1,4 @@
-"""How fast the lab's model trains with each scheme, next to the same model without positions.
+"""How fast the lab's model trains with each encoding, next to the same model without positions.
 
 Rounds go over all models in turn, each from another start, so that a disturbance meets everybody; the ratio is that of the medians.
 """
@@ -25,7 +25,7 @@ GOAL = 0.8
 
 
 class Speed(NamedTuple):
-    scheme: str
+    encoding: str
     seconds: float  # a step, median
     tokens: float  # a second
     ratio: float  # to `none`
@@ -33,28 +33,28 @@ class Speed(NamedTuple):
 
 class TextbookShaw(nn.Module):
     """Shaw as tutorials write it: a vector for every pair of positions, [L, L, d], in memory. The same numbers as
-    posenc's scheme, whose tables it shares; here to be measured, not to be used."""
+    posenc's encoding, whose tables it shares; here to be measured, not to be used."""
 
     def __init__(self, ours: posenc.Attention):
         super().__init__()
         self.ours = ours
 
     def forward(self, x: Tensor) -> Tensor:
-        ours, scheme = self.ours, self.ours.position
+        ours, encoding = self.ours, self.ours.encoding
         q, k, v = (
             p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
             for p in (ours.q_proj, ours.k_proj, ours.v_proj)
         )
         place = torch.arange(x.shape[1], device=x.device)
-        distance = (place[None, :] - place[:, None]).clamp(-scheme.left, scheme.right) + scheme.left
-        pairs = scheme.keys[0][distance]
+        distance = (place[None, :] - place[:, None]).clamp(-encoding.left, encoding.right) + encoding.left
+        pairs = encoding.keys[0][distance]
         scores = (q @ k.transpose(2, 3) + torch.einsum("bhid,ijd->bhij", q, pairs)) * ours.head_dim**-0.5
         scores = scores.masked_fill(place[None, :] > place[:, None], float("-inf"))
         return ours.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 def measure(
-    schemes: Sequence[str] | None = None,
+    encodings: Sequence[str] | None = None,
     *,
     length: int = 512,
     batch: int = 4,
@@ -66,9 +66,9 @@ def measure(
     engine: str = "auto",
 ) -> list[Speed]:
     """Training steps (forward, backward, optimiser) at one length."""
-    words = list(dict.fromkeys(("none", *(schemes or SCHEMES))))
+    words = list(dict.fromkeys(("none", *(encodings or SCHEMES))))
     if any("+" in word for word in words):
-        raise LabError("extensions are for evaluation; give trained schemes to --throughput")
+        raise LabError("extensions are for evaluation; give trained encodings to --throughput")
     sizes = {"vocabulary": 257, "width": width, "heads": heads, "layers": layers, "causal": True, "longest": length}
     models = {word: Transformer(word, engine=engine, **sizes).to(device) for word in words}  # type: ignore[arg-type]
     if "shaw" in models:
@@ -114,11 +114,11 @@ def _check(ours: nn.Module, textbook: nn.Module, inputs: Tensor) -> None:
 
 
 def as_text(speeds: list[Speed]) -> str:
-    wide = max(len(speed.scheme) for speed in speeds)
-    lines = [f"{'scheme':<{wide}}  ms a step  tokens/s  × none"]
+    wide = max(len(speed.encoding) for speed in speeds)
+    lines = [f"{'encoding':<{wide}}  ms a step  tokens/s  × none"]
     for speed in speeds:
-        mark = "" if speed.ratio >= GOAL or speed.scheme == TEXTBOOK else f"  below {GOAL}"
+        mark = "" if speed.ratio >= GOAL or speed.encoding == TEXTBOOK else f"  below {GOAL}"
         lines.append(
-            f"{speed.scheme:<{wide}}  {1000 * speed.seconds:9.1f}  {speed.tokens:8.0f}  {speed.ratio:6.2f}{mark}"
+            f"{speed.encoding:<{wide}}  {1000 * speed.seconds:9.1f}  {speed.tokens:8.0f}  {speed.ratio:6.2f}{mark}"
         )
     return "\n".join(lines)

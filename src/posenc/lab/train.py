@@ -1,4 +1,4 @@
-"""Train one cell: the same data in the same order for every scheme, resumable, its failures recorded as results."""
+"""Train one cell: the same data in the same order for every encoding, resumable, its failures recorded as results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_task(training: Training, corpus: Corpus | None) -> Task:
 
 def make_model(training: Training, task: Task) -> Transformer:
     return Transformer(
-        training.scheme,
+        training.encoding,
         vocabulary=task.vocabulary,
         width=training.width,
         heads=training.heads,
@@ -75,7 +75,7 @@ def rate(step: int, steps: int) -> float:
 
 
 def training_batch(task: Task, training: Training, step: int, team: Team = ALONE) -> Batch:
-    """The batch of one step, from the seed and the step alone: no scheme and no restart changes it."""
+    """The batch of one step, from the seed and the step alone: no encoding and no restart changes it."""
     generator = torch.Generator().manual_seed((training.seed << 32) + 2 * step)
     size = training.train
     if task.varies:
@@ -195,7 +195,7 @@ def load_weights(model: nn.Module, training: Training, store: Store) -> None:
     """The trained weights into a model of the same settings."""
     found = tensors.read(store, training.key, "weights")
     if found is None or not _fits(found[0], model, ""):
-        raise tensors.Damaged(f"{training.scheme} has no weights in this folder; run the same command again")
+        raise tensors.Damaged(f"{training.encoding} has no weights in this folder; run the same command again")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(found[0][name])

@@ -24,54 +24,54 @@ class Wrong(ValueError):
     """What is wrong with a value, and where."""
 
 
-def text(value: Any, where: str) -> str:
+def text(value: Any, positions: str) -> str:
     if not isinstance(value, str) or len(value) > LONGEST or any("\ud800" <= c <= "\udfff" for c in value):
-        raise _wrong(value, where, f"text of at most {LONGEST} characters")  # half a character cannot be written
+        raise _wrong(value, positions, f"text of at most {LONGEST} characters")  # half a character cannot be written
     return value
 
 
-def flag(value: Any, where: str) -> bool:
+def flag(value: Any, positions: str) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(value, where, "true or false")
+        raise _wrong(value, positions, "true or false")
     return value
 
 
 def whole(low: int, high: int) -> Check:
-    def check(value: Any, where: str) -> int:
+    def check(value: Any, positions: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(value, where, f"an integer from {low} to {high}")
+            raise _wrong(value, positions, f"an integer from {low} to {high}")
         return value
 
     return check
 
 
 def number(low: float = -1e300, high: float = 1e300) -> Check:
-    def check(value: Any, where: str) -> float:
+    def check(value: Any, positions: str) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(value, where, f"a finite number from {low:g} to {high:g}")
+            raise _wrong(value, positions, f"a finite number from {low:g} to {high:g}")
         return float(value)
 
     return check
 
 
 def one_of(*allowed: str) -> Check:
-    def check(value: Any, where: str) -> str:
+    def check(value: Any, positions: str) -> str:
         if not isinstance(value, str) or value not in allowed:
-            raise _wrong(value, where, " or ".join(allowed))
+            raise _wrong(value, positions, " or ".join(allowed))
         return value
 
     return check
 
 
 def maybe(inner: Check) -> Check:
-    return lambda value, where: None if value is None else inner(value, where)
+    return lambda value, positions: None if value is None else inner(value, positions)
 
 
 def each(inner: Check, *, least: int = 0, most: int = 1000) -> Check:
-    def check(value: Any, where: str) -> list[Any]:
+    def check(value: Any, positions: str) -> list[Any]:
         if not isinstance(value, (list, tuple)) or not least <= len(value) <= most:
-            raise _wrong(value, where, f"a list of {least} to {most} values")
-        return [inner(part, f"{where}[{n}]") for n, part in enumerate(value)]
+            raise _wrong(value, positions, f"a list of {least} to {most} values")
+        return [inner(part, f"{positions}[{n}]") for n, part in enumerate(value)]
 
     return check
 
@@ -80,40 +80,40 @@ def record(required: dict[str, Check], optional: dict[str, Check] | None = None)
     """A table of known fields; others are left out, for a later version may have written them."""
     known = {**required, **(optional or {})}
 
-    def check(value: Any, where: str) -> dict[str, Any]:
+    def check(value: Any, positions: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _wrong(value, where, "a table")
+            raise _wrong(value, positions, "a table")
         missing = [name for name in required if name not in value]
         if missing:
-            raise Wrong(f"{where} has no {', '.join(missing)}")
-        inside = f"{where}." if where else ""
+            raise Wrong(f"{positions} has no {', '.join(missing)}")
+        inside = f"{positions}." if positions else ""
         return {name: known[name](part, inside + name) for name, part in value.items() if name in known}
 
     return check
 
 
-def remarks(value: Any, where: str) -> dict[str, Any]:
+def remarks(value: Any, positions: str) -> dict[str, Any]:
     """A flat table of anything that can be shown: the machine, the text's source."""
     if not isinstance(value, dict) or len(value) > 100:
-        raise _wrong(value, where, "a table of at most 100 entries")
+        raise _wrong(value, positions, "a table of at most 100 entries")
     for name, part in value.items():
-        text(name, where)
+        text(name, positions)
         if not (part is None or isinstance(part, bool)):
-            (text if isinstance(part, str) else number())(part, f"{where}.{name}")
+            (text if isinstance(part, str) else number())(part, f"{positions}.{name}")
     return value
 
 
 def pair(first: Check, second: Check) -> Check:
-    def check(value: Any, where: str) -> list[Any]:
+    def check(value: Any, positions: str) -> list[Any]:
         if not isinstance(value, (list, tuple)) or len(value) != 2:
-            raise _wrong(value, where, "a pair")
-        return [first(value[0], where), second(value[1], where)]
+            raise _wrong(value, positions, "a pair")
+        return [first(value[0], positions), second(value[1], positions)]
 
     return check
 
 
-def _wrong(value: Any, where: str, allowed: str) -> Wrong:
-    return Wrong(f"{where or 'it'} must be {allowed}, got {reprlib.repr(value)}")
+def _wrong(value: Any, positions: str, allowed: str) -> Wrong:
+    return Wrong(f"{positions or 'it'} must be {allowed}, got {reprlib.repr(value)}")
 
 
 def read_json(path: Path, check: Check) -> Any:
@@ -148,13 +148,13 @@ MODEL: dict[str, Check] = {
     "weight_decay": number(0), "threads": whole(1, 1024),
 }  # fmt: skip
 TASK: dict[str, Check] = {
-    **MODEL, "test": each(SIZE, least=1), "schemes": each(text), "seeds": whole(1, 1000), "count": whole(1, 1 << 40),
+    **MODEL, "test": each(SIZE, least=1), "encodings": each(text), "seeds": whole(1, 1000), "count": whole(1, 1 << 40),
     "sliding": whole(0, 1 << 24), "windows": whole(1, 1 << 24), "rates": each(number(0), most=100),
 }  # fmt: skip
 """The settings of a task, in presets and in what a run has written down."""
 
 DEVICE, PRECISION = one_of("cpu", "cuda"), one_of("float32", "bfloat16")
-TASKS_REQUIRED = ("task", "train", "test", "steps", "schemes", "seeds", "width", "heads", "lr")
+TASKS_REQUIRED = ("task", "train", "test", "steps", "encodings", "seeds", "width", "heads", "lr")
 
 EXPERIMENT = record(
     {
@@ -170,7 +170,7 @@ SETTINGS = record({"experiment": EXPERIMENT, "text": remarks, "machine": remarks
 
 TRAINING = record(
     {
-        **{name: check for name, check in MODEL.items() if name != "threads"}, "scheme": text, "seed": whole(0, 1 << 31),
+        **{name: check for name, check in MODEL.items() if name != "threads"}, "encoding": text, "seed": whole(0, 1 << 31),
         "device": DEVICE, "precision": PRECISION, "compile": flag, "engine": text, "text": text, "rules": whole(0, 10**6),
     },
     {"threads": MODEL["threads"]},
@@ -198,7 +198,7 @@ TESTED = record(
 RECORDS: dict[str, Check] = {"train.json": TRAINED, "test.json": TESTED}
 
 ROW = record(
-    {"task": text, "scheme": text, "seed": whole(0, 1 << 31), "lr": number(0), "size": SIZE},
+    {"task": text, "encoding": text, "seed": whole(0, 1 << 31), "lr": number(0), "size": SIZE},
     {"train_size": SIZE, **POINT},
 )
 RESULTS = record({

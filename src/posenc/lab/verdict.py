@@ -1,4 +1,4 @@
-"""The verdict: what the numbers say, in words. One rule for every scheme, thresholds in one place."""
+"""The verdict: what the numbers say, in words. One rule for every encoding, thresholds in one place."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LEARNT = 0.9  # accuracy at the training size
 
 @dataclass(frozen=True)
 class Standing:
-    """How one scheme does on one task: at the training size and at one size past it."""
+    """How one encoding does on one task: at the training size and at one size past it."""
 
-    scheme: str
+    encoding: str
     here: Mean | None
     far: Mean | None
     size: int
@@ -30,29 +30,29 @@ class Standing:
         return None if self.here is None or self.far is None else self.far.value - self.here.value
 
 
-def standing(results: Results, task: dict[str, Any], scheme: str, size: int) -> Standing:
+def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -> Standing:
     metric = metric_of(task)
-    here, far = (results.point(task, scheme, at, metric) for at in (task["train"], size))
+    here, far = (results.point(task, encoding, at, metric) for at in (task["train"], size))
     if isinstance(here, str) or isinstance(far, str):
         known = here if isinstance(here, Mean) else None
-        return Standing(scheme, known, None, size, "cannot", far if isinstance(far, str) else str(here))
+        return Standing(encoding, known, None, size, "cannot", far if isinstance(far, str) else str(here))
     if here is None or far is None:
-        return Standing(scheme, here, far, size, "missing")
+        return Standing(encoding, here, far, size, "missing")
     if metric == "accuracy" and here.value < LEARNT:
-        return Standing(scheme, here, far, size, "not learnt")
+        return Standing(encoding, here, far, size, "not learnt")
     # an extension is judged by what the same weights do without it: ruined from the start is not "keeps its quality"
-    plain = results.point(task, scheme.split("+")[0], task["train"], metric)
+    plain = results.point(task, encoding.split("+")[0], task["train"], metric)
     start = plain if isinstance(plain, Mean) else here
     lost = far.value - start.value if metric == "loss" else start.value - far.value
     word = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
-    return Standing(scheme, here, far, size, word)
+    return Standing(encoding, here, far, size, word)
 
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:
-    """Every scheme's standing at a size (the largest tested), best first."""
+    """Every encoding's standing at a size (the largest tested), best first."""
     metric = metric_of(task)
     size = max(task["test"]) if size is None else size
-    found = [standing(results, task, scheme, size) for scheme in results.schemes(task)]
+    found = [standing(results, task, encoding, size) for encoding in results.encodings(task)]
     sign = 1 if metric == "loss" else -1
     return sorted(found, key=lambda s: (s.far is None, sign * s.far.value if s.far else 0.0))
 
@@ -80,10 +80,10 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
     sign = 1 if metric == "loss" else -1
     near = sorted((s for s in ranked if s.here is not None), key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
     unit = "nats a byte" if metric == "loss" else "of the answers right"
-    best = f"At the training size {near[0].scheme} is best with {near[0].here} {unit}; at" if near else "At"
+    best = f"At the training size {near[0].encoding} is best with {near[0].here} {unit}; at" if near else "At"
     said = [
         f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
-        f"{best} {times:g} × it is {known[0].scheme} with {known[0].far}."
+        f"{best} {times:g} × it is {known[0].encoding} with {known[0].far}."
     ]
     for word, phrase in (
         ("holds", "keep their quality"),
@@ -94,7 +94,7 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
         group = [s for s in ranked if s.word == word]
         if group:
             said.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
-    said += [f"{s.scheme} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
+    said += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
     said += _sliding(results, task)
     if task["seeds"] == 1:
         said.append("One seed: differences of a few hundredths mean nothing here.")
@@ -105,13 +105,13 @@ def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
     """The same question without the help of shorter windows' first bytes."""
     far = max(task["test"])
     changes = {}
-    for scheme in results.schemes(task) if task.get("sliding") else ():
-        ends = [results.point(task, scheme, size, "sliding") for size in (task["train"], far)]
+    for encoding in results.encodings(task) if task.get("sliding") else ():
+        ends = [results.point(task, encoding, size, "sliding") for size in (task["train"], far)]
         if isinstance(ends[0], Mean) and isinstance(ends[1], Mean):
-            changes[scheme] = ends[1].value - ends[0].value
+            changes[encoding] = ends[1].value - ends[0].value
     if not changes:
         return []
-    hold = [f"{scheme} ({change:+.3f})" for scheme, change in changes.items() if change <= HOLDS["loss"]]
+    hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= HOLDS["loss"]]
     lose = [f"{s} {change:+.2f}" for s, change in sorted(changes.items(), key=lambda c: c[1]) if change > HOLDS["loss"]]
     return [
         f"Where only the last {task['sliding']} bytes of a window count, so that all of them have a long past, "
@@ -121,19 +121,19 @@ def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
 
 
 def _overall(results: Results) -> list[str]:
-    """The scheme to use, where the tasks agree enough to name one: the best mean rank past the training size."""
+    """The encoding to use, where the tasks agree enough to name one: the best mean rank past the training size."""
     ranks: dict[str, list[int]] = {}
     for task in results.tasks():
-        for place, s in enumerate(s for s in standings(results, task) if "+" not in s.scheme):
-            ranks.setdefault(s.scheme, []).append(place + 1 if s.word == "holds" else place + 100)
+        for place, s in enumerate(s for s in standings(results, task) if "+" not in s.encoding):
+            ranks.setdefault(s.encoding, []).append(place + 1 if s.word == "holds" else place + 100)
     everywhere = {name: places for name, places in ranks.items() if len(places) == len(results.tasks())}
     if not everywhere:
         return []
     best = min(everywhere, key=lambda name: sum(everywhere[name]))
     if all(place < 100 for place in everywhere[best]):
         return [f"Past the training length, use {best}: it keeps its quality on every task here."]
-    return [f"No scheme keeps its quality on every task here; {best} comes nearest."]
+    return [f"No encoding keeps its quality on every task here; {best} comes nearest."]
 
 
 def _moved(s: Standing) -> str:
-    return f"{s.scheme} ({s.here.value:.3f} → {s.far.value:.3f})"  # type: ignore[union-attr]
+    return f"{s.encoding} ({s.here.value:.3f} → {s.far.value:.3f})"  # type: ignore[union-attr]

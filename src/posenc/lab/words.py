@@ -1,8 +1,8 @@
-"""Tasks and schemes as people type them.
+"""Tasks and encodings as people type them.
 
 copy:unique=true              a task and its options
-rope:base=500000              a scheme and its options
-rope+ntk:8                    a scheme, and a context extension that is switched on for evaluation only
+rope:base=500000              an encoding and its options
+rope+ntk:8                    an encoding, and a context extension that is switched on for evaluation only
 rope+yarn:8,beta_fast=4       a bare number is the extension's factor
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..spec import value
+from ..encodings.spec import value
 from .errors import LabError
 
 
@@ -20,7 +20,7 @@ class Word(NamedTuple):
 
 
 class SchemeWord(NamedTuple):
-    trained: str  # the scheme that is trained, as typed
+    trained: str  # the encoding that is trained, as typed
     extension: str | None  # what is added for evaluation
 
 
@@ -38,8 +38,8 @@ def split(word: str, *, bare: str | None = None) -> Word:
     return Word(name, options)
 
 
-def scheme(word: str) -> SchemeWord:
-    """The trained scheme and the extension of a scheme's word."""
+def encoding(word: str) -> SchemeWord:
+    """The trained encoding and the extension of an encoding's word."""
     trained, plus, extension = word.strip().partition("+")
     if plus and not extension:
         raise LabError(f"{word!r} names no extension after '+'; for example rope+ntk:8")

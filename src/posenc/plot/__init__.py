@@ -1,11 +1,11 @@
-"""Pictures of every scheme, from its own numbers (matplotlib; the extra `plot`).
+"""Pictures of every encoding, from its own numbers (matplotlib; the extra `plot`).
 
     posenc.plot.overview("t5").savefig("t5.png")
     posenc.plot.distance("alibi", reach=256, heads=16)
     posenc.plot.kernel(my_scheme, length=64, head=3)
 
-Each function takes a scheme, or a scheme's name with its options and sizes (d_model, heads, head_dim), and returns a
-matplotlib figure. Learned tables of a scheme made by name are as they start, with seed 0. Signs: r = j - i, key minus
+Each function takes an encoding, or an encoding's name with its options and sizes (d_model, heads, head_dim), and returns a
+matplotlib figure. Learned tables of an encoding made by name are as they start, with seed 0. Signs: r = j - i, key minus
 query, so the past is negative.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from ..attention import Attention
-    from ..scaling import Scaling
-    from ..scheme import Scheme
+    from ..core.encoding import Encoding
+    from ..encodings.rope.scaling import Scaling
+    from ..nn.attention import Attention
 
 __all__ = [
     "VIEWS", "buckets", "decomposition", "dimensions", "distance", "encoding", "kernel", "overview", "save",
@@ -32,41 +32,43 @@ __all__ = [
 ]  # fmt: skip
 
 
-def overview(scheme: Scheme | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
+def overview(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
     """Up to four panels: over distance, over (i, j), the encoding, and its buckets or similarity."""
-    return figure(panels.overview(subject(scheme, **options), length, head))
+    return figure(panels.overview(subject(encoding, **options), length, head))
 
 
-def encoding(scheme: Scheme | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """Heat map of position × dimension; distance × dimension (or × head) for relative schemes."""
-    return figure(panels.encoding(subject(scheme, **options), length, head))
+def encoding(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
+    """Heat map of position × dimension; distance × dimension (or × head) for relative encodings."""
+    return figure(panels.encoding(subject(encoding, **options), length, head))
 
 
 def dimensions(
-    scheme: Scheme | str, *, length: int = 128, head: int = 0, chosen: Sequence[int] | None = None, **options: Any
+    encoding: Encoding | str, *, length: int = 128, head: int = 0, chosen: Sequence[int] | None = None, **options: Any
 ) -> Figure:
     """Curves of single dimensions of the encoding; `chosen` names them."""
-    return figure(panels.dimensions(subject(scheme, **options), length, head, chosen=chosen))
+    return figure(panels.dimensions(subject(encoding, **options), length, head, chosen=chosen))
 
 
-def similarity(scheme: Scheme | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
+def similarity(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
     """Cosine similarity of the vectors of every two positions, or distances."""
-    return figure(panels.similarity(subject(scheme, **options), length, head))
+    return figure(panels.similarity(subject(encoding, **options), length, head))
 
 
-def kernel(scheme: Scheme | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
+def kernel(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
     """What position adds to the score of query i and key j, with the same content everywhere."""
-    return figure(panels.kernel(subject(scheme, **options), length, head))
+    return figure(panels.kernel(subject(encoding, **options), length, head))
 
 
-def distance(scheme: Scheme | str, *, reach: int = 128, shown: Sequence[int] | None = None, **options: Any) -> Figure:
+def distance(
+    encoding: Encoding | str, *, reach: int = 128, shown: Sequence[int] | None = None, **options: Any
+) -> Figure:
     """The same over distance, one curve for each head in `shown`."""
-    return figure(panels.distance(subject(scheme, **options), reach, shown))
+    return figure(panels.distance(subject(encoding, **options), reach, shown))
 
 
-def buckets(scheme: Scheme | str, *, reach: int | None = None, **options: Any) -> Figure:
+def buckets(encoding: Encoding | str, *, reach: int | None = None, **options: Any) -> Figure:
     """The table row that each distance reads."""
-    return figure(panels.buckets(subject(scheme, **options), reach))
+    return figure(panels.buckets(subject(encoding, **options), reach))
 
 
 def wavelengths(
@@ -78,18 +80,18 @@ def wavelengths(
 
 
 def decomposition(
-    layer: Attention | Scheme | str, x: Tensor | None = None, *, length: int = 24, head: int = 0,
+    layer: Attention | Encoding | str, x: Tensor | None = None, *, length: int = 24, head: int = 0,
     labels: Sequence[str] | None = None, **options: Any,
 ) -> Figure:  # fmt: skip
-    """A layer's scores over x [1, L, d_model], and the content and position terms that sum to them. Of a scheme: an
+    """A layer's scores over x [1, L, d_model], and the content and position terms that sum to them. Of an encoding: an
     untrained layer with it, over `length` random vectors where x is not given.
     """
-    from ..attention import Attention
+    from ..nn.attention import Attention
 
     if not isinstance(layer, Attention):
         layer = numbers.layer(subject(layer, **options))
     elif options:
-        raise TypeError(f"{', '.join(options)}: options go with a scheme's name; this layer is made already")
+        raise TypeError(f"{', '.join(options)}: options go with an encoding's name; this layer is made already")
     x = numbers.content(layer, length) if x is None else x
     return figure(panels.decomposition(layer, x, head=head, labels=labels), columns=3)
 

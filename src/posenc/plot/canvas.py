@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
+from ..core import files
 from .panels import Heat, Lines, Panel
 
 if TYPE_CHECKING:

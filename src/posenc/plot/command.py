@@ -1,12 +1,12 @@
-"""posenc plot SCHEME -o FILE."""
+"""posenc plot ENCODING -o FILE."""
 
 from __future__ import annotations
 
 import argparse
 
-from .. import spec
-from ..errors import OptionError
-from ..registry import names
+from ..core.errors import OptionError
+from ..encodings import spec
+from ..encodings.registry import list_encodings
 
 VIEWS = (
     "overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "decomposition", "wavelengths",
@@ -16,10 +16,10 @@ VIEWS = (
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc plot",
-        description="A picture of a scheme, from its own numbers: png, svg or pdf by the file's name.",
-        epilog=f"schemes: {', '.join(names())}. Options follow the name: t5:buckets=16,causal=true",
+        description="A picture of an encoding, from its own numbers: png, svg or pdf by the file's name.",
+        epilog=f"encodings: {', '.join(list_encodings())}. Options follow the name: t5:buckets=16,causal=true",
     )
-    parser.add_argument("scheme", help="NAME or NAME:OPTION=VALUE,...; sizes (d_model, heads, head_dim) are options")
+    parser.add_argument("encoding", help="NAME or NAME:OPTION=VALUE,...; sizes (d_model, heads, head_dim) are options")
     parser.add_argument("-o", "--output", help="file to write; default NAME.png")
     parser.add_argument("--view", choices=VIEWS, default="overview", help="which picture (default: %(default)s)")
     parser.add_argument(
@@ -30,13 +30,13 @@ def main(arguments: list[str]) -> int:
     try:
         path = _write(given)
     except (ValueError, TypeError, OSError) as error:
-        raise OptionError(f"plot {given.scheme}: {error}") from None
+        raise OptionError(f"plot {given.encoding}: {error}") from None
     print(path)
     return 0
 
 
 def _write(given: argparse.Namespace) -> str:
-    name, options = spec.parse(given.scheme)
+    name, options = spec.parse(given.encoding)
     output = given.output or f"{name}.png"
     from .. import plot
 

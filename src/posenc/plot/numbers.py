@@ -1,4 +1,4 @@
-"""The numbers behind every picture, taken from the schemes' own plans. Nothing here draws.
+"""The numbers behind every picture, taken from the encodings' own plans. Nothing here draws.
 
 Sign everywhere: r = key position - query position; negative is the past.
 """
@@ -13,111 +13,111 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..attention import Attention
-from ..dispatch import scores
-from ..index import Grid
-from ..plan import Plan
-from ..registry import CLASSES, create
-from ..scheme import Scheme
-from ..where import Where
+from ..core.encoding import Encoding
+from ..core.index import Grid
+from ..core.plan import Plan
+from ..core.positions import Positions
+from ..encodings.registry import ENCODINGS_BY_CLASS, create
+from ..functional import scores
+from ..nn.attention import Attention
 
 if TYPE_CHECKING:
-    from ..scaling import Scaling
+    from ..encodings.rope.scaling import Scaling
 
 SIZES = {"d_model": 512, "heads": 8}
 # A table that starts at zero has nothing to show; these options stand in for training where none are given.
-# Schemes of images number the patches of a grid, row by row.
+# Encodings of images number the patches of a grid, row by row.
 DRAWN: dict[str, dict[str, Any]] = {
-    "clipped": {"std": 1.0}, "learned": {"max_len": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
+    "clipped": {"std": 1.0}, "learned": {"max_length": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A scheme with the sizes of the layer that it is drawn in."""
+    """An encoding with the sizes of the layer that it is drawn in."""
 
-    scheme: Scheme
+    encoding: Encoding
     name: str
     d_model: int
     heads: int
     head_dim: int
 
-    def plan(self, where: Where) -> Plan:
+    def plan(self, positions: Positions) -> Plan:
         """Its plan over `where`, for content that is 1 everywhere."""
-        device = next((parameter.device for parameter in self.scheme.parameters()), None)
-        x = torch.ones(1, where.q_length, self.d_model, device=device)
+        device = next((parameter.device for parameter in self.encoding.parameters()), None)
+        x = torch.ones(1, positions.q_length, self.d_model, device=device)
         try:
-            return self.scheme.plan(where, x=x)
+            return self.encoding.plan(positions, x=x)
         except ValueError:
-            return self.scheme.plan(where, x=x, host=self.host(self.scheme))
+            return self.encoding.plan(positions, x=x, host=self.host(self.encoding))
 
-    def host(self, scheme: Scheme) -> Attention:
-        """A layer of these sizes, causal where the scheme describes the past alone."""
-        causal = scheme.causal_only or bool(getattr(scheme, "causal", False))
-        return Attention(self.d_model, self.heads, head_dim=self.head_dim, position=scheme, causal=causal)
+    def host(self, encoding: Encoding) -> Attention:
+        """A layer of these sizes, causal where the encoding describes the past alone."""
+        causal = encoding.causal_only or bool(getattr(encoding, "causal", False))
+        return Attention(self.d_model, self.heads, head_dim=self.head_dim, encoding=encoding, causal=causal)
 
     @property
     def absolute(self) -> bool:
         """Whether the position is added to the input."""
-        return type(self.scheme).embed is not Scheme.embed
+        return type(self.encoding).embed is not Encoding.embed
 
     def hollow(self) -> Subject:
         """Itself without numbers: its plans tell shapes and spans, and cost nothing."""
-        return replace(self, scheme=deepcopy(self.scheme).to("meta"))
+        return replace(self, encoding=deepcopy(self.encoding).to("meta"))
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.scheme.parameters())
+        return sum(p.numel() for p in self.encoding.parameters())
 
 
 @torch.no_grad()
 def subject(
-    scheme: Scheme | str | Subject, *, seed: int = 0, d_model: int | None = None, heads: int | None = None,
+    encoding: Encoding | str | Subject, *, seed: int = 0, d_model: int | None = None, heads: int | None = None,
     head_dim: int | None = None, **options: Any,
 ) -> Subject:  # fmt: skip
-    """A scheme, or a scheme's name with its options, ready to be drawn. Learned tables are drawn with `seed`."""
-    if isinstance(scheme, Subject):
-        return scheme
-    if isinstance(scheme, str):
+    """An encoding, or an encoding's name with its options, ready to be drawn. Learned tables are drawn with `seed`."""
+    if isinstance(encoding, Subject):
+        return encoding
+    if isinstance(encoding, str):
         sizes = {"d_model": d_model or SIZES["d_model"], "heads": heads or SIZES["heads"]}
-        options = {**DRAWN.get(scheme, {}), **options}
+        options = {**DRAWN.get(encoding, {}), **options}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = create(scheme, **sizes, head_dim=head_dim, **options)
-        return Subject(made, scheme, **sizes, head_dim=head_dim or sizes["d_model"] // sizes["heads"])
-    if not isinstance(scheme, Scheme):
-        raise TypeError(f"give a scheme or a scheme's name, got {type(scheme).__name__}")
+            made = create(encoding, **sizes, head_dim=head_dim, **options)
+        return Subject(made, encoding, **sizes, head_dim=head_dim or sizes["d_model"] // sizes["heads"])
+    if not isinstance(encoding, Encoding):
+        raise TypeError(f"give an encoding or an encoding's name, got {type(encoding).__name__}")
     if options:
-        raise TypeError(f"{', '.join(options)}: options go with a scheme's name; this scheme is made already")
-    known = CLASSES.get(type(scheme).__name__)
-    heads = heads or _size(scheme, "heads") or _heads_of(scheme)
-    head_dim = head_dim or _size(scheme, "head_dim") or _head_dim_of(scheme)
-    d_model = d_model or _size(scheme, "d_model") or heads * head_dim
-    return Subject(scheme, known.name if known else type(scheme).__name__, d_model, heads, head_dim)
+        raise TypeError(f"{', '.join(options)}: options go with an encoding's name; this encoding is made already")
+    known = ENCODINGS_BY_CLASS.get(type(encoding).__name__)
+    heads = heads or _size(encoding, "heads") or _heads_of(encoding)
+    head_dim = head_dim or _size(encoding, "head_dim") or _head_dim_of(encoding)
+    d_model = d_model or _size(encoding, "d_model") or heads * head_dim
+    return Subject(encoding, known.name if known else type(encoding).__name__, d_model, heads, head_dim)
 
 
-def _size(scheme: Scheme, name: str) -> int | None:
-    value = getattr(scheme, name, None)
+def _size(encoding: Encoding, name: str) -> int | None:
+    value = getattr(encoding, name, None)
     return value if isinstance(value, int) else None
 
 
-def _probe(scheme: Scheme) -> Plan | None:
+def _probe(encoding: Encoding) -> Plan | None:
     try:
-        return scheme.plan(Where(2))
+        return encoding.plan(Positions(2))
     except ValueError:
         return None
 
 
-def _heads_of(scheme: Scheme) -> int:
-    plan = _probe(scheme)
+def _heads_of(encoding: Encoding) -> int:
+    plan = _probe(encoding)
     if plan is None:
         return 1
     sizes = [t.shape[0] for name, t in plan.tensors() if name == "slopes" or ("lookups" in name and t.dim() < 4)]
     return max(sizes, default=1)
 
 
-def _head_dim_of(scheme: Scheme) -> int:
-    plan = _probe(scheme)
+def _head_dim_of(encoding: Encoding) -> int:
+    plan = _probe(encoding)
     if plan is not None:
         for lookup in plan.lookups:
             for table in (lookup.dot_query, lookup.dot_key, lookup.add_value):
@@ -177,20 +177,20 @@ def kernel(
         sides = (_vectors(subject, place) for place in (q, k))
         first, second = (side.unflatten(-1, (subject.heads, -1)).transpose(0, 1)[None] for side in sides)
         return scores(first[:, chosen], second[:, chosen])[0]
-    where = Where(q, k)
-    plan = subject.plan(where) if tables is None else replace(tables, where=where)
+    positions = Positions(q, k)
+    plan = subject.plan(positions) if tables is None else replace(tables, positions=positions)
     heads = subject.heads
     if head is not None and (alone := one_head(plan, head)) is not None:
         plan, heads, chosen = alone, 1, slice(None)
     first, second = (torch.ones(1, heads, n, subject.head_dim, dtype=torch.float64) for n in (len(q), len(k)))
     s = scores(first, second, plan)
-    return (s if plan.rotate is not None else s - scores(first, second, Plan(where, scale=plan.scale)))[0, chosen]
+    return (s if plan.rotate is not None else s - scores(first, second, Plan(positions, scale=plan.scale)))[0, chosen]
 
 
 def _vectors(subject: Subject, place: Tensor) -> Tensor:
-    """The position vectors that an absolute scheme adds to its input: [L, d_model], float64."""
+    """The position vectors that an absolute encoding adds to its input: [L, d_model], float64."""
     zeros = torch.zeros(1, len(place), subject.d_model, dtype=torch.float64)
-    return subject.scheme.embed(zeros, Where(place))[0].to(torch.float64)
+    return subject.encoding.embed(zeros, Positions(place))[0].to(torch.float64)
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def over_distance(
 
 
 @dataclass(frozen=True)
-class Encoding:
+class Vectors:
     """Vectors of positions (or of distances): rows [n, channels]."""
 
     rows: Tensor
@@ -213,8 +213,8 @@ class Encoding:
 
 
 @torch.no_grad()
-def encoding(subject: Subject, length: int, head: int = 0) -> Encoding | None:
-    """The vectors that a scheme gives to positions 0 .. length-1, or to distances; None where it has none.
+def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
+    """The vectors that an encoding gives to positions 0 .. length-1, or to distances; None where it has none.
 
     absolute     the vector added at each position
     rotary       cos and sin of each pair's angle at each position, all cosines first
@@ -223,20 +223,19 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Encoding | None:
     """
     if subject.absolute:
         place = positions(length)
-        return Encoding(_vectors(subject, place), place, False, "dimension")
-    where = Where(length)
-    plan = subject.plan(where)
+        return Vectors(_vectors(subject, place), place, False, "dimension")
+    plan = subject.plan(Positions(length))
     if plan.rotate is not None and plan.rotate.k is not None:
         cos, sin = plan.rotate.k
-        return Encoding(torch.cat((cos[0], sin[0]), dim=-1).double(), positions(length), False, "cos, sin of pair")
+        return Vectors(torch.cat((cos[0], sin[0]), dim=-1).double(), positions(length), False, "cos, sin of pair")
     r = torch.arange(-(length - 1), length)
     for lookup in plan.lookups:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)
         if table is not None and not isinstance(lookup.index, Grid):
             table = table[min(head, table.shape[0] - 1)]
-            return Encoding(table[lookup.index.look(r)].double(), r, True, "dimension")
+            return Vectors(table[lookup.index.look(r)].double(), r, True, "dimension")
     if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
-        return Encoding(over_distance(subject, r).t(), r, True, "head")
+        return Vectors(over_distance(subject, r).t(), r, True, "head")
     return None
 
 
@@ -254,7 +253,7 @@ def similarity(subject: Subject, length: int, head: int = 0) -> tuple[Tensor, Te
 def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
     """(r, row): the table row that each distance from -reach to reach reads, of the first lookup."""
     r = torch.arange(-reach, reach + 1)
-    plan = subject.plan(Where(torch.tensor([reach]), reach + r))
+    plan = subject.plan(Positions(torch.tensor([reach]), reach + r))
     for lookup in plan.lookups:
         if not isinstance(lookup.index, Grid):
             return r, lookup.index.look(r)
@@ -263,7 +262,7 @@ def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
 
 def span(subject: Subject, length: int) -> tuple[int, int] | None:
     """(lo, hi): outside these distances every table read is constant; None where there is no table."""
-    return span_of(subject.plan(Where(length)))
+    return span_of(subject.plan(Positions(length)))
 
 
 def span_of(plan: Plan) -> tuple[int, int] | None:
@@ -273,17 +272,17 @@ def span_of(plan: Plan) -> tuple[int, int] | None:
 
 def wavelengths(head_dim: int, base: float, scaling: Scaling | None = None, total: int | None = None) -> Tensor:
     """Tokens for one full turn of each rotary pair, [head_dim / 2]; infinite where a pair stands still."""
-    from ..schemes.rotary import RoPE
+    from ..encodings.rope.rope import RoPE
 
     frequencies = RoPE(head_dim=head_dim, base=base, scaling=scaling).frequencies(total)
     return math.tau / torch.tensor(frequencies, dtype=torch.float64)
 
 
 def layer(subject: Subject, seed: int = 0) -> Attention:
-    """An untrained layer with the scheme, in float64."""
+    """An untrained layer with the encoding, in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = subject.host(deepcopy(subject.scheme))
+        made = subject.host(deepcopy(subject.encoding))
     return made.double()
 
 
@@ -298,12 +297,12 @@ TERMS = ("content·content", "content·position", "position·content", "position
 
 
 @torch.no_grad()
-def decomposition(attention: Attention, x: Tensor, where: Where) -> dict[str, Tensor]:
-    """A layer's scores over x [1, L, d_model] as a sum of terms, each [heads, L, L]; the last one for rotary schemes:
+def decomposition(attention: Attention, x: Tensor, positions: Positions) -> dict[str, Tensor]:
+    """A layer's scores over x [1, L, d_model] as a sum of terms, each [heads, L, L]; the last one for rotary encodings:
     what turning q and k adds to their plain product. Found by asking `scores` with parts of q and k left out.
     """
-    scheme, position = attention.position, attention.position.embed(torch.zeros_like(x), where)
-    plan = scheme.plan(where, x=x + position, host=attention)
+    encoding, position = attention.encoding, attention.encoding.embed(torch.zeros_like(x), positions)
+    plan = encoding.plan(positions, x=x + position, host=attention)
     q, k, q_place, k_place = (
         projection(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2).double()
         for states in (x, position)

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..where import Where
+from ..core.positions import Positions
 from . import numbers
 from .numbers import Subject
 from .words import ENGLISH, Words
 
 if TYPE_CHECKING:
-    from ..attention import Attention
-    from ..plan import Plan
-    from ..scaling import Scaling
+    from ..core.plan import Plan
+    from ..encodings.rope.scaling import Scaling
+    from ..nn.attention import Attention
 
 Array = np.ndarray[Any, Any]
 
@@ -199,7 +199,7 @@ def wavelengths(
     words: Words = ENGLISH,
 ) -> list[Panel]:
     """Tokens for one turn of each rotary pair, against the trained and the wanted context length."""
-    from .. import scaling as kinds
+    from ..encodings.rope import scaling as kinds
 
     target = 4 * original if target is None else target
     factor = target / original
@@ -230,7 +230,7 @@ def decomposition(
     if not 0 <= head < attention.heads:
         raise ValueError(f"head {head} does not exist; the heads are 0 to {attention.heads - 1}")
     terms = {
-        name: array(z[head]) for name, z in numbers.decomposition(attention, x, Where((start, x.shape[1]))).items()
+        name: array(z[head]) for name, z in numbers.decomposition(attention, x, Positions((start, x.shape[1]))).items()
     }
     total = np.sum(list(terms.values()), axis=0)
     limits = _around_zero(np.stack([total, *terms.values()]))
@@ -246,12 +246,12 @@ def decomposition(
 
 
 def overview(subject: Subject, length: int = 128, head: int = 0, *, words: Words = ENGLISH) -> list[Panel]:
-    """What is worth seeing of a scheme, in up to four panels."""
+    """What is worth seeing of an encoding, in up to four panels."""
     drawn = [*distance(subject, length, words=words), *kernel(subject, length, head, words=words)]
     vectors = numbers.encoding(subject, length, head)
     if vectors is not None:
         drawn += encoding(subject, length, head, words=words)
-        bucketed = not subject.absolute and subject.plan(Where(2)).lookups
+        bucketed = not subject.absolute and subject.plan(Positions(2)).lookups
         drawn += buckets(subject, words=words) if bucketed else similarity(subject, length, head, words=words)
     return drawn
 

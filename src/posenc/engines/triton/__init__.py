@@ -14,9 +14,9 @@ from math import log
 import torch
 from torch import Tensor
 
-from ...mask import Mask
-from ...plan import Plan
-from .. import axes
+from ...core.mask import Mask
+from ...core.plan import Plan
+from .. import further_axes as axes
 from . import tiles
 
 INSTALLED = find_spec("triton") is not None

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...constants import constant
-from ...index import Index
+from ...core.constants import constant
+from ...core.index import Index
 from .functions import quick
 
 

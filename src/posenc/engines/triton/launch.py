@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...constants import constant
+from ...core.constants import constant
 from . import INTERPRETED, tiles
 from .backward import Grads, backward_k, backward_q
 from .forward import forward

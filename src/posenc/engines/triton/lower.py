@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...mask import Mask
-from ...plan import Lookup, Plan
-from ...where import Where
+from ...core.mask import Mask
+from ...core.plan import Lookup, Plan
+from ...core.positions import Positions
 from . import tiles
 from .expand import expand
 from .spans import spans_of
@@ -77,7 +77,7 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
         spans.append((0, 0))
     if spans:
         low.lo, low.hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
-        _places(low, plan.where, batch, q.device)
+        _places(low, plan.positions, batch, q.device)
     scale = plan.scale_of(size)
     if isinstance(scale, float) and scale <= 0:
         scale = q.new_full((1, 1), scale, dtype=torch.float32)
@@ -99,7 +99,7 @@ def lower(q: Tensor, k: Tensor, plan: Plan, mask: Mask, dropout: float) -> Lower
 def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> list[tuple[int, int]]:
     """Returns the spans of the distances that the tables tell apart; content terms may be kept for more."""
     heads = q.shape[1]
-    seen = _seen(q, k, plan.where, mask)
+    seen = _seen(q, k, plan.positions, mask)
     queries, low.rows_span = _with("dot_query", plan)
     keys, (lo, hi) = _with("dot_key", plan)
     values, low.mass_span = _with("add_value", plan)
@@ -137,9 +137,9 @@ def _tables(low: Lowered, q: Tensor, k: Tensor, plan: Plan, mask: Mask) -> list[
     return spans
 
 
-def _seen(q: Tensor, k: Tensor, where: Where, mask: Mask) -> tuple[int, int] | None:
+def _seen(q: Tensor, k: Tensor, positions: Positions, mask: Mask) -> tuple[int, int] | None:
     """The smallest and the largest distance that some query sees, for runs of positions; None where that is not known."""
-    runs = where.runs
+    runs = positions.runs
     if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
         return None
     q_length, k_length = q.shape[2], k.shape[2]
@@ -169,11 +169,11 @@ def _with(slot: str, plan: Plan) -> tuple[list[Lookup], tuple[int, int]]:
     return picked, (min(index.lo for index in indices), max(index.hi for index in indices))
 
 
-def _places(low: Lowered, where: Where, batch: int, device: torch.device) -> None:
-    runs = where.runs
+def _places(low: Lowered, positions: Positions, batch: int, device: torch.device) -> None:
+    runs = positions.runs
     if runs is None:
-        low.p_q = _two(where.q_positions(device)).to(torch.int32).contiguous()
-        low.p_k = _two(where.k_positions(device)).to(torch.int32).contiguous()
+        low.p_q = _two(positions.q_positions(device)).to(torch.int32).contiguous()
+        low.p_k = _two(positions.k_positions(device)).to(torch.int32).contiguous()
         return
     q, k = runs
     if q.start is k.start:

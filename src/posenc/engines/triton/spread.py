@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...constants import constant
+from ...core.constants import constant
 from . import tiles
 from .terms import Band, View, thirds
 
@@ -293,9 +293,11 @@ def collect_kernel(
             base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + eighth * band.pitch
             at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
             x = tl.load(at, mask=ok[:, None] & eights[None, :], other=0.0)
-            where = states.ptr + b * states.b + (h // group) * states.h
+            positions = states.ptr + b * states.b + (h // group) * states.h
             y = tl.load(
-                where + i.to(tl.int64)[:, None] * states.l + e[None, :], mask=ok[:, None] & (e < E)[None, :], other=0.0
+                positions + i.to(tl.int64)[:, None] * states.l + e[None, :],
+                mask=ok[:, None] & (e < E)[None, :],
+                other=0.0,
             )
             acc = tl.dot(tl.trans(x), y.to(x.dtype), acc, input_precision=PRECISION)
             if sums is not None:

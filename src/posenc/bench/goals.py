@@ -1,0 +1,169 @@
+"""bench/results/README.md: the published runs against the goals, growth, and the peers side by side: make bench-table."""
+
+from __future__ import annotations
+
+import statistics
+
+from .growth import extra_bytes, growth
+from .report import milliseconds, not_timed, where_run
+
+# forward, forward + backward, and extra memory as a share of a dense float32 [H, L, L] bias
+CPU = {
+    "t5": (1.08, 1.3, 0.02),
+    "clipped": (1.08, 1.3, 0.02),
+    "alibi": (1.08, 1.3, 0.02),
+    "t5-causal": (1.15, 1.4, 0.02),
+    "clipped-causal": (1.15, 1.4, 0.02),
+    "alibi-causal": (1.15, 1.4, 0.02),
+    "shaw": (1.35, 2.0, 0.10),
+    "shaw-values": (1.7, 2.5, 0.10),
+    "deberta": (2.5, 3.2, 0.15),
+    "transformer_xl": (2.0, 3.0, 0.15),
+    "t5-decode": (1.4, None, None),
+}
+# relative to FlashAttention: forward, forward + backward
+GPU = {
+    **dict.fromkeys(
+        ("t5", "t5-causal", "clipped", "clipped-causal", "alibi-learned", "alibi-learned-causal"), (1.0, 1.0)
+    ),
+    **dict.fromkeys(("shaw", "shaw-causal"), (1.0, 1.3)),
+    **dict.fromkeys(("shaw-values", "shaw-values-causal"), (None, 1.7)),
+    "relative_logits": (None, 1.6),
+    "deberta": (None, 2.0),
+    "transformer_xl": (None, 3.0),
+    **dict.fromkeys(("rope", "rope-causal"), (None, 1.1)),
+}
+PASSES = ("forward", "training")
+
+
+def cell(value: float | None, goal: float | None, text: str) -> str:
+    if value is None:
+        return "–"
+    return f"**{text}**" if goal is not None and value > goal else text
+
+
+def ours(result: dict, length: int) -> dict[tuple[str, str], dict]:
+    records = [r for r in result["records"] if r["length"] == length and r["peer"] == "posenc" and "ratio" in r]
+    return {(r["workload"], r["pass"]): r for r in records}
+
+
+def cpu(result: dict) -> str:
+    found = ours(result, 4096)
+    base = result["ceilings"][0]
+    lines = [
+        "| plan | forward | goal | forward + backward | goal | extra memory, forward / training | goal |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, (*goals, most) in CPU.items():
+        cells, shares = [name], []
+        for kind, goal in zip(PASSES, goals):
+            record = found.get((name, kind))
+            if record is None:
+                cells += ["–", "–" if goal is None else f"{goal} ×"]
+                continue
+            text = f"{record['ratio']:.2f} ×" + (f" ± {record['spread']:.2f}" if "spread" in record else "")
+            cells += [cell(record["ratio"], goal, text), f"{goal} ×"]
+            extra = extra_bytes(record, result["records"], base)
+            if extra is not None and most is not None:
+                share = max(0, extra) / (record["heads"] * 4 * record["length"] ** 2)
+                shares.append(cell(share, most, f"{share:.1%}"))
+        lines.append(
+            "| " + " | ".join([*cells, " / ".join(shares) or "–", "–" if most is None else f"{most:.0%}"]) + " |"
+        )
+    return "\n".join(lines)
+
+
+def gpu(result: dict) -> str:
+    lines = [
+        "| plan | tokens | forward | goal | forward + backward | goal | of cuDNN | extra memory, forward / training |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    measured = {(r["workload"], r["peer"], r["length"], r["pass"]): r for r in result["records"] if "seconds" in r}
+    for length in sorted({key[2] for key in measured}):
+        for name, goals in GPU.items():
+            mine = [measured.get((name, "posenc", length, kind)) for kind in PASSES]
+            if mine == [None, None]:
+                continue
+            cells, memory, cudnn = [], [], []
+            for kind, goal, record in zip(PASSES, goals, mine):
+                if record is None:
+                    cells += ["–", "–"]
+                    continue
+                cells += [cell(record["ratio"], goal, f"{record['ratio']:.2f} ×"), "–" if goal is None else f"{goal} ×"]
+                extra = extra_bytes(record, result["records"], result["ceilings"][0])
+                memory.append(f"{(extra or 0) / 2**20:.0f} MiB")
+                other = measured.get((name, "cudnn", length, kind))
+                cudnn.append("–" if other is None else f"{record['seconds'] / other['seconds']:.2f}")
+            batch = next(r for r in mine if r is not None)["batch"]
+            row = [name, f"{batch} × {length}", *cells, " / ".join(cudnn) + " ×", " / ".join(memory)]
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def side_by_side(result: dict, length: int) -> str:
+    """Every contender's times at one length, forward / training."""
+    measured = {(r["workload"], r["peer"], r["pass"]): r for r in result["records"] if r["length"] == length}
+    names = list(dict.fromkeys(key[0] for key in measured))
+    peers = [p for p in result["versions"] if any(k[1] == p and "seconds" in r for k, r in measured.items())]
+    lines = ["| plan | " + " | ".join(peers) + " |", "| --- " * (len(peers) + 1) + "|"]
+    for name in names:
+        cells = []
+        for peer in peers:
+            pair = [measured.get((name, peer, kind), {}) for kind in PASSES]
+            if any("seconds" in r for r in pair):
+                cells.append(" / ".join(milliseconds(r["seconds"]) if "seconds" in r else "–" for r in pair))
+            else:
+                cells.append("–")
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def grown(result: dict) -> str:
+    """Exponents, a row for each workload and contender: forward, then training."""
+    lines = ["| plan | contender | time, forward | time, training | extra memory, forward | extra memory, training |"]
+    lines.append("| --- " * 6 + "|")
+    rows: dict[tuple, dict] = {}
+    for line in growth(result):
+        rows.setdefault((line["workload"], line["peer"]), {})[line["pass"]] = line
+    for (name, peer), both in rows.items():
+        cells = []
+        for what in ("time", "extra_memory"):
+            for kind in PASSES:
+                line = both.get(kind)
+                power = None if line is None else line[what]
+                cells.append("–" if power is None else f"{power:.2f} (to {line['to']})")
+        lines.append("| " + " | ".join([name, peer, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def section(cpu_result: dict, gpu_result: dict | None) -> str:
+    """Everything between the markers."""
+    busy = [r["busy"] for r in cpu_result["records"] if "busy" in r]
+    dates = sorted(r["when"][:16] for r in cpu_result["records"] if "when" in r)
+    parts = [
+        "## CPU, against the goals (B1 H8 L4096 D64)",
+        f"{where_run(cpu_result)}, {cpu_result['dtype']}; measured {dates[0]} to {dates[-1]} UTC. Bold: the goal is missed. "
+        f"± is half the distance of the quartiles of the rounds' ratios. Others used {statistics.median(busy):.0%} of the cores meanwhile "
+        f"in the median, {max(busy):.0%} at worst.",
+        cpu(cpu_result),
+        "### Every contender at 4096 tokens, forward / training step",
+        side_by_side(cpu_result, 4096),
+        "Not timed:",
+        "\n".join(
+            f"- {line}" for line in not_timed([r for r in cpu_result["records"] if "would" in r.get("note", "")])
+        ),
+        "### Growth with the number L of tokens, from 512 on: exponents of time and of extra memory",
+        grown(cpu_result),
+    ]
+    if gpu_result is not None:
+        parts += [
+            "## GPU, against the goals",
+            f"{where_run(gpu_result)}, {gpu_result['dtype']}, 16 heads, D64 (relative_logits: 128); {gpu_result['when'][:16]} "
+            "UTC. Times of replayed CUDA graphs, relative to PyTorch's FlashAttention without positions. Bold: missed.",
+            gpu(gpu_result),
+            "### Every contender at 4 × 4096 tokens, forward / training step",
+            side_by_side(gpu_result, 4096),
+        ]
+        if any(r["length"] == 16384 for r in gpu_result["records"]):
+            parts += ["### and at 1 × 16384 tokens", side_by_side(gpu_result, 16384)]
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,328 @@
+"""Turning queries and keys beside a plain copy of them: verified, then timed.
+
+    python -m posenc.bench.rotate [--device cuda|cpu] [--out FILE.json] [--only D64,partial] [--compile]
+    python -m posenc.bench.rotate --sweep [whole|partial] [--out FILE.json]     the same, with the best of several shapes
+
+A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so that copy time / rotation time is the part
+of the copy's bandwidth that is reached. Every case is first compared with float64, gradients too; a wrong one is not
+timed. On CUDA a graph of several calls is replayed (device time, without the host's) over tensors several times larger
+than the L2 cache, copy and rotation in turn; on a CPU single calls are, and the copy is `clone()`. "usual" is rotate-half as models write it:
+x * cos + rotate_half(x) * sin, in x's dtype. "step" is forward and backward beside two copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from ..core import files
+from ..core.rotation import _formula, rotate_both
+
+CALLS = 8  # in a graph
+
+
+@dataclass(frozen=True)
+class Case:
+    """Queries of `heads` heads and keys of `kv_heads`; `rows`: as views of [B, L, H, D], which projections give."""
+
+    size: int = 128
+    layout: str = "half"
+    dtype: str = "bfloat16"
+    width: int | None = None
+    rows: bool = False
+    batch: int = 4
+    length: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+
+    @property
+    def name(self) -> str:
+        part = "" if self.width is None else f" partial R{self.width}"
+        positions = " [B,L,H,D]" if self.rows else ""
+        return f"{self.layout} {self.dtype} B{self.batch} L{self.length} D{self.size}{part}{positions}"
+
+    def inputs(self, device: str, batch: int | None = None, length: int | None = None):
+        """q, k, cos, sin."""
+        batch, length = batch or self.batch, length or self.length
+        dtype, made = getattr(torch, self.dtype), []
+        for heads in (self.heads, self.kv_heads):
+            shape = (batch, length, heads, self.size) if self.rows else (batch, heads, length, self.size)
+            x = torch.randn(shape, device=device, dtype=dtype)
+            made.append(x.transpose(1, 2) if self.rows else x)
+        pairs = (self.width or self.size) // 2
+        angle = torch.arange(length, device=device)[:, None] * 1e4 ** -torch.linspace(0, 1, pairs, device=device)
+        return *made, angle.cos()[None], angle.sin()[None]
+
+
+def cases(device: str) -> list[Case]:
+    if device == "cpu":
+        return [
+            # 64 MiB of queries: fresh pages each time, where smaller blocks are sometimes kept by the allocator
+            Case(layout=layout, dtype=dtype, batch=1 if dtype == "float32" else 2, rows=rows, width=width)
+            for dtype in ("float32", "bfloat16")
+            for layout, rows, width in (("half", False, None), ("interleaved", False, None), ("half", True, None), ("half", False, 64))
+        ]  # fmt: skip
+    return [
+        *(Case(layout=layout) for layout in LAYOUTS), *(Case(layout=layout, size=64, batch=8) for layout in LAYOUTS),
+        Case(rows=True), Case(rows=True, layout="interleaved"), Case(rows=True, size=64, batch=8),
+        Case(dtype="float16"), *(Case(layout=layout, dtype="float32") for layout in LAYOUTS),
+        Case(size=80, batch=6), Case(size=80, batch=6, layout="interleaved"), Case(size=96, batch=6),
+        *(Case(size=256, layout=layout, batch=2) for layout in LAYOUTS),
+        *(Case(width=64, layout=layout) for layout in LAYOUTS), Case(size=80, width=32, batch=6),
+        Case(size=64, width=16, batch=8), Case(rows=True, width=64), Case(kv_heads=32),
+        Case(batch=1, length=512, rows=True), Case(batch=64, length=1, rows=True),
+    ]  # fmt: skip
+
+
+LAYOUTS = ("half", "interleaved")
+SWEPT = {
+    "WHOLE": [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")],
+    "PARTIAL": [
+        Case(width=64, layout="interleaved"), Case(width=64, rows=True), Case(size=80, width=32, batch=6),
+        Case(size=64, width=16, batch=8),
+    ],
+}  # fmt: skip
+SHAPES = {
+    "WHOLE": [
+        (512, 1, 2), (512, 2, 2), (512, 4, 2), (1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (1024, 8, 4), (2048, 1, 8),
+        (2048, 2, 8), (2048, 2, 4), (4096, 2, 8),
+    ],
+    "PARTIAL": [
+        (128, 1, 1), (128, 2, 1), (256, 1, 1), (256, 1, 2), (256, 2, 2), (512, 1, 2), (512, 1, 4), (512, 2, 2), (512, 2, 4),
+        (1024, 1, 4), (1024, 2, 4), (1024, 1, 8),
+    ],
+}  # fmt: skip
+"""(pairs, heads, warps) of the kernel's programs where all channels turn, and where some do not."""
+
+
+# ---- right ----------------------------------------------------------------------------------------------------
+def wrong(case: Case, device: str) -> str | None:
+    """What is wrong with the case's result or gradients against float64, at a small awkward length."""
+    q, k, cos, sin = case.inputs(device, batch=2, length=min(case.length, 331))
+    eps = torch.finfo(q.dtype).eps
+    given, exact = [x.detach().requires_grad_() for x in (q, k)], [x.double().requires_grad_() for x in (q, k)]
+    ours = rotate_both(*given, cos, sin, case.layout)
+    theirs = [_formula(x, cos.double(), sin.double(), case.layout) for x in exact]
+    grads = [torch.randn_like(x) for x in ours]
+    ours = [*ours, *torch.autograd.grad(ours, given, grads)]
+    theirs = [*theirs, *torch.autograd.grad(theirs, exact, [g.double() for g in grads])]
+    for name, a, b in zip(("q", "k", "q's gradient", "k's gradient"), ours, theirs, strict=True):
+        excess = ((a.double() - b).abs() - 0.75 * eps * b.abs()).max().item()
+        if not excess <= 2e-6:
+            return f"{name} is off by {excess:.1e}"
+    return None
+
+
+# ---- timed ----------------------------------------------------------------------------------------------------
+def replays(call, device: str):
+    """A function that gives the seconds of one call of `call`."""
+    if device == "cpu":
+
+        def once() -> float:
+            began = time.perf_counter()
+            call()
+            return time.perf_counter() - began
+
+        once()
+        return once
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+
+    def replay() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / CALLS
+
+    replay()
+    return replay
+
+
+def in_turn(calls: dict, device: str, rounds: int) -> dict[str, float]:
+    """Median seconds of each call, all of them measured in every round."""
+    runs = {name: replays(call, device) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(run())
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def usual(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+def measured(case: Case, device: str, compiled: bool) -> dict:
+    q, k, cos, sin = case.inputs(device)
+    q_to, k_to = torch.empty_like(q), torch.empty_like(k)
+    g, h = torch.randn_like(q), torch.randn_like(k)
+    training = [x.detach().requires_grad_() for x in (q, k)]
+
+    def copy():
+        if device == "cpu":  # fresh memory costs as much as the copy there, and a rotation needs fresh memory
+            return q.clone(), k.clone()
+        return q_to.copy_(q), k_to.copy_(k)
+
+    def step():
+        torch.autograd.grad(rotate_both(*training, cos, sin, case.layout), training, (g, h))
+
+    def two_copies():
+        copy()
+        copy()
+
+    calls = {
+        "copy": copy,
+        "posenc": lambda: rotate_both(q, k, cos, sin, case.layout),
+        "copies": two_copies,
+        "step": step,
+    }
+    if case.layout == "half" and case.width is None:
+        full = [torch.cat((x, x), dim=-1).to(q.dtype)[:, None] for x in (cos, sin)]
+        calls["usual"] = lambda: (usual(q, *full), usual(k, *full))
+    if compiled:
+        fused = torch.compile(lambda: (_formula(q, cos, sin, case.layout), _formula(k, cos, sin, case.layout)))
+        calls["compiled"] = fused
+    times = in_turn(calls, device, rounds=9 if device == "cpu" else 12)
+    moved = 2 * sum(x.numel() * x.element_size() for x in (q, k))
+    row = {"case": case.name, **asdict(case), "bytes": moved, "seconds": times}
+    row["copy_gb_s"] = moved / times["copy"] / 1e9
+    row["of_copy"] = {name: times["copy"] / times[name] for name in times if name not in ("copy", "copies", "step")}
+    row["of_copy"]["step"] = times["copies"] / times["step"]
+    return row
+
+
+# ---- the kernel's shape ---------------------------------------------------------------------------------------
+def shaped(kind: str, shape: tuple[int, int, int]) -> None:
+    from ..core import rotary_kernel as rotation_kernel
+
+    setattr(rotation_kernel, kind, shape)
+
+
+def compiled_for(kind: str, number: int, shape: tuple[int, int, int]) -> None:
+    """Compile for a case into Triton's cache on disk (in another process: compiling takes longer than timing)."""
+    shaped(kind, shape)
+    q, k, cos, sin = SWEPT[kind][number].inputs("cuda", batch=1, length=64)
+    rotate_both(q, k, cos, sin, SWEPT[kind][number].layout)
+
+
+def sweep(kinds: list[str]) -> dict:
+    """Part of the copy's bandwidth for every shape and swept case; the kernel is left with the best ones."""
+    began = time.time()
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(compiled_for, kind, number, shape)
+            for kind in kinds
+            for shape in SHAPES[kind]
+            for number in range(len(SWEPT[kind]))
+        ]
+        failed = [str(job.exception()) for job in jobs if job.exception() is not None]
+    print(f"compiled {len(jobs)} in {time.time() - began:.0f} s, {len(failed)} failed {failed[:1]}", flush=True)
+    return {kind: sweep_one(kind) for kind in kinds}
+
+
+def sweep_one(kind: str) -> dict:
+    print(
+        f"{kind + ': (pairs, heads, warps)':50}" + " ".join(f"{'-'.join(map(str, shape)):>8}" for shape in SHAPES[kind])
+    )
+    found: dict[str, dict[str, float]] = {str(shape): {} for shape in SHAPES[kind]}
+    for case in SWEPT[kind]:
+        q, k, cos, sin = case.inputs("cuda")
+        q_to, k_to = torch.empty_like(q), torch.empty_like(k)
+        copy = replays(lambda: (q_to.copy_(q), k_to.copy_(k)), "cuda")  # noqa: B023
+        for shape in SHAPES[kind]:
+            shaped(kind, shape)
+            ours = replays(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
+            pairs = [(copy(), ours()) for _ in range(6)]
+            a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
+            found[str(shape)][case.name] = a / b
+        print(f"{case.name:50}" + " ".join(f"{share[case.name]:8.3f}" for share in found.values()), flush=True)
+    best = max(SHAPES[kind], key=lambda shape: min(found[str(shape)].values()))
+    print(f"best in its worst case: {best}", flush=True)
+    shaped(kind, best)
+    return {"shapes": found, "best": best}
+
+
+def machine(device: str) -> dict:
+    facts = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
+    if device == "cuda":
+        import triton
+
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        facts["gpu"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        facts["cuda"], facts["triton"] = torch.version.cuda, triton.__version__
+    else:
+        facts["processor"] = platform.processor() or platform.machine()
+    return {**facts, "date": time.strftime("%Y-%m-%d")}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", help="write the results here, as JSON")
+    parser.add_argument("--only", help="cases whose name has one of these words, separated by commas")
+    parser.add_argument("--compile", action="store_true", help="time the formula under torch.compile too")
+    parser.add_argument(
+        "--sweep",
+        nargs="?",
+        const="whole,partial",
+        help="look for the best shape of the CUDA kernel first (whole, partial, or both where neither is given)",
+    )
+    args = parser.parse_args(arguments)
+    report: dict = {"machine": machine(args.device), "rows": []}
+    print(json.dumps(report["machine"]), flush=True)
+    if args.sweep:
+        report["sweep"] = sweep(args.sweep.upper().split(","))
+        written(report, args.out)
+    if args.device == "cuda":
+        from ..core import rotary_kernel as rotation_kernel
+
+        report["shapes"] = {kind: getattr(rotation_kernel, kind) for kind in SHAPES}
+    words = args.only.split(",") if args.only else [""]
+    status = 0
+    print(f"{'case':52} {'copy GB/s':>9}   of the copy's bandwidth", flush=True)
+    for case in cases(args.device):
+        if not any(word in case.name for word in words):
+            continue
+        if fault := wrong(case, args.device):
+            print(f"{case.name:52} WRONG, not timed: {fault}", flush=True)
+            report["rows"].append({"case": case.name, "wrong": fault})
+            status = 1
+            continue
+        row = measured(case, args.device, args.compile)
+        report["rows"].append(row)
+        shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
+        print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
+        written(report, args.out)
+    return written(report, args.out) or status
+
+
+def written(report: dict, path: str | None) -> int:
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        files.write(Path(path), (json.dumps(report, indent=1) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

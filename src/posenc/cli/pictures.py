@@ -1,0 +1,269 @@
+"""What each encoding does over distance, drawn for a terminal from the closed formulas (no torch, no plotting library).
+
+Adding a picture is one function and one line in PICTURES; an encoding without one is shown without a picture.
+Every function gets the encoding's options and returns lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core import formulas
+from . import terminal
+
+FARTHEST = 1 << 16  # distances and sizes past these are refused: a picture must come at once
+WIDEST = 4096
+
+
+class Options:
+    """An encoding's options, with a note of those that a picture read: an option that changes nothing must not be given."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The option; `default` where it has none or None."""
+        self.read.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def whole(self, name: str, default: int, least: int = 1, most: int = WIDEST) -> int:
+        """An option that counts something."""
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most} to be drawn")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{name}={value!r} must be a positive number")
+        return float(value)
+
+
+def draw(name: str, options: Options) -> list[str]:
+    """The picture of an encoding, with a title that says what to see."""
+    return PICTURES[name](options) if name in PICTURES else []
+
+
+def titled(title: str, lines: Sequence[str]) -> list[str]:
+    return [*terminal.wrap(title, terminal.width()), *lines]
+
+
+def around(reach: int) -> tuple[str, str, str]:
+    """Axis labels of distances from -reach to reach."""
+    return f"j-i = -{reach} (past)", "0", f"+{reach} (future)"
+
+
+def none(options: Options) -> list[str]:
+    return titled("Every distance gets the same score: only the causal mask, if there is one, tells order.", [])
+
+
+def sinusoidal(options: Options) -> list[str]:
+    size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
+    spacing = "tensor2tensor" if options.get("layout") == "tensor2tensor" else "paper"
+    frequencies = formulas.inverse_frequencies(size, base, spacing=spacing)
+    lines = _kernel(frequencies, f"Similarity of two positions, P[i]·P[j] / (d/2) with d_model={size}, base={base:g}:")
+    columns = min(64, terminal.width() - 14)
+    shown = [frequencies[round(c * (len(frequencies) - 1) / 7)] for c in range(8)]
+    grid = terminal.heat_map([[math.sin(p * w) for p in range(columns)] for w in shown], low=-1, high=1)
+    lines += ["", f"sin(p w_c) at positions 0 .. {columns - 1}, from the fastest frequency to the slowest:"]
+    period = [2 * math.pi / w for w in shown]
+    return lines + [f"{p:>9.4g} │{row}" for p, row in zip(period, grid)] + [" " * 4 + "^ positions for one full turn"]
+
+
+def learned(options: Options) -> list[str]:
+    rows = options.whole("max_length", 512, most=10**9)
+    bar = max(8, min(48, terminal.width() - 24))
+    return titled(
+        f"With max_length={rows}: one vector a position, unrelated until trained; past the table it raises.",
+        ["█" * bar + "╳" * (bar // 4), "0" + f"{rows - 1}".rjust(bar - 1) + f"  {rows} → ValueError"],
+    )
+
+
+def shaw(options: Options) -> list[str]:
+    k = options.whole("k", 16, 0, FARTHEST)
+    left, right = options.whole("left", k, 0, FARTHEST), options.whole("right", k, 0, FARTHEST)
+    ends = "a row of zeros" if options.get("outside") == "zero" else "the same row"
+    return _clip(
+        left, right, f"Row of the table: each distance in [-{left}, {right}] has its own, all beyond share {ends}"
+    )
+
+
+def clipped(options: Options) -> list[str]:
+    k = options.whole("k", 16, 0, FARTHEST)
+    return _clip(k, k, f"Row of the table: each distance in [-{k}, {k}] has its own, those beyond share the edge's")
+
+
+def t5(options: Options) -> list[str]:
+    buckets, most = options.whole("buckets", 32, most=1024), options.whole("max_distance", 128, most=FARTHEST)
+    causal = bool(options.get("causal", False))
+    lo, hi, rows = formulas.t5_rows(buckets, most, causal)
+    title = (
+        f"Bucket of each distance (buckets={buckets}, max_distance={most}, {'causal' if causal else 'bidirectional'}):"
+    )
+    lines = _steps(lo, hi, rows, title)
+    lines += ["", "distance→bucket, keys before the query:"]
+    lines += terminal.hanging("  ", _ranges([(-r, rows[r - lo]) for r in range(0, lo - 1, -1)]))
+    if not causal:
+        lines += ["keys after it:"]
+        lines += terminal.hanging("  ", _ranges([(r, rows[r - lo]) for r in range(1, hi + 1)]))
+    return lines
+
+
+def deberta(options: Options) -> list[str]:
+    most = options.whole("max_distance", 512, most=FARTHEST)
+    logarithmic = options.get("buckets") is not None
+    buckets = options.whole("buckets", most, most=FARTHEST)
+    lo, hi, rows = formulas.deberta_rows(buckets, most if logarithmic else None)
+    kind = "log buckets" if logarithmic else "clipped; buckets=256 gives v3's log buckets"
+    return _steps(lo, hi, rows, f"Row of the table for each distance ({2 * buckets} rows, reach {most}, {kind}):")
+
+
+def alibi(options: Options) -> list[str]:
+    heads = options.whole("heads", 8)
+    slopes = formulas.alibi_slopes(heads)
+    shown = sorted({round(i * (heads - 1) / min(5, heads - 1)) for i in range(min(6, heads))}) if heads > 1 else [0]
+    reach = 64
+    curves = {f"head {h + 1}: m = {slopes[h]:.4g}": [-slopes[h] * d for d in range(reach + 1)] for h in shown}
+    return titled(
+        f"Bias -m |i-j| of {len(shown)} of {heads} heads: each looks back about as far as its slope lets it.",
+        terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-8.0, high=0.0, rows=12),
+    )
+
+
+def rope(options: Options) -> list[str]:
+    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
+    if size % 2:
+        raise ValueError(f"a rotary size must be even, got {size}")
+    frequencies = formulas.inverse_frequencies(size, base)
+    title = f"Score of equal q and k over distance, mean of cos(r w_c), {size} dimensions, base={base:g}:"
+    turns = [2 * math.pi / w for w in (frequencies[0], frequencies[len(frequencies) // 2], frequencies[-1])]
+    waves = f"wavelengths: {turns[0]:.3g} (pair 0), {turns[1]:.4g} (middle pair), {turns[2]:.6g} tokens (last pair)"
+    return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
+
+
+def axial(options: Options) -> list[str]:
+    return _plane(options.whole("head_dim", 64, 4), options, "Score of equal q and k over rows and columns apart")
+
+
+def sinusoidal_2d(options: Options) -> list[str]:
+    return _plane(options.whole("d_model", 512, 4), options, "Similarity of two patches over rows and columns apart")
+
+
+def _plane(size: int, options: Options, title: str) -> list[str]:
+    """Mean cosine over both axes, half of the pairs each."""
+    if size % 4:
+        raise ValueError(f"two axes share the pairs: {size} must be a multiple of 4")
+    base, reach = options.number("base", 10000.0), 12
+    frequencies = formulas.inverse_frequencies(size // 2, base)
+    one = [sum(math.cos(r * w) for w in frequencies) / len(frequencies) / 2 for r in range(-reach, reach + 1)]
+    grid = terminal.heat_map(
+        [[row + column for column in one] for row in one[reach // 2 : -(reach // 2)]], low=2 * min(one), high=1
+    )
+    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
+    return titled(
+        f"{title}, {size} dimensions, base={base:g} (dark is near):", [*rows, f"rows   columns -{reach} .. {reach}"]
+    )
+
+
+def xpos(options: Options) -> list[str]:
+    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
+    fade, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
+    if size % 2:
+        raise ValueError(f"a rotary size must be even, got {size}")
+    frequencies = formulas.inverse_frequencies(size, base)
+    pairs = [(w, (2 * c / size + gamma) / (1 + gamma)) for c, w in enumerate(frequencies)]
+    score = [sum(zeta ** (d / fade) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)]
+    rotary = [sum(math.cos(d * w) for w, _ in pairs) / len(pairs) for d in range(reach + 1)]
+    return titled(
+        f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:",
+        terminal.chart({"xpos": score, "rope": rotary}, ("i-j = 0", "", f"{reach}"), high=1.0, rows=11),
+    )
+
+
+def transformer_xl(options: Options) -> list[str]:
+    size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
+    clamp = options.whole("clamp_length", FARTHEST, most=FARTHEST)
+    frequencies = formulas.inverse_frequencies(size, base)
+    return _kernel(frequencies, f"Similarity of R(0) and R(i-j), what W_R reads, d_model={size}, base={base:g}:", clamp)
+
+
+def relative_logits(options: Options) -> list[str]:
+    extent = options.whole("extent", 1024, most=10**9)
+    bar = max(8, min(48, terminal.width() - 30))
+    return titled(
+        f"A learned profile over the last {extent} positions, weighted by each query's own state; zero elsewhere.",
+        [
+            "·" * (bar // 4) + "█" * bar + "·" * 6,
+            " " * (bar // 4) + f"i-j = {extent - 1}" + "0".rjust(bar - 6 - len(str(extent - 1))) + "  future: 0",
+        ],
+    )
+
+
+PICTURES: dict[str, Callable[[Options], list[str]]] = {
+    "none": none,
+    "sinusoidal": sinusoidal,
+    "learned": learned,
+    "shaw": shaw,
+    "clipped": clipped,
+    "t5": t5,
+    "transformer_xl": transformer_xl,
+    "xlnet": transformer_xl,
+    "deberta": deberta,
+    "rope": rope,
+    "axial": axial,
+    "sinusoidal_2d": sinusoidal_2d,
+    "xpos": xpos,
+    "mrope": rope,  # as text is turned
+    "relative_logits": relative_logits,
+    "alibi": alibi,
+}
+
+
+def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, reach: int = 128) -> list[str]:
+    mean = [
+        sum(math.cos(min(abs(r), clamp) * w) for w in frequencies) / len(frequencies) for r in range(-reach, reach + 1)
+    ]
+    return titled(title, terminal.chart({"": mean}, around(reach), high=1.0, low=min(0.0, *mean)))
+
+
+def _clip(left: int, right: int, title: str) -> list[str]:
+    reach = max(2, 2 * max(left, right))
+    rows = [min(max(r, -left), right) + left for r in range(-reach, reach + 1)]
+    return titled(title + f" ({left + right + 1} rows):", terminal.chart({"": rows}, around(reach), rows=7))
+
+
+def _steps(lo: int, hi: int, rows: Sequence[int], title: str) -> list[str]:
+    """The row of every distance in [lo, hi] and some way beyond, where it stays constant."""
+    reach = max(-lo, hi) * 5 // 4
+    last = reach if hi > 0 else 0
+    drawn = [rows[min(max(r, lo), hi) - lo] for r in range(-reach, last + 1)]
+    ends = around(reach) if hi > 0 else (f"j-i = -{reach} (past)", "", "0")
+    return titled(title, terminal.chart({"": drawn}, ends, rows=8))
+
+
+def _ranges(pairs: Sequence[tuple[int, int]]) -> str:
+    """(distance, bucket) pairs in order, as 0→0 .. 7→7, 8-11→8, ...: single distances are run together."""
+    groups: list[tuple[int, int, int]] = []
+    for distance, bucket in pairs:
+        if groups and groups[-1][2] == bucket:
+            groups[-1] = (groups[-1][0], distance, bucket)
+        else:
+            groups.append((distance, distance, bucket))
+    exact = 0
+    while exact < len(groups) and groups[exact][0] == groups[exact][1]:
+        exact += 1
+    parts = []
+    if exact:
+        first, final = groups[0], groups[exact - 1]
+        single = f"{first[0]}→{first[2]}"
+        parts.append(single if exact == 1 else f"{single} … {final[0]}→{final[2]}")
+    for start, stop, bucket in groups[exact:-1]:
+        parts.append(f"{start}–{stop}→{bucket}" if stop > start else f"{start}→{bucket}")
+    if exact < len(groups):
+        parts.append(f"{groups[-1][0]}+→{groups[-1][2]}")
+    return ", ".join(parts)

@@ -1,0 +1,181 @@
+"""posenc list and posenc show: what an encoding is, from its card and its source, without importing torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import OptionError
+from ..encodings import spec
+from ..encodings.registry import ENCODINGS, SIZES, EncodingInfo, info
+from . import pictures, terminal
+
+LIST_HELP = """usage  posenc list
+
+Every encoding in a table: family, where it enters, parameters, whether it extrapolates, who uses it."""
+
+SHOW_HELP = """usage  posenc show NAME[:OPTION=VALUE,...]
+
+An encoding's formula, conventions, options and a picture of what it does over distance.
+
+  posenc show t5
+  posenc show t5:buckets=16,max_distance=64,causal=true
+  posenc show alibi:heads=12"""
+
+
+def list_command(arguments: list[str]) -> int:
+    if arguments:
+        if arguments[0] not in ("-h", "--help"):
+            raise OptionError(f"posenc list takes no arguments, got {' '.join(arguments)!r}; try posenc show NAME")
+        print(LIST_HELP)
+        return 0
+    header = ("name", "family", "enters", "parameters", "extrapolates", "used by")
+    rows = [(c.name, c.family, c.enters, c.parameters, c.extrapolates, c.used_by) for c in ENCODINGS.values()]
+    print("\n".join(terminal.table(header, rows)))
+    print(terminal.dim("\nposenc show NAME: formula, options and a picture"))
+    return 0
+
+
+def show_command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(SHOW_HELP)
+        if not arguments:
+            raise OptionError(f"show needs an encoding: {', '.join(ENCODINGS)}")
+        return 0
+    if len(arguments) > 1:
+        raise OptionError(f"show takes one encoding at a time, got {' '.join(arguments)!r}")
+    try:
+        name, given = spec.parse(arguments[0])
+    except OptionError:
+        raise
+    except ValueError as unknown:
+        raise OptionError(str(unknown)) from None
+    print("\n".join(page(info(name), given)))
+    return 0
+
+
+def page(which: EncodingInfo, given: dict[str, Any]) -> list[str]:
+    """Everything that `posenc show` prints."""
+    source = read_source(which)
+    known = [option.name for option in source.options]
+    unknown = [option for option in given if option not in known and option not in SIZES]
+    if unknown:
+        raise OptionError(f"{which.name} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    bold, dim = terminal.bold, terminal.dim
+    lines = [f"{bold(which.name)}  {dim('posenc.' + which.class_name)}", "", f"  {which.formula}", ""]
+    facts = (
+        ("family", which.family),
+        ("enters", which.enters),
+        ("parameters", which.parameters),
+        ("extrapolates", which.extrapolates),
+        ("used by", which.used_by),
+    )
+    for label, text in facts:
+        lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)
+    lines += ["", *_prose(source.doc), ""]
+    lines += _options(source.options)
+    return [*lines, "", *_picture(which, source, given)]
+
+
+def _picture(which: EncodingInfo, source: Source, given: dict[str, Any]) -> list[str]:
+    options = pictures.Options({**source.defaults, **given})
+    try:
+        drawn = pictures.draw(which.name, options)
+    except ValueError as error:
+        raise OptionError(f"cannot draw {which.name}: {error}") from None
+    idle = [option for option in given if option not in options.read]
+    if idle:
+        used = ", ".join(sorted(options.read)) or "nothing"
+        raise OptionError(f"{', '.join(idle)} does not change the picture of {which.name}; it depends on {used}")
+    return drawn
+
+
+def _prose(doc: str) -> list[str]:
+    """A docstring with its paragraphs wrapped to the terminal; what is drawn or aligned stays as it was drawn."""
+    lines: list[str] = []
+    for paragraph in doc.split("\n\n"):
+        drawn = any(line.startswith(" ") or "  " in line for line in paragraph.splitlines())
+        lines += ["", *(paragraph.splitlines() if drawn else terminal.wrap(paragraph, terminal.width()))]
+    return lines[1:]
+
+
+def _options(options: list[Option]) -> list[str]:
+    if not options:
+        return [terminal.bold("options") + "  none"]
+    rows = [(o.name, o.annotation, o.default if o.default is not None else "needed") for o in options]
+    return terminal.table(("option", "type", "default"), rows, narrowest=7)
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    annotation: str
+    default: str | None  # as written in the source; None: it must be given
+
+
+@dataclass(frozen=True)
+class Source:
+    doc: str
+    options: list[Option]
+    defaults: dict[str, Any]
+
+
+def read_source(which: EncodingInfo) -> Source:
+    """A class's docstring and options, read from its file: importing it would import torch."""
+    tree = _module(which.module)
+    found = _class(tree, which.class_name)
+    if found is None:
+        raise OptionError(f"posenc.{which.class_name} is not in {which.module}")
+    options, defaults = [], {}
+    for name, annotation, default in _arguments(tree, found):
+        kind = ast.unparse(_spelled_out(tree, which.module, annotation)) if annotation else ""
+        options.append(Option(name, kind, ast.unparse(default) if default else None))
+        if default is not None:
+            try:
+                defaults[name] = ast.literal_eval(default)
+            except ValueError:
+                continue
+    return Source(ast.get_docstring(found) or "", options, defaults)
+
+
+def _module(name: str) -> ast.Module:
+    found = importlib.util.find_spec(name)
+    source = found.loader.get_source(name) if found and found.loader and hasattr(found.loader, "get_source") else None
+    if source is None:
+        raise OptionError(f"the source of {name} is not installed, so it cannot be shown")
+    return ast.parse(source)
+
+
+def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
+    """A name for a Literal becomes the Literal, so that people see the choices: Layout is Literal['half', ...]."""
+    if not isinstance(annotation, ast.Name):
+        return annotation
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == annotation.id:
+            return node.value
+        if isinstance(node, ast.ImportFrom) and node.level and annotation.id in {alias.name for alias in node.names}:
+            source = ".".join([*module.split(".")[: -node.level], node.module or ""]).rstrip(".")
+            return _spelled_out(_module(source), source, annotation)
+    return annotation
+
+
+def _arguments(tree: ast.Module, node: ast.ClassDef) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
+    """Keyword arguments of the class's __init__, or of the nearest base in the same file that has one."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            a = item.args
+            plain = a.args[1:]
+            padded = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
+            pairs = [*zip(plain, padded), *zip(a.kwonlyargs, a.kw_defaults)]
+            return [(argument.arg, argument.annotation, default) for argument, default in pairs]
+    for base in node.bases:
+        parent = _class(tree, base.id) if isinstance(base, ast.Name) else None
+        if parent is not None:
+            return _arguments(tree, parent)
+    return []

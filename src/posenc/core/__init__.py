@@ -1,0 +1,1 @@
+"""What encodings and engines share: positions, plans, masks, formulas. It imports neither side."""

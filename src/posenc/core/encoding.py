@@ -1,0 +1,141 @@
+"""Encoding: what every positional encoding is. It makes plans and names no engine."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings.rope.scaling import Scaling
+from .errors import OptionError
+from .plan import Plan
+from .positions import Positions
+from .rotation import Rotation
+
+
+class Host(Protocol):
+    """What an encoding may use of the attention layer that it serves."""
+
+    d_model: int
+    heads: int
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+
+
+class _Recorded(nn.Module):
+    """Keeps the settings it was made with, for `repr`: not every option stays an attribute.
+
+    A class of its own, so that `inspect.signature` of an encoding is that of its __init__.
+    """
+
+    _options: dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any):
+        self = super().__new__(cls)  # copies and pickles come here without options, and bring theirs
+        object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
+        return self
+
+
+class Encoding(_Recorded):
+    """A positional encoding. A subclass fills in the places where it enters and nothing else:
+
+    embed      1. the input:        x + P[p]                  absolute encodings
+    rotation   2. queries and keys: R(p) q, R(p) k            rotary encodings
+    terms      3. scores, 4. values: lookups, slopes, ...     relative encodings
+
+    One instance serves one layer or many: sharing a table is sharing the module.
+    """
+
+    absolute = False
+    """Whether the numbers depend on absolute positions, so that a padded row needs its true ones."""
+    length_dependent = False
+    """Whether the rotation depends on the total length, so that keys must be cached unrotated."""
+    axes: int | None = 1
+    """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
+    embeds_whole = False
+    """Whether `embed` needs the whole input at once, so that a cache cannot go on from a part of it."""
+    causal_only = False
+    """Whether it describes the past alone, so that a layer that is not causal must not use it."""
+    _here: Tensor
+
+    def __init__(self):
+        super().__init__()
+        # Follows .to(device) for encodings without parameters; empty, so meta-device construction cannot spoil it.
+        self.register_buffer("_here", torch.empty(0), persistent=False)
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        """x [B, L, d_model] with the position added; the queries' side of `where` holds the positions."""
+        return x
+
+    def rotation(self, positions: Positions) -> Rotation | None:
+        """The rotation of queries and keys."""
+        return None
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
+        return Plan(positions)
+
+    def plan(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        """Everything this encoding does inside attention, for these positions."""
+        self.check_axes(positions)
+        rotation = self.rotation(positions)
+        plan = self.terms(positions, x=x, host=host)
+        return plan if rotation is None else replace(plan, rotate=rotation)
+
+    def reset_host(self, host: Host) -> None:
+        """Initialise the layer's projections as the original model did, where the encoding needs that."""
+
+    def check_axes(self, positions: Positions) -> None:
+        """Raise where the positions have an axis that this encoding does not read."""
+        given = len(positions.q_axes)
+        if self.axes is not None and given > self.axes:
+            allowed = "1 axis" if self.axes == 1 else f"{self.axes} axes"
+            raise ValueError(
+                f"positions have {given} axes, and {type(self).__name__} reads {allowed}; give one axis "
+                "(positions[..., 0], where.axis(n)), or use an encoding that reads them all (mrope, axial, xlnet)"
+            )
+
+    def check_causal(self, causal: bool) -> str | None:
+        """Raise where this encoding cannot serve a layer that is (not) causal; return a warning where it can, but
+        probably was not meant to.
+        """
+        if self.causal_only and not causal:
+            raise OptionError(
+                f"{type(self).__name__} describes the past alone, and this layer is not causal; "
+                "give causal=True, or use an encoding with two sides (rope, t5, alibi)"
+            )
+        return None
+
+    def extra_repr(self) -> str:
+        """The options as they are used, in the order of the constructor; what is None by default and stays so is left
+        out.
+        """
+        shown = []
+        for option in inspect.signature(type(self).__init__).parameters.values():
+            value = self._options.get(option.name, option.default)
+            now = self.__dict__.get(option.name)
+            if now is not None and _is_plain(now):  # what None stood for; Learned.resize changes max_length
+                value = now
+            if option.name != "self" and _is_plain(value) and not (value is None and option.default is None):
+                shown.append(f"{option.name}={value!r}")
+        return ", ".join(shown)
+
+    def device_of(self, positions: Positions, x: Tensor | None = None) -> torch.device:
+        """Where to make tensors: on the input's device, a position tensor's, or the module's."""
+        for candidate in (x, positions.q, positions.k):
+            if isinstance(candidate, Tensor):
+                return candidate.device
+        return self._here.device
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a setting and no tensor or module."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, Scaling))

@@ -1,0 +1,194 @@
+"""The closed formulas of the field, in exact integers and Python floats.
+
+Nothing here imports torch, so that `posenc show` can draw an encoding at once, and so that
+`.to(torch.bfloat16)`, autocast or a device can never touch a bucket, a slope or a frequency.
+Every other place calls these functions; none of the formulas is written twice.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from .errors import OptionError
+from .options import WIDEST, require_int, require_number
+
+
+def head_size(d_model: int, heads: int, head_dim: int | None = None) -> int:
+    """head_dim where it is given, else d_model / heads."""
+    require_int("d_model", d_model, least=1, most=WIDEST)
+    require_int("heads", heads, least=1, most=WIDEST)
+    if head_dim is not None:
+        return require_int("head_dim", head_dim, least=1, most=WIDEST)
+    if d_model % heads:
+        raise OptionError(f"d_model={d_model} is not a multiple of heads={heads}; change one, or give head_dim")
+    return d_model // heads
+
+
+FARTHEST = 2**20
+"""Distances that buckets may tell apart: an index has a Python integer for each."""
+
+
+@lru_cache(maxsize=256)
+def t5_thresholds(buckets: int, max_distance: int) -> tuple[int, ...]:
+    """First distance of each logarithmic bucket of one direction, by exact integer arithmetic.
+
+    With e = buckets // 2 exact buckets and w = buckets - e logarithmic ones, bucket e + m starts at
+    the smallest n with log(n/e) / log(max_distance/e) * w >= m, that is n^w e^m >= max_distance^m e^w.
+    Float logarithms get this wrong at exact powers in some orders of operation; integers cannot.
+    """
+    exact = buckets // 2
+    wide = buckets - exact
+    if exact < 1:
+        raise OptionError(f"T5 needs at least 2 buckets a direction, got {buckets}; give more buckets")
+    if max_distance <= exact:
+        raise OptionError(
+            f"max_distance={max_distance} must exceed the {exact} distances that have a bucket of their own; "
+            f"give max_distance > {exact} or fewer buckets"
+        )
+    return tuple(_first_distance(exact, max_distance, m, wide) for m in range(wide))
+
+
+def _first_distance(base: int, top: int, part: int, whole: int, *, strict: bool = False) -> int:
+    """The smallest n >= base (top / base)^(part / whole), or > where `strict`, exact: a float where it is far from a
+    whole number, integers where it is near one."""
+    guess = base * (top / base) ** (part / whole)
+    nearest = round(guess)
+    if abs(guess - nearest) > 1e-12 * guess:
+        return math.ceil(guess)
+    common = math.gcd(part, whole)
+    part, whole = part // common, whole // common
+    ours, bound = nearest**whole * base**part, top**part * base**whole
+    return nearest if ours > bound or (ours == bound and not strict) else nearest + 1
+
+
+def t5_bucket(r: int, *, buckets: int, max_distance: int, causal: bool) -> int:
+    """Bucket of r = key - query. Bidirectional: the upper half of the ids is for r > 0.
+
+    causal:         n = max(-r, 0); every future key is bucket 0
+    bidirectional:  n = |r|; ids [0, buckets/2) look back, [buckets/2, buckets) look ahead
+    """
+    side = buckets if causal else buckets // 2
+    offset = side if (r > 0 and not causal) else 0
+    distance = max(-r, 0) if causal else abs(r)
+    if distance < side // 2:
+        return offset + distance
+    return offset + side // 2 + bisect_right(t5_thresholds(side, max_distance), distance) - 1
+
+
+@lru_cache(maxsize=256)
+def t5_rows(buckets: int, max_distance: int, causal: bool) -> tuple[int, int, tuple[int, ...]]:
+    """(lo, hi, rows): the bucket of every r in [lo, hi]; outside it is that of the nearest end."""
+    require_int("max_distance", max_distance, least=1, most=FARTHEST)
+    require_int("buckets", buckets, least=2, most=2 * FARTHEST)
+    if not causal and buckets % 2:
+        raise OptionError(
+            f"buckets={buckets} cannot be divided between two directions; give an even number, or causal=True"
+        )
+    side = buckets if causal else buckets // 2
+    last = t5_thresholds(side, max_distance)[-1]
+    lo, hi = -last, 0 if causal else last
+    near = _by_distance((*range(side // 2), *t5_thresholds(side, max_distance)))
+    ahead = () if causal else tuple(side + bucket for bucket in near[1:])
+    return lo, hi, (*near[::-1], *ahead)
+
+
+def _by_distance(starts: Sequence[int]) -> list[int]:
+    """The bucket of each distance 0, 1, .. starts[-1], where bucket b starts at starts[b]."""
+    buckets: list[int] = []
+    for bucket, (start, end) in enumerate(pairwise((*starts, starts[-1] + 1))):
+        buckets += [bucket] * (end - start)
+    return buckets
+
+
+def deberta_bucket(distance: int, *, size: int, max_distance: int) -> int:
+    """DeBERTa v2/v3's signed log bucket of distance = query - key (ceil where T5 floors).
+
+    |distance| <= size/2 is exact; beyond, sign * (mid + ceil(log(|d|/mid) / log((M-1)/mid) * (mid-1))).
+    The ceil is taken by exact integers: the smallest c with (|d|/mid)^(mid-1) <= ((M-1)/mid)^c.
+    """
+    middle = size // 2
+    n = abs(distance)
+    if n <= middle:
+        return distance
+    bucket = middle + _ceil_log_ratio(n, max_distance - 1, middle, middle - 1)
+    return bucket if distance > 0 else -bucket
+
+
+def _ceil_log_ratio(n: int, top: int, base: int, steps: int) -> int:
+    """ceil(steps * log(n/base) / log(top/base)), exact: a float guess, settled by integers near a whole number."""
+    guess = steps * math.log(n / base) / math.log(top / base)
+    nearest = round(guess)
+    if abs(guess - nearest) > 1e-6:
+        return math.ceil(guess)
+    # n^steps * base^c <= top^c * base^steps  <=>  the ratio is at most c
+    common = math.gcd(steps, nearest)
+    steps, part = steps // common, nearest // common
+    fits = n**steps * base**part <= top**part * base**steps
+    return nearest if fits else nearest + 1
+
+
+def _deberta_starts(size: int, max_distance: int) -> list[int]:
+    """First distance of the buckets 0 .. size; an odd size's last one starts past max_distance."""
+    starts = list(range(size // 2 + 1))
+    for bucket in range(size // 2 + 1, size + 1):
+        distances = range(starts[-1], FARTHEST + 1)
+        found = bisect_left(distances, bucket, key=lambda d: deberta_bucket(d, size=size, max_distance=max_distance))
+        if found == len(distances):
+            raise OptionError(
+                f"{size} buckets with max_distance={max_distance} tell distances past {FARTHEST} apart; "
+                "give an even number of buckets"
+            )
+        starts.append(distances[found])
+    return starts
+
+
+@lru_cache(maxsize=64)
+def deberta_rows(
+    size: int, max_distance: int | None = None, reversed_sign: bool = False
+) -> tuple[int, int, tuple[int, ...]]:
+    """(lo, hi, rows) for r = key - query: row = clamp(bucket(query - key) + size, 0, 2 size - 1).
+
+    `reversed_sign` gives the row of key - query instead (the paper's position-to-content index).
+    Without max_distance there are no log buckets: plain clipping to `size`, DeBERTa v1.
+    """
+    if max_distance is None:
+        near = list(range(require_int("max_distance", size, least=1, most=FARTHEST) + 1))
+    else:
+        require_int("position buckets", size, least=4, most=FARTHEST)
+        require_int("max_distance", max_distance, most=FARTHEST)
+        if max_distance < size:
+            raise OptionError(f"max_distance={max_distance} must be at least the number of buckets, {size}")
+        near = _by_distance(_deberta_starts(size, max_distance))
+
+    def row(d: int) -> int:
+        return min(max((near[d] if d >= 0 else -near[-d]) + size, 0), 2 * size - 1)
+
+    reach = len(near) - 1
+    sign = 1 if reversed_sign else -1
+    rows = [row(sign * r) for r in range(-reach, reach + 1)]
+    first = next(i for i in range(len(rows)) if rows[i + 1] != rows[0])
+    last = next(i for i in range(len(rows) - 1, -1, -1) if rows[i - 1] != rows[-1])
+    return first - reach, last - reach, tuple(rows[first : last + 1])
+
+
+@lru_cache(maxsize=256)
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The authors' slopes: 2^(-8h/H) for a power of two, else those below plus every other one of twice as many."""
+    require_int("heads", heads, least=1, most=WIDEST)
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    if power < heads:
+        slopes += alibi_slopes(2 * power)[0::2][: heads - power]
+    return tuple(slopes)
+
+
+def inverse_frequencies(size: int, base: float, *, spacing: str = "paper") -> tuple[float, ...]:
+    """base^(-2c/size) for c = 0 .. ceil(size/2)-1 ("paper"), or base^(-c/(n-1)), n = size // 2 ("tensor2tensor")."""
+    require_int("size", size, least=0, most=WIDEST)
+    require_number("base", base, above=0.0)
+    if spacing == "paper":
+        return tuple(base ** (-2.0 * c / size) for c in range((size + 1) // 2))
+    steps = max(size // 2 - 1, 1)
+    return tuple(base ** (-c / steps) for c in range(size // 2))

@@ -1,0 +1,234 @@
+"""Distance -> table row, with a span: outside [lo, hi] every index is constant.
+
+r = p_k - p_q          -3 -2 -1  0  1  2  3
+clip(2, 1) row          0  0  1  2  3  3  3        lo = -2, hi = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import formulas
+from .constants import constant
+from .options import require_int
+from .positions import WHOLE, Positions
+
+
+@dataclass(frozen=True)
+class Index:
+    """row = rows[clamp(r, lo, hi) - lo], r = p_k - p_q on `axis`; rows=None is the identity.
+
+    A plain value: the rows are Python integers, so an index is hashable, exact, and on no device.
+    `n` is the number of table rows it may name.
+    """
+
+    lo: int
+    hi: int
+    rows: tuple[int, ...] | None = None
+    n: int = 0
+    axis: int = 0
+
+    def __post_init__(self):
+        for name in ("lo", "hi", "n", "axis"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, WHOLE):
+                raise TypeError(f"{name}={value!r} of an index must be an integer")
+        if self.lo > self.hi:
+            raise ValueError(f"an index spans lo <= hi, got lo={self.lo}, hi={self.hi}")
+        if self.axis < 0:
+            raise ValueError(f"axis={self.axis} of an index must be 0 or more")
+        span = self.hi - self.lo + 1
+        last = span - 1
+        if self.rows is not None:
+            last = self._check_rows(span)
+        if self.n == 0:
+            object.__setattr__(self, "n", last + 1)
+        elif last >= self.n:
+            raise ValueError(f"an index names row {last} of a table with n={self.n} rows; give n > {last}, or no n")
+
+    def _check_rows(self, span: int) -> int:
+        """Rows become a tuple of integers; returns the largest."""
+        rows = self.rows
+        if isinstance(rows, list):
+            rows = tuple(rows)
+            object.__setattr__(self, "rows", rows)
+        if not isinstance(rows, tuple):
+            raise TypeError(f"rows of an index must be a tuple of integers, got {type(self.rows).__name__}")
+        if len(rows) != span:
+            raise ValueError(f"an index over [{self.lo}, {self.hi}] needs {span} rows, got {len(rows)}")
+        if not torch.compiler.is_compiling() and set(map(type, rows)) != {int}:
+            wrong = next(row for row in rows if type(row) is not int)
+            raise TypeError(f"rows of an index must be integers, got {wrong!r}")
+        if min(rows) < 0:
+            raise ValueError(f"rows of an index must be 0 or more, got {min(rows)}")
+        return max(rows)
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")  # an index is a key of caches at every call
+        if found is None:
+            found = hash((self.lo, self.hi, self.rows or (), self.n, self.axis))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    @property
+    def span(self) -> int:
+        """How many distances it tells apart."""
+        return self.hi - self.lo + 1
+
+    def distances_on(self, device: torch.device) -> Tensor:
+        """The distances lo .. hi, [span]."""
+        return torch.arange(self.lo, self.hi + 1, device=device)
+
+    def rows_on(self, device: torch.device) -> Tensor | None:
+        """The rows as an int64 tensor [span], or None for the identity."""
+        return None if self.rows is None else constant(self.rows, device)
+
+    def look(self, r: Tensor) -> Tensor:
+        """Rows of the distances r, same shape."""
+        steps = r.clamp(self.lo, self.hi) - self.lo
+        rows = self.rows_on(r.device)
+        return steps if rows is None else rows[steps]
+
+    def expand(self, table: Tensor, dim: int) -> Tensor:
+        """The table with one row for each distance lo .. hi along `dim`: buckets become a plain clip."""
+        rows = self.rows_on(table.device)
+        return table if rows is None else table.index_select(dim, rows)
+
+    def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
+        """Rows where distance(axis) gives the distances on each axis."""
+        return self.look(distance(self.axis))
+
+    def of(self, positions: Positions, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """Table row of every pair (or of a block of pairs): [Lq, Lk] or [B, Lq, Lk]."""
+        return self.rows_of(lambda axis: positions.distance(device, axis, rows, columns))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Row-major product of one index per axis: row = (row_0 * n_1 + row_1) * n_2 + ... (Swin's windows)."""
+
+    parts: tuple[Index, ...]
+
+    @property
+    def n(self) -> int:
+        product = 1
+        for part in self.parts:
+            product *= part.n
+        return product
+
+    def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
+        result = None
+        for part in self.parts:
+            row = part.rows_of(distance)
+            result = row if result is None else result * part.n + row
+        assert result is not None
+        return result
+
+    def of(self, positions: Positions, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        return self.rows_of(lambda axis: positions.distance(device, axis, rows, columns))
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Grid):
+    """Rows for a few distances far apart: row = the number of clamp(r, lo, hi) among the sorted `distances` [n].
+
+    `parts` holds Index(lo, hi). Engines that need the structure of an Index take it for a grid.
+    """
+
+    distances: Tensor
+
+    @property
+    def n(self) -> int:
+        return self.distances.shape[0]
+
+    def distances_on(self, device: torch.device) -> Tensor:
+        return self.distances.to(device)
+
+    def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
+        (part,) = self.parts
+        r = distance(part.axis).clamp(part.lo, part.hi)
+        known = self.distances.to(r.device)
+        return torch.searchsorted(known, r.contiguous()).clamp(max=known.shape[0] - 1)
+
+
+def exact(positions: Positions, *, axis: int = 0, most: int | None = None, future: bool = True) -> Index | Sparse:
+    """One row for each distance; `most` clamps |r|; future=False gives every r > 0 the row of 0.
+
+    Where positions jump, only distances that occur get a row: two tokens 10^6 apart need three.
+    """
+    one = positions.axis(axis)
+    lo, hi = one.reach
+    if most is not None:
+        if most < 0:
+            raise ValueError(f"distances cannot be clamped to {most}; give 0 or more")
+        lo, hi = max(lo, -most), min(hi, most)
+        lo, hi = min(lo, most), max(hi, -most)
+    if not future:
+        lo, hi = min(lo, 0), min(hi, 0)
+    index = Index(lo, hi, axis=axis)
+    if (
+        one.offset is not None
+        or torch.compiler.is_compiling()
+        or index.span <= max(DENSE, 8 * (one.q_length + one.k_length))
+    ):
+        return index
+    distances = _occurring(one, lo, hi)
+    return index if distances is None or 2 * len(distances) > index.span else Sparse((index,), distances)
+
+
+DENSE = 2**14
+"""Distances up to which each has a row, unread, as have those of positions that hardly jump: engines are fast with it."""
+PAIRS = 2**22
+"""Distances that are sorted at a time."""
+
+
+def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
+    """The distances between queries and keys, clamped, sorted [n]; None where they cannot be read."""
+    device = next(
+        (
+            x.device
+            for side in (positions.q, positions.k)
+            for x in (getattr(side, "start", side),)
+            if isinstance(x, Tensor)
+        ),
+        None,
+    )
+    if device is None or device.type == "meta":
+        return None
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    found = torch.empty(0, dtype=torch.int64, device=device)
+    rows = max(PAIRS // max(positions.distance(device, rows=slice(1)).numel(), 1), 1)
+    with torch.inference_mode(False), torch.no_grad():
+        for start in range(0, positions.q_length, rows):
+            block = positions.distance(device, rows=slice(start, start + rows))
+            found = torch.unique(torch.cat((found, block.clamp(lo, hi).flatten())))
+    return found
+
+
+def clip(left: int, right: int, *, axis: int = 0) -> Index:
+    """clamp(r, -left, right): left + 1 + right rows."""
+    for name, distance in (("left", left), ("right", right)):
+        require_int(f"the clip distance {name}", distance)
+    return Index(-left, right, axis=axis)
+
+
+def log_buckets(buckets: int, max_distance: int, *, causal: bool, axis: int = 0) -> Index:
+    """T5's buckets."""
+    require_int("buckets", buckets, least=2)
+    require_int("max_distance", max_distance, least=1)
+    lo, hi, rows = formulas.t5_rows(buckets, max_distance, causal)
+    return Index(lo, hi, rows, buckets, axis)
+
+
+def deberta_buckets(size: int, max_distance: int | None = None, *, reversed_sign: bool = False, axis: int = 0) -> Index:
+    """DeBERTa's 2 * size rows of query - key; without max_distance v1's plain clip."""
+    require_int("buckets" if max_distance is not None else "max_distance", size, least=1)
+    if max_distance is not None:
+        require_int("max_distance", max_distance, least=1)
+    lo, hi, rows = formulas.deberta_rows(size, max_distance, reversed_sign)
+    return Index(lo, hi, rows, 2 * size, axis)

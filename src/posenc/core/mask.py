@@ -1,0 +1,182 @@
+"""Mask: which key slots a query slot may see. Slots, not positions: positions may repeat or jump.
+
+causal, Lq = 2, Lk = 5 (the last query is aligned with the last key):
+
+    key      0 1 2 3 4
+    query 0  x x x x .
+    query 1  x x x x x
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .positions import INTEGERS, WHOLE
+
+Window = tuple[int | None, int | None]  # keys at most `left` slots before and `right` after; None: no limit
+
+
+@dataclass(frozen=True)
+class Mask:
+    causal: bool = False
+    window: Window | None = None
+    key_mask: Tensor | None = None  # bool [B, Lk], True: a real key
+    documents: tuple[Tensor, Tensor] | None = None  # ints [B, Lq], [B, Lk]: a query sees keys of its own document
+    extra: Tensor | None = None  # bool (True: may be seen) or float (added), broadcasts to [B, H, Lq, Lk]
+
+    @property
+    def limits(self) -> Window:
+        """(left, right) in slots relative to the bottom-right diagonal, causality included."""
+        left, right = self.window or (None, None)
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but causality and a window."""
+        return self.key_mask is None and self.documents is None and self.extra is None
+
+    def allowed(
+        self, q_length: int, k_length: int, device, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> Tensor | None:
+        """Boolean mask of a block, broadcasting to [B, H, lq, lk], or None where everything may be seen."""
+        parts = []
+        left, right = self.limits
+        if left is not None or right is not None:
+            q = torch.arange(q_length, device=device)[rows] + (k_length - q_length)
+            k = torch.arange(k_length, device=device)[columns]
+            offset = k[None, :] - q[:, None]
+            if right is not None:
+                parts.append(offset <= right)
+            if left is not None:
+                parts.append(offset >= -left)
+        if self.key_mask is not None:
+            parts.append(self.key_mask[:, None, None, columns])
+        if self.documents is not None:
+            ours, theirs = self.documents
+            parts.append((ours[:, rows, None] == theirs[:, None, columns])[:, None])
+        if self.extra is not None and self.extra.dtype == torch.bool:
+            parts.append(_block(self.extra, rows, columns))
+        if not parts:
+            return None
+        result = parts[0]
+        for part in parts[1:]:
+            result = result & part
+        return result
+
+    def added(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
+        """The additive part of a block, or None."""
+        if self.extra is None or self.extra.dtype == torch.bool:
+            return None
+        return _block(self.extra, rows, columns)
+
+
+OPEN, CAUSAL = Mask(), Mask(True)
+
+
+def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
+    """A block of a mask whose last two sizes may be 1."""
+    rows = slice(None) if mask.shape[-2] == 1 else rows
+    columns = slice(None) if mask.shape[-1] == 1 else columns
+    return mask[..., rows, columns]
+
+
+def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask) -> Mask:
+    """Check the mask arguments of `attend` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
+    if window is None and key_mask is None and documents is None and mask is None:
+        return CAUSAL if causal else OPEN
+    batch, heads, q_length, _ = q.shape
+    k_length = k.shape[2]
+    if window is not None:
+        window = make_window(window)
+    if key_mask is not None:
+        key_mask = _boolean(key_mask, "key_mask")
+        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
+            raise ValueError(
+                f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(key_mask.shape)}"
+            )
+        _same_device("key_mask", key_mask, q)
+    if documents is not None:
+        if isinstance(documents, tuple) and len(documents) != 2:
+            raise ValueError(f"documents takes ids [B, L] or (query ids, key ids), got a tuple of {len(documents)}")
+        ours, theirs = documents if isinstance(documents, tuple) else (documents, documents)
+        for name, ids, length in (("query", ours, q_length), ("key", theirs, k_length)):
+            if not isinstance(ids, Tensor):
+                raise TypeError(
+                    f"{name} documents must be ids, an int tensor [B, L], got {_kind(ids)}; "
+                    "use torch.tensor(ids), and a tuple for (query ids, key ids)"
+                )
+            if ids.dtype not in INTEGERS:
+                raise ValueError(f"{name} documents must be int ids [B, L], got {ids.dtype}; use ids.long()")
+            if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+                raise ValueError(
+                    f"{name} documents must be ids [B, L] = [{batch}, {length}], got {list(ids.shape)}; "
+                    "for different queries and keys give (query ids, key ids)"
+                )
+            _same_device("documents", ids, q)
+        documents = (ours, theirs)
+    if mask is not None:
+        target = [batch, heads, q_length, k_length]
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"mask must be a tensor that broadcasts to [B, H, Lq, Lk], got {_kind(mask)}")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(f"mask must be boolean (True: may be seen) or floating point (added), got {mask.dtype}")
+        shape = [1] * (4 - mask.dim()) + list(mask.shape)
+        if mask.dim() < 2 or mask.dim() > 4 or any(a not in (1, b) for a, b in zip(shape, target, strict=True)):
+            raise ValueError(f"mask must broadcast to [B, H, Lq, Lk] = {target}, got {list(mask.shape)}")
+        _same_device("mask", mask, q)
+        mask = mask.reshape(shape)
+    return Mask(causal, window, key_mask, documents, mask)
+
+
+def make_window(window) -> Window:
+    """n or (left, right) as (left, right)."""
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"window={window} has {len(sides)} numbers; give n, or (left, right) with None for no limit")
+    for side in sides:
+        if side is None and sides is window:
+            continue
+        if isinstance(side, bool) or not isinstance(side, WHOLE):
+            raise TypeError(f"window={window!r} must be an integer, or (left, right) with None for no limit")
+        if side < 0:
+            raise ValueError(f"window={window} must be 0 or more slots (None: no limit)")
+    left, right = sides
+    return left, right
+
+
+def _boolean(mask: Tensor, name: str) -> Tensor:
+    """A mask of real keys as bools. Additive masks (0 and -inf) would be read the wrong way round, so only bools and
+    the integers 0 and 1 are taken; integers are looked at where that costs no synchronisation (or in anomaly mode).
+    """
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a bool tensor [B, Lk] (True: a real key), got {_kind(mask)}")
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.dtype not in INTEGERS:
+        raise ValueError(
+            f"{name} must be boolean or 0/1 integers [B, Lk] (1: a real key), got {mask.dtype}; "
+            "pass mask= for additive masks"
+        )
+    looked_at = mask.is_cpu or (torch.is_anomaly_enabled() and not mask.is_meta)
+    if looked_at and mask.numel() and not torch.compiler.is_compiling():
+        lowest, highest = torch.stack(torch.aminmax(mask)).tolist()
+        if lowest < 0 or highest > 1:
+            raise ValueError(
+                f"{name} of integers must be 0 (padding) or 1 (a real key), got {lowest} to {highest}; "
+                "pass mask= for additive masks"
+            )
+    return mask != 0
+
+
+def _kind(value) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _same_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.device != q.device:
+        raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move one of them")

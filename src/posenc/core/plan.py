@@ -1,0 +1,230 @@
+"""Plan: what an encoding wants, in terms that any engine can run.
+
+    q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
+    s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
+    o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
+
+Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
+Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 where q is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isnan
+
+import torch
+from torch import Tensor
+
+from .index import Grid, Index
+from .positions import Positions
+from .precision import no_autocast
+from .rotation import Rotation
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Tables that are read through one distance index. Any subset of the four may be given."""
+
+    index: Index | Grid
+    bias: Tensor | None = None  # [H or 1, n], added after scale
+    dot_query: Tensor | None = None  # [H or 1, n, E]: states_i . t[row], inside scale
+    states: Tensor | None = None  # [B, H, Lq, E]; None: the (shifted, rotated) q
+    dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
+    add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
+    query_shift: Tensor | None = None  # [H or 1, E], added to what dot_query is multiplied with; the pre-pass folds it
+
+    def __post_init__(self):
+        for name in ("states", "query_shift"):
+            if getattr(self, name) is not None and self.dot_query is None:
+                raise ValueError(f"{name} belongs to what dot_query is multiplied with; give dot_query too")
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One layer's positional terms; see the module's formula. Engines run it, encodings make it."""
+
+    positions: Positions
+    # pre-pass
+    shift: Tensor | None = None  # [H, D]
+    rotate: Rotation | None = None
+    # core
+    lookups: tuple[Lookup, ...] = ()
+    scale: float | Tensor | None = None  # None: 1/sqrt(D); a tensor broadcasts to [B, H, Lq]
+    slopes: Tensor | None = None  # [H]
+    decay: tuple[Tensor, Tensor] | None = None  # c_q [B, H, Lq], c_k [B, H, Lk]: + c_q - c_k
+    pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the core, named, in a fixed order."""
+        for number, lookup in enumerate(self.lookups):
+            for name, tensor in lookup.tensors():
+                yield f"lookups[{number}].{name}", tensor
+        if isinstance(self.scale, Tensor):
+            yield "scale", self.scale
+        if self.slopes is not None:
+            yield "slopes", self.slopes
+        if self.decay is not None:
+            yield "decay[0]", self.decay[0]
+            yield "decay[1]", self.decay[1]
+
+    def scale_of(self, head_size: int) -> float | Tensor:
+        """The factor itself; tensors come back as [.., H, Lq, 1] in float32 or better, ready to multiply scores."""
+        if self.scale is None:
+            return head_size**-0.5
+        if isinstance(self.scale, Tensor):
+            return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
+        return float(self.scale)
+
+    def fold_query_shifts(self, q: Tensor) -> Plan:
+        """The same without any query_shift, for engines; q is shifted and rotated already."""
+        if all(lookup.query_shift is None for lookup in self.lookups):
+            return self
+        scale = self.scale_of(q.shape[3])
+        with no_autocast(q.device):
+            return replace(self, lookups=tuple(_fold_query_shift(lookup, q, scale) for lookup in self.lookups))
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+        """Raise a ValueError in plain words where the plan and q [B, H, Lq, D], k, v [B, Hkv, Lk, D] disagree."""
+        batch, heads, q_length, size = q.shape
+        k_length = k.shape[2]
+        v_size = size if v is None else v.shape[3]
+        positions = self.positions
+        if positions.q_length != q_length or positions.k_length != k_length:
+            if (positions.q_length, positions.k_length) == (q.shape[1], k.shape[1]):
+                raise ValueError(
+                    f"the plan was made for {positions.q_length} queries and {positions.k_length} keys; q {list(q.shape)} and "
+                    f"k {list(k.shape)} look like [B, L, H, D]: give [B, H, L, D], q.transpose(1, 2)"
+                )
+            raise ValueError(
+                f"the plan was made for {positions.q_length} queries and {positions.k_length} keys, "
+                f"got {q_length} and {k_length}; make it with Positions(q={q_length}, k={k_length}) or the true positions"
+            )
+        for name, sides in (("query", positions.q_axes), ("key", positions.k_axes)):
+            for side in sides:
+                rows = side if isinstance(side, Tensor) else side.start
+                if isinstance(rows, Tensor):
+                    if rows.dim() == 2 or not isinstance(side, Tensor):
+                        if rows.shape[0] not in (1, batch):
+                            raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
+        # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
+        # inside torch.func there may be many tensors in one, and no number to look at
+        look = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        look = look and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
+        sound = partial(_sound, q, look)
+        for number, lookup in enumerate(self.lookups):
+            index = lookup.index
+            for part in index.parts if isinstance(index, Grid) else (index,):
+                if part.axis >= len(positions.q_axes):
+                    raise ValueError(
+                        f"lookups[{number}] reads axis {part.axis}, but the positions have {len(positions.q_axes)} axes; "
+                        "give them to Where (positions [B, L, axes], or more=[(q, k)])"
+                    )
+            if lookup.bias is not None:
+                sound("lookups[{}].bias", lookup.bias, (heads, index.n), number)
+            if lookup.dot_query is not None:
+                width = size if lookup.states is None else lookup.states.shape[-1]
+                sound("lookups[{}].dot_query", lookup.dot_query, (heads, index.n, width), number)
+            if lookup.states is not None:
+                width = lookup.states.shape[-1]
+                sound("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
+            if lookup.dot_key is not None:
+                sound("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
+            if lookup.query_shift is not None:
+                assert lookup.dot_query is not None  # Lookup requires it
+                sound("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
+            if lookup.add_value is not None:
+                sound("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
+        if self.shift is not None:
+            _same_heads("shift", self.shift, q)
+            _fits("shift", self.shift, [(1, heads), size])
+        if self.slopes is not None:
+            _same_heads("slopes", self.slopes, q)
+            _fits("slopes", self.slopes, [heads])
+            sound("slopes", self.slopes)
+        if isinstance(self.scale, Tensor):
+            target, shape = [batch, heads, q_length], list(self.scale.shape)
+            if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
+                raise ValueError(f"scale must broadcast to [B, H, Lq] = {target}, got shape {shape}")
+            sound("scale", self.scale)
+        if self.decay is not None:
+            sound("decay[0]", self.decay[0], (batch, heads, q_length))
+            sound("decay[1]", self.decay[1], (batch, heads, k_length))
+        if self.rotate is not None:
+            self.rotate.check(q, k, v)
+
+
+def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:
+    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
+    A scale that differs from query to query leaves no such number; then the states carry the shift.
+    """
+    shift, table = lookup.query_shift, lookup.dot_query
+    if shift is None or table is None:
+        return lookup
+    if isinstance(scale, Tensor):
+        states = q if lookup.states is None else lookup.states
+        return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
+    precision = torch.promote_types(table.dtype, torch.float32)
+    bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
+    return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
+
+
+def _sound(
+    q: Tensor, look: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
+) -> None:
+    """Raise where a tensor of a plan cannot be used with these queries. look: at its numbers.
+
+    name has a place for the number, shape may have 1 for its first size.
+    """
+    if shape is not None and tensor.shape != shape:
+        if "lookups" in name and "states" not in name:
+            _same_heads(name.format(number), tensor, q)
+        _fits(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
+    if tensor.device != q.device:
+        name = name.format(number)
+        raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the encoding: .to(q.device)")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name.format(number)} must be floating point, got {tensor.dtype}")
+    if look and holds_nan(tensor):
+        name = name.format(number)
+        raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+
+
+def _same_heads(name: str, tensor: Tensor, q: Tensor) -> None:
+    """The first size of an encoding's tables is its number of heads."""
+    heads = q.shape[1]
+    if tensor.dim() and tensor.shape[0] not in (1, heads):
+        swapped = ""
+        if tensor.shape[0] == q.shape[2]:
+            swapped = f" If q {list(q.shape)} is [B, L, H, D], give [B, H, L, D]: q.transpose(1, 2)."
+        raise ValueError(
+            f"the encoding was made for {tensor.shape[0]} heads ({name} is {list(tensor.shape)}), q has {heads}; "
+            f"make it with heads={heads}.{swapped}"
+        )
+
+
+def _fits(name: str, tensor: Tensor, shape: list) -> None:
+    allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
+    if tensor.dim() != len(shape) or any(a not in b for a, b in zip(tensor.shape, allowed, strict=True)):
+        wanted = ", ".join(" or ".join(map(str, sorted(set(size)))) for size in allowed)
+        raise ValueError(f"{name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+FEW = 1 << 12
+"""Numbers that are compared one by one, in one call; more of them are added up first, many at once."""
+
+
+def holds_nan(tensor: Tensor) -> bool:
+    if tensor.numel() <= FEW:
+        return not tensor.equal(tensor)  # NaN is the number that does not equal itself
+    if torch.is_grad_enabled():
+        tensor = tensor.detach()
+    return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())

@@ -1,0 +1,142 @@
+"""Absolute encodings: a vector for each position, added to the input."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core import formulas
+from ..core.constants import constant
+from ..core.encoding import Encoding
+from ..core.options import WIDEST, require_choice, require_int, require_number, require_table
+from ..core.positions import Positions, Run
+
+Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
+
+
+def sinusoid(positions: Tensor, size: int, *, base: float = 10000.0, layout: Layout = "interleaved") -> Tensor:
+    """Sines and cosines of integer positions [..., L] -> [..., L, size], in float64 (float32 where there is none).
+
+        interleaved     sin(p w0) cos(p w0) sin(p w1) ...      w_c = base^(-2c/size)
+        concatenated    sin(p w0) sin(p w1) ... cos(p w0) ...  the same frequencies
+        tensor2tensor   as concatenated, w_c = base^(-c/(n-1)), n = size // 2; an odd size ends in a zero
+
+    Odd sizes give the sines one channel more (but for tensor2tensor).
+    """
+    spacing = "tensor2tensor" if layout == "tensor2tensor" else "paper"
+    precision = torch.float32 if positions.device.type == "mps" else torch.float64
+    frequencies = constant(formulas.inverse_frequencies(size, base, spacing=spacing), positions.device, precision)
+    angles = positions.to(precision)[..., None] * frequencies
+    sin, cos = angles.sin(), angles.cos()
+    if layout == "tensor2tensor":
+        return nn.functional.pad(torch.cat((sin, cos), dim=-1), (0, size % 2))
+    if layout == "concatenated":
+        return torch.cat((sin, cos[..., : size // 2]), dim=-1)
+    return torch.stack((sin, cos), dim=-1).flatten(-2)[..., :size]
+
+
+class Absolute(Encoding):
+    """Adds `encode(positions)` to the input. In a stack, add it once: `embed` at the input, no position in the layers;
+    an Attention layer that is given an absolute encoding adds it to its own input."""
+
+    absolute = True
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """[..., L] integer positions -> [..., L, d_model]."""
+        raise NotImplementedError
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        if len(positions.q_axes) != 1:
+            raise ValueError(f"absolute positions have one axis, got {len(positions.q_axes)}; give where.axis(n)")
+        ids = positions.q_positions(x.device)
+        _not_negative(positions.q, ids)
+        return x + self.encode(ids).to(x.dtype)
+
+
+class Sinusoidal(Absolute):
+    """Fixed sines and cosines of the position (Vaswani et al. 2017, arXiv:1706.03762).
+
+        x_p + [sin(p w_0), cos(p w_0), sin(p w_1), ...],   w_c = base^(-2c / d_model)
+
+    layout="interleaved" is the paper's; "concatenated" has all sines first (Marian, RoFormer's table);
+    "tensor2tensor" also spaces the frequencies as the code that trained the published models (Whisper).
+    The vectors are computed from the positions, so there is no table and no last position.
+    """
+
+    def __init__(self, *, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
+        super().__init__()
+        require_choice("layout", layout, ("interleaved", "concatenated", "tensor2tensor"))
+        require_int("d_model", d_model, least=2, most=WIDEST)
+        require_number("base", base, above=0.0)
+        self.d_model, self.base, self.layout = d_model, base, layout
+
+    def encode(self, positions: Tensor) -> Tensor:
+        return sinusoid(positions, self.d_model, base=self.base, layout=self.layout)
+
+
+class Learned(Absolute):
+    """A learned vector for each position below `max_length` (BERT, GPT-2).
+
+        x_p + table[p + offset]
+
+    Undefined past max_length, so that raises; `resize` interpolates to another length. `offset` rows stand before
+    position 0 and are never resized (OPT has 2).
+    """
+
+    def __init__(self, *, max_length: int, d_model: int, offset: int = 0, std: float = 0.02):
+        super().__init__()
+        require_int("max_length", max_length, least=1)
+        require_int("d_model", d_model, least=1, most=WIDEST)
+        require_int("offset", offset)
+        require_number("std", std, least=0.0)
+        require_table("the table", offset + max_length, d_model)
+        self.max_length, self.offset, self.std = max_length, offset, std
+        self.table = nn.Parameter(torch.empty(offset + max_length, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.std)
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        if isinstance(positions.q, Run) and isinstance(positions.q.start, int):
+            self._limit(positions.q.start + positions.q.length)
+        return super().embed(x, positions)
+
+    def encode(self, positions: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and positions.numel() and not positions.is_meta:
+            self._limit(int(positions.max()) + 1)
+        return self.table[positions + self.offset]
+
+    def resize(self, new_len: int) -> Learned:
+        """Interpolate the table linearly to `new_len` positions, in place; returns self."""
+        if new_len < 1:
+            raise ValueError(f"new_len={new_len} must be at least 1")
+        with torch.no_grad():
+            head, rows = self.table[: self.offset], self.table[self.offset :]
+            moved = nn.functional.interpolate(rows.t()[None].float(), size=new_len, mode="linear", align_corners=False)
+            table = torch.cat((head, moved[0].t().to(rows.dtype)))
+        self.table = nn.Parameter(table.contiguous(), requires_grad=self.table.requires_grad)
+        self.max_length = new_len
+        return self
+
+    def _limit(self, length: int) -> None:
+        if length > self.max_length:
+            raise ValueError(
+                f"learned positions end at max_length={self.max_length}, but the input reaches length {length}; "
+                f"shorten it, call resize({length}), or use an encoding that goes further"
+            )
+
+
+def _not_negative(side: Run | Tensor, positions: Tensor) -> None:
+    if isinstance(side, Run) and isinstance(side.start, int):
+        lowest = side.start
+    elif torch.compiler.is_compiling() or positions.is_meta or positions.numel() == 0:
+        return
+    else:
+        lowest = int(positions.min())
+    if lowest < 0:
+        raise ValueError(
+            f"absolute positions must be 0 or more, got {lowest}; for left padding use (cumsum(mask) - 1).clamp(min=0)"
+        )

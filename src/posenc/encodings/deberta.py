@@ -1,0 +1,141 @@
+"""Disentangled attention: DeBERTa v1, v2 and v3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core import index
+from ..core.encoding import Encoding, Host
+from ..core.errors import OptionError
+from ..core.formulas import head_size
+from ..core.options import require_bool, require_choice, require_int, require_number, require_table
+from ..core.plan import Lookup, Plan
+from ..core.positions import Positions
+
+
+class DeBERTa(Encoding):
+    """Content-to-position and position-to-content scores (He et al. 2020, arXiv:2006.03654).
+
+        s = [ q_i·k_j + q_i·K_r[δ(i-j)] + k_j·Q_r[δ(i-j)] ] / sqrt(t d),   t = 1 + number of terms
+        δ(D) = clamp(D + k, 0, 2k - 1)        K_r = P W_kr,  Q_r = P W_qr,  P [2k, d_model]
+
+    projections="own"     the layer's own W_kr (no bias) and W_qr (bias): v1; own_key_bias adds v2's key bias
+    projections="shared"  the attention layer's k_proj and q_proj, biases included: v2 and v3; `plan` needs host
+    buckets=n             logarithmic buckets up to max_distance (v2, v3: 256 and 512); None: plain clip (v1)
+    normalise             LayerNorm on P (v2, v3)
+    sign="checkpoint"     p2c looks up δ(i-j), as the released code does; "paper" looks up δ(j-i)
+    table, norm           P and its LayerNorm, passed in to be shared by the layers
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int | None = None,
+        max_distance: int = 512,
+        buckets: int | None = None,
+        terms: Sequence[str] = ("c2p", "p2c"),
+        projections: Literal["own", "shared"] = "own",
+        own_key_bias: bool = False,
+        normalise: bool = False,
+        norm_eps: float = 1e-7,
+        sign: Literal["checkpoint", "paper"] = "checkpoint",
+        dropout: float = 0.0,
+        table: nn.Parameter | None = None,
+        norm: nn.LayerNorm | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        active = (terms,) if isinstance(terms, str) else tuple(terms) if isinstance(terms, Sequence) else ()
+        if (
+            not active
+            or not all(isinstance(term, str) for term in active)
+            or len(set(active)) != len(active)
+            or not set(active) <= {"c2p", "p2c"}
+        ):
+            raise OptionError(f"terms={terms!r} must be 'c2p', 'p2c' or both")
+        require_choice("projections", projections, ("own", "shared"))
+        require_choice("sign", sign, ("checkpoint", "paper"))
+        require_bool("own_key_bias", own_key_bias)
+        require_bool("normalise", normalise)
+        require_number("norm_eps", norm_eps, least=0.0)
+        require_number("dropout", dropout, least=0.0, below=1.0)
+        require_number("std", std, least=0.0)
+        for name, given, kind in (("table", table, nn.Parameter), ("norm", norm, nn.LayerNorm)):
+            if given is not None and not isinstance(given, kind):
+                raise OptionError(f"{name} must be an nn.{kind.__name__}, got {type(given).__name__}")
+        if own_key_bias and projections == "shared":
+            raise OptionError("own_key_bias goes with projections='own'; shared projections have the layer's biases")
+        if norm is not None and not normalise:
+            raise OptionError("norm was given but normalise=False; give normalise=True")
+        head_dim = head_size(d_model, heads, head_dim)
+        self.heads, self.head_dim, self.std, self.dropout = heads, head_dim, std, dropout
+        self.active, self.projections, self.sign = active, projections, sign
+        require_int("max_distance", max_distance, least=1)
+        size = max_distance if buckets is None else buckets
+        farthest = None if buckets is None else max_distance
+        self.index = index.deberta_buckets(size, farthest)
+        self.back_index = index.deberta_buckets(size, farthest, reversed_sign=True)
+        self._own_table = table is None
+        require_table("the table", 2 * size, d_model)
+        require_table("a projection", d_model, heads * head_dim)
+        self.table = nn.Parameter(torch.empty(2 * size, d_model)) if table is None else table
+        if tuple(self.table.shape) != (2 * size, d_model):
+            raise OptionError(
+                f"table must be [2 × {size}, d_model] = {[2 * size, d_model]}, got {list(self.table.shape)}"
+            )
+        self.norm = (nn.LayerNorm(d_model, eps=norm_eps) if norm is None else norm) if normalise else None
+        width = heads * head_dim
+        own = projections == "own"
+        self.pos_key = nn.Linear(d_model, width, bias=own_key_bias) if own and "c2p" in active else None
+        self.pos_query = nn.Linear(d_model, width) if own and "p2c" in active else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self._own_table:
+            nn.init.normal_(self.table, std=self.std)
+        for projection in (self.pos_key, self.pos_query):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=self.std)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        key, query = self._projections(host)
+        table = self.table if self.norm is None else self.norm(self.table)
+        if self.dropout and self.training:
+            table = nn.functional.dropout(table, self.dropout)
+        k_r = self._heads(key(table)) if "c2p" in self.active else None
+        q_r = self._heads(query(table)) if "p2c" in self.active else None
+        if self.sign == "checkpoint":
+            lookups: tuple[Lookup, ...] = (Lookup(self.index, dot_query=k_r, dot_key=q_r),)
+        else:
+            lookups = tuple(
+                lookup
+                for lookup in (Lookup(self.index, dot_query=k_r), Lookup(self.back_index, dot_key=q_r))
+                if lookup.dot_query is not None or lookup.dot_key is not None
+            )
+        return Plan(positions, lookups=lookups, scale=(self.head_dim * (1 + len(self.active))) ** -0.5)
+
+    def _projections(self, host: Host | None):
+        if self.projections == "own":
+            return self.pos_key, self.pos_query
+        if host is None:
+            raise ValueError(
+                "projections='shared' projects the table with the layer's own k_proj and q_proj; "
+                "give plan(where, host=attention)"
+            )
+        return host.k_proj, host.q_proj
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        if projected.shape[-1] != self.heads * self.head_dim:
+            raise ValueError(
+                f"a projection to {projected.shape[-1]} channels does not fit {self.heads} heads of {self.head_dim}; "
+                "deberta needs as many key heads as query heads"
+            )
+        return projected.view(-1, self.heads, self.head_dim).transpose(0, 1)

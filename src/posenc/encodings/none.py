@@ -1,0 +1,10 @@
+"""No positional encoding at all."""
+
+from ..core.encoding import Encoding
+
+
+class NoPosition(Encoding):
+    """Nothing added (NoPE). A causal mask alone tells a stack some order; without one, attention sees a set.
+
+    s = q·k / sqrt(d)
+    """

@@ -1,0 +1,71 @@
+"""Randomised positions: any encoding, with gaps drawn at random between the positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.encoding import Encoding, Host
+from ..core.errors import OptionError
+from ..core.formulas import FARTHEST
+from ..core.options import require_int
+from ..core.plan import Plan
+from ..core.positions import Positions, Run
+from ..core.rotation import Rotation
+from .rope.position_ids import random_positions
+
+
+class Randomized(Encoding):
+    """Train on short sequences with the positions of long ones (Ruoss et al. 2023, arXiv:2305.16843).
+
+        p = 0, 1, 2, 3, ...   becomes   4, 5, 17, 90, ...      sorted and distinct, below `longest`
+
+    Each plan draws anew, in evaluation too, as in the paper; give each layer its own wrapper for a draw of its own,
+    or share one plan. `seed` makes the draw a function of the seed and the number of tokens alone. Keys are cached
+    unrotated, so that a step sees one draw; encodings added to the input cannot be drawn again and go without cache.
+    """
+
+    length_dependent = True
+
+    def __init__(self, *, encoding: Encoding, longest: int, seed: int | None = None):
+        super().__init__()
+        if not isinstance(encoding, Encoding):
+            raise OptionError(f"encoding={encoding!r} must be an encoding, such as posenc.create('rope', head_dim=64)")
+        require_int("longest", longest, least=1, most=FARTHEST)
+        if seed is not None:
+            require_int("seed", seed, most=2**62)
+        self.encoding, self.longest, self.seed = encoding, longest, seed
+        self.absolute = encoding.absolute
+        self.embeds_whole = type(encoding).embed is not Encoding.embed
+
+    def draw(self, positions: Positions) -> Positions:
+        """The same tokens at random places."""
+        device = self.device_of(positions)
+        total = positions.total
+        count = int(total.max()) if isinstance(total, Tensor) else total
+        if count > self.longest:
+            raise ValueError(f"{count} tokens do not fit into {self.longest} positions; give a larger longest")
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed + count)
+        table = random_positions(count, self.longest, generator=generator, device=device)
+        q, k = (self._placed(side, table, device) for side in (positions.q, positions.k))
+        return Positions(q, k, reach=(1 - self.longest, self.longest - 1))
+
+    def _placed(self, side, table: Tensor, device: torch.device) -> Tensor:
+        positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
+        return table[positions.clamp(min=0)]
+
+    def check_causal(self, causal: bool) -> str | None:
+        return self.encoding.check_causal(causal)
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        return self.encoding.embed(x, self.draw(positions))
+
+    def rotation(self, positions: Positions) -> Rotation | None:
+        return self.encoding.rotation(self.draw(positions))
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        return self.encoding.terms(self.draw(positions), x=x, host=host)
+
+    def plan(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+        self.check_axes(positions)
+        return self.encoding.plan(self.draw(positions), x=x, host=host)  # one draw for the rotation and the terms

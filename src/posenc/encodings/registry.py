@@ -1,0 +1,164 @@
+"""Name -> encoding. One card per encoding; nothing here imports torch until an encoding is made."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.errors import OptionError
+from ..core.formulas import head_size
+
+if TYPE_CHECKING:
+    from ..core.encoding import Encoding
+
+
+@dataclass(frozen=True)
+class EncodingInfo:
+    """What people want to know of an encoding before they use it."""
+
+    name: str
+    target: str  # "module:Class" under posenc.encodings
+    family: str
+    enters: str  # where: input, queries and keys, scores, scores and values
+    parameters: str
+    extrapolates: str
+    used_by: str
+    formula: str
+
+    @property
+    def module(self) -> str:
+        return "posenc.encodings." + self.target.split(":")[0]
+
+    @property
+    def class_name(self) -> str:
+        return self.target.split(":")[1]
+
+    def load(self) -> type[Encoding]:
+        return getattr(importlib.import_module(self.module), self.class_name)
+
+
+ENCODINGS: dict[str, EncodingInfo] = {
+    card.name: card
+    for card in (
+        EncodingInfo("none", "none:NoPosition", "none", "nowhere", "none",
+             "partly: a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
+             "s = q·k / √d"),
+        EncodingInfo("sinusoidal", "absolute:Sinusoidal", "absolute", "input", "none",
+             "no: defined at every position, unseen ones mislead the model", "Transformer (2017), Whisper, Marian",
+             "x_p + [sin(p w_c), cos(p w_c)],  w_c = base^(-2c/d)"),
+        EncodingInfo("sinusoidal_2d", "rope.axial:Sinusoidal2D", "absolute", "input", "none",
+             "no: defined everywhere, unseen rows and columns mislead the model", "MAE, ViT variants",
+             "x_p + [sin(r w), cos(r w), sin(c w), cos(c w)],  w_i = base^(-4i/d)"),
+        EncodingInfo("learned", "absolute:Learned", "absolute", "input", "max_length × d_model",
+             "no: undefined past max_length", "BERT, GPT-2, OPT, ViT",
+             "x_p + P[p]"),
+        EncodingInfo("shaw", "shaw:Shaw", "relative, content", "scores and values", "(2k+1) × d_head, per table",
+             "yes: distances past k share a row", "Shaw et al. 2018, wav2vec2-BERT, Seamless",
+             "s = q·(k + a^K[clip(j-i)]) / √d,  o = Σ a (v + a^V[clip(j-i)])"),
+        EncodingInfo("clipped", "bias:Clipped", "relative, bias", "scores", "heads × (2k+1)",
+             "yes: distances past k share a value", "Swin-like and small models",
+             "s = q·k / √d + b[h, clip(j-i, ±k)]"),
+        EncodingInfo("t5", "bias:T5", "relative, bias", "scores", "buckets × heads",
+             "to about 2 × the training length", "T5, mT5, UMT5, LongT5, MPNet",
+             "s = q·k + b[bucket(j-i), h]"),
+        EncodingInfo("transformer_xl", "transformer_xl:TransformerXL", "relative, content", "scores",
+             "d_model × d_model + 2 × heads × d_head", "yes, with memory and clamp_length",
+             "Transformer-XL, Conformer", "s = [(q+u)·k + (q+v)·W_R R(i-j)] / √d"),
+        EncodingInfo("xlnet", "transformer_xl:XLNet", "relative, content", "scores",
+             "d_model × d_model + 5 × heads × d_head", "yes, with memory and clamp_length", "XLNet",
+             "s = [(q+u)·k + (q+v)·W_R R(i-j) + (q+w)·g[segment]] / √d"),
+        EncodingInfo("deberta", "deberta:DeBERTa", "relative, content", "scores", "2k × d_model + projections",
+             "yes: distances past the last bucket share a row", "DeBERTa v1, v2, v3",
+             "s = [q·k + q·K_r[δ(i-j)] + k·Q_r[δ(i-j)]] / √(3d)"),
+        EncodingInfo("rope", "rope.rope:RoPE", "rotary", "queries and keys", "none",
+             "no; with scaling (linear, NTK, dynamic NTK, ...) yes", "Llama, Mistral, Qwen, Gemma, GPT-NeoX, GPT-J",
+             "s = (R(i) q)·(R(j) k) / √d,  R(p) turns pair c by p base^(-2c/d)"),
+        EncodingInfo("mrope", "rope.axial:MRoPE", "rotary", "queries and keys", "none",
+             "no; with scaling (YaRN, ...) yes", "Qwen2-VL, Qwen3-VL",
+             "pair c turns by the position on its axis (time, row or column) × base^(-2c/d)"),
+        EncodingInfo("axial", "rope.axial:AxialRoPE", "rotary", "queries and keys", "none",
+             "no: unseen rows and columns mislead the model; DINOv3's are relative to the image's size",
+             "Pixtral, DINOv3, Llama 4 vision, Qwen2-VL vision",
+             "pair c turns by its row or its column × base^(-4c/d)"),
+        EncodingInfo("xpos", "rope.xpos:XPos", "rotary", "queries and keys", "none",
+             "yes, with attention in blocks; causal only", "LEX, RetNet",
+             "RoPE, and pair c fades as ((2c/d + 0.4) / 1.4)^((i-j) / 512)"),
+        EncodingInfo("relative_logits", "relative_logits:RelativeLogits", "relative, content", "scores",
+             "d_model × heads × d_rel + d_rel × extent", "yes: nothing is added past the extent", "Inkling",
+             "s = q·k / √d + r_i·bank[i-j],  0 ≤ i-j < extent"),
+        EncodingInfo("alibi", "bias:ALiBi", "relative, bias", "scores", "none, or heads slopes",
+             "yes: stays flat far past the training length", "BLOOM, MPT",
+             "s = q·k / √d - m_h |i-j|"),
+    )
+}  # fmt: skip
+
+ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {card.class_name: card for card in ENCODINGS.values()}
+SIZES = ("d_model", "heads", "head_dim")
+
+CAUSAL: dict[str, dict[str, object]] = {
+    "t5": {"causal": True},
+    "transformer_xl": {"causal": True},
+    "xlnet": {"attn_type": "uni"},
+    "shaw": {"right": 0},
+    "clipped": {"right": 0},
+}
+"""Options that leave out what describes later keys."""
+
+
+def list_encodings() -> list[str]:
+    """Every encoding's name."""
+    return list(ENCODINGS)
+
+
+def info(name: str) -> EncodingInfo:
+    """The card of an encoding."""
+    if name not in ENCODINGS:
+        near = difflib.get_close_matches(str(name), ENCODINGS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
+    return ENCODINGS[name]
+
+
+def options_of(name: str) -> list[str]:
+    """What `create` takes for this encoding, the sizes included."""
+    return [parameter for parameter in inspect.signature(info(name).load().__init__).parameters if parameter != "self"]
+
+
+def causal_options(name: str) -> dict[str, object]:
+    """The options that a causal layer gives to an encoding's own: no row of a table is for keys it never sees.
+
+    Most need none: rotations and slopes have no table. DeBERTa's has two sides in all of its models.
+    """
+    return dict(CAUSAL.get(info(name).name, {}))
+
+
+def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):
+    """An encoding by name. The sizes d_model, heads and head_dim may always be given: each encoding takes those it needs
+    (head_dim defaults to d_model / heads). Any other option must be one of the encoding's own.
+    """
+    cls = info(name).load()
+    if d_model is not None and heads is not None:
+        head_dim = head_size(d_model, heads, head_dim)
+    accepted = options_of(name)
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        own = [option for option in accepted if option not in SIZES]
+        raise OptionError(
+            f"{name} has no option {', '.join(map(repr, unknown))}; "
+            + (f"its options are {', '.join(own)}" if own else "it takes no options")
+        )
+    sizes = {"d_model": d_model, "heads": heads, "head_dim": head_dim}
+    given = {size: value for size, value in sizes.items() if value is not None and size in accepted}
+    missing = [
+        p.name
+        for p in inspect.signature(cls.__init__).parameters.values()
+        if p.name != "self" and p.default is p.empty and p.name not in given and p.name not in options
+    ]
+    if missing:
+        raise OptionError(
+            f"{name} needs {', '.join(missing)}: create({name!r}, {', '.join(m + '=…' for m in missing)})"
+        )
+    return cls(**given, **options)

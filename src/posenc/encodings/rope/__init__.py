@@ -1,0 +1,1 @@
+"""Rotary encodings: RoPE and its relatives, context extension, configurations of real models."""

@@ -1,0 +1,250 @@
+"""Attention whose far keys are rotated otherwise: Self-Extend, ReRoPE, dual chunks. No training, longer contexts.
+
+Each maps the distance D = i - j of a RoPE model to one that it has seen in training:
+
+    Self-Extend    D < window: D      else  i // group - j // group + window - window / group
+    ReRoPE         D < window: D      else  window,   leaky: window + (D - window) / leak
+    dual chunk     D within a chunk   else  at most chunk_size, by chunks
+
+Two or three rotations in one softmax fit no plan, so these are functions of their own. All are causal and take
+unrotated queries and keys, k and v in full (as cached), q their last rows. They run over blocks of queries, so that
+memory grows with block × length; with gradients each block is computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ...core.mask import _boolean
+from ...core.phases import digits, phases
+from ...core.rotation import rotate
+from .rope import RoPE, digits_on
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One rotation of some queries against one run of keys; `band` = (least, most) distance that it serves."""
+
+    q: Tensor  # [B, H, rows, D]
+    k: Tensor  # [B, Hkv, columns, D]
+    v: Tensor
+    start: int  # the first column's key
+    band: tuple[int, float]
+
+
+def self_extend(
+    q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, group: int, window: int, log_scale: int | None = None,
+    scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
+) -> Tensor:  # fmt: skip
+    """Self-Extend (Jin et al. 2024, arXiv:2401.01325): near keys as ever, far ones by groups of `group` positions.
+
+        n = 12, group 2, window 4, last row:   7 7 6 6 5 5 4 4 3 2 1 0
+
+    q [B, H, Lq, D], k, v [B, Hkv, Lk, D], unrotated; the queries are the last Lq of the Lk tokens.
+    window     must be a multiple of group
+    log_scale  the training length n: queries at position i are multiplied by max(1, ln(i + 1) / ln(n))
+    scale      of the scores; default 1/sqrt(D) and what the scaling of `rope` says
+    key_mask   bool [B, Lk], True for real keys
+    block      queries at a time
+    """
+    _check_sizes(group=group, window=window, block=block)
+    if window % group:
+        raise ValueError(f"window={window} must be a positive multiple of group={group}")
+    turn = _Turn(q, k, rope)
+    q = turn.scaled(q, log_scale)
+    far_q = turn(q, turn.at_q // group + (window - window // group))
+    far_k = turn(k, turn.at_k // group)
+    return _near_and_far(q, k, v, turn, window, far_q, far_k, scale, key_mask, block)
+
+
+def rerope(
+    q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, window: int, leak: float | None = None,
+    log_scale: int | None = None, scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
+) -> Tensor:  # fmt: skip
+    """ReRoPE (Su 2023): distances from `window` on are all `window`; leaky: they grow on, `leak` times slower.
+
+        window 4, last row of 12:   4 4 4 4 4 4 4 4 3 2 1 0
+
+    The arguments are those of `self_extend`.
+    """
+    _check_sizes(window=window, block=block)
+    if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
+        raise ValueError(f"leak={leak!r} must be None (ReRoPE) or a number, at least 1")
+    turn = _Turn(q, k, rope)
+    q = turn.scaled(q, log_scale)
+    here = torch.full_like(turn.at_q, window)
+    if leak is None:
+        far_q, far_k = turn(q, here), turn(k, torch.zeros_like(turn.at_k))
+    else:  # window + (D - window) / leak: whole steps at 1/leak of the frequency, and window whole ones
+        slow = [w / leak for w in turn.frequencies]
+        far_q = turn(turn(q, turn.at_q - window, slow), here, magnitude=1.0)
+        far_k = turn(k, turn.at_k, slow)
+    return _near_and_far(q, k, v, turn, window, far_q, far_k, scale, key_mask, block)
+
+
+def dual_chunk(
+    q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, chunk_size: int, local: int, log_scale: int | None = None,
+    scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
+) -> Tensor:  # fmt: skip
+    """Dual chunk attention (An et al. 2024, arXiv:2402.17463): no distance exceeds `chunk_size`.
+
+        chunks of n = chunk_size - local tokens; keys turn by j mod n, queries
+            to their own chunk      by  i mod n
+            to the one before       by  min(i mod n + n, chunk_size)
+            to older ones           by  min(2n - 1, chunk_size)
+
+    The authors use 3/4 of the training length for chunk_size and 1/8 for local. The other arguments are those of
+    `self_extend`.
+    """
+    _check_sizes(chunk_size=chunk_size, block=block)
+    if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:
+        raise ValueError(f"local={local} must be at least 0 and less than chunk_size={chunk_size}")
+    n = chunk_size - local
+    turn = _Turn(q, k, rope)
+    q = turn.scaled(q, log_scale)
+    inside = turn.at_q % n
+    keys = turn(k, turn.at_k % n)
+    own, before = turn(q, inside), turn(q, (inside + n).clamp(max=chunk_size))
+    older = turn(q, torch.full_like(inside, min(2 * n - 1, chunk_size)))
+
+    def pieces(first: int, last: int) -> Iterator[Piece]:
+        at = turn.offset + first
+        chunk = at // n * n
+        rows = slice(first, last)
+        for queries, start, end in (
+            (older, 0, chunk - n),
+            (before, max(chunk - n, 0), chunk),
+            (own, chunk, at + last - first),
+        ):
+            if end > start:
+                yield Piece(queries[:, :, rows], keys[:, :, start:end], v[:, :, start:end], start, (0, math.inf))
+
+    borders = range(-(turn.offset % n), q.shape[2], n)  # a block of queries lies within one chunk
+    blocks = [
+        (first, min(first + block, start + n, q.shape[2]))
+        for start in borders
+        for first in range(max(start, 0), min(start + n, q.shape[2]), block)
+    ]
+    return _run(blocks, pieces, turn, scale, key_mask, q)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}={size!r} must be an integer, at least 1")
+
+
+class _Turn:
+    """Rotates to any positions with one RoPE's frequencies; knows where queries and keys stand."""
+
+    def __init__(self, q: Tensor, k: Tensor, rope: RoPE):
+        if not isinstance(rope, RoPE) or rope.length_dependent:
+            raise ValueError("these remap the positions of a RoPE whose frequencies do not follow the length")
+        if q.dim() != 4 or k.dim() != 4 or q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
+            raise ValueError(
+                f"q must be [B, H, Lq, D] and k [B, Hkv, Lk, D] with Lq <= Lk, got {list(q.shape)} and {list(k.shape)}"
+            )
+        self.rope, self.frequencies = rope, rope.frequencies()
+        self.offset = k.shape[2] - q.shape[2]
+        self.at_q = torch.arange(self.offset, k.shape[2], device=q.device)
+        self.at_k = torch.arange(k.shape[2], device=q.device)
+
+    def __call__(self, x: Tensor, positions: Tensor, frequencies=None, magnitude: float | None = None) -> Tensor:
+        turns = digits_on(digits(tuple(frequencies or self.frequencies)), x.device)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = phases(positions[None, :, None], turns, dtype)
+        factor = self.rope.attention_factor if magnitude is None else magnitude
+        return rotate(x, cos * factor, sin * factor, self.rope.layout)
+
+    def scaled(self, q: Tensor, log_scale: int | None) -> Tensor:
+        """Queries with log-n tempering."""
+        if log_scale is None:
+            return q
+        if isinstance(log_scale, bool) or not isinstance(log_scale, int) or log_scale < 2:
+            raise ValueError(f"log_scale={log_scale} must be the training length, 2 or more")
+        wide = torch.promote_types(q.dtype, torch.float32)
+        factor = ((self.at_q + 1).to(wide).log() / math.log(log_scale)).clamp(min=1.0)
+        return (q * factor[:, None]).to(q.dtype)
+
+
+def _near_and_far(
+    q: Tensor, k: Tensor, v: Tensor, turn: _Turn, window: int, far_q: Tensor, far_k: Tensor, scale, key_mask, block: int
+) -> Tensor:
+    near_q, near_k = turn(q, turn.at_q), turn(k, turn.at_k)
+
+    def pieces(first: int, last: int) -> Iterator[Piece]:
+        rows, at, end = slice(first, last), turn.offset + first, turn.offset + last
+        if end > window:
+            columns = slice(0, end - window)
+            yield Piece(far_q[:, :, rows], far_k[:, :, columns], v[:, :, columns], 0, (window, math.inf))
+        start = max(at - window + 1, 0)
+        yield Piece(near_q[:, :, rows], near_k[:, :, start:end], v[:, :, start:end], start, (0, window - 1))
+
+    blocks = [(first, min(first + block, q.shape[2])) for first in range(0, q.shape[2], block)]
+    return _run(blocks, pieces, turn, scale, key_mask, q)
+
+
+def _run(
+    blocks: list[tuple[int, int]],
+    pieces: Callable[[int, int], Iterator[Piece]],
+    turn: _Turn,
+    scale,
+    key_mask,
+    q: Tensor,
+) -> Tensor:
+    """One softmax over the pieces of each block of queries."""
+    if key_mask is not None:
+        key_mask = _boolean(key_mask, "key_mask")
+        keys = turn.offset + q.shape[2]
+        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
+            raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")
+    factor = 1.0 if turn.rope.scaling is None else turn.rope.scaling.score_factor
+    scale = factor * q.shape[3] ** -0.5 if scale is None else scale
+    outs = []
+    for first, last in blocks:
+        parts = list(pieces(first, last))
+        tensors = [x for part in parts for x in (part.q, part.k, part.v)]
+        places = [(part.start, part.band) for part in parts]
+        arguments = (turn.offset + first, scale, key_mask, places, *tensors)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            outs.append(checkpoint(_block, *arguments, use_reentrant=False))
+        else:
+            outs.append(_block(*arguments))
+    if not outs:
+        return q.new_zeros(q.shape)
+    return torch.cat(outs, dim=2)
+
+
+def _block(at: int, scale: float, key_mask: Tensor | None, places: list, *tensors: Tensor) -> Tensor:
+    """softmax over all pieces' scores, in float32 or better -> [B, H, rows, Dv]."""
+    dtype = tensors[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    kv_heads = tensors[1].shape[1]
+    rows = torch.arange(at, at + tensors[0].shape[2], device=tensors[0].device)
+    scores = []
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        for (start, (least, most)), q, k in zip(places, tensors[0::3], tensors[1::3], strict=True):
+            grouped = q.to(wide).unflatten(1, (kv_heads, -1)) * scale
+            s = grouped @ k.to(wide).unsqueeze(2).transpose(-1, -2)  # [B, Hkv, H/Hkv, rows, columns]
+            distance = rows[:, None] - torch.arange(start, start + k.shape[2], device=q.device)
+            allowed = (distance >= least) & (distance <= most)
+            if key_mask is not None:
+                seen = key_mask[:, None, None, None, start : start + k.shape[2]]
+                allowed = allowed & seen
+            scores.append(s.masked_fill(~allowed, -math.inf))
+        joined = torch.cat(scores, dim=-1)
+        top = joined.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)
+        weights = (joined - top).exp()
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
+        out = None
+        for part, v in zip(weights.split([s.shape[-1] for s in scores], dim=-1), tensors[2::3], strict=True):
+            seen = part @ v.to(wide).unsqueeze(2)
+            out = seen if out is None else out + seen
+    assert out is not None
+    return out.flatten(1, 2).to(dtype)

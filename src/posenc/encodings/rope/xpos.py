@@ -1,0 +1,83 @@
+"""xPos: RoPE whose pairs also fade with distance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...core.constants import constant
+from ...core.encoding import Encoding
+from ...core.errors import OptionError
+from ...core.options import require_int, require_number
+from ...core.positions import Positions, Side
+from ...core.rotation import Layout, Phases, Rotation
+from .rope import RoPE, check_range, positions_of
+
+EXPONENT = 80.0
+"""exp(±80) and a hundred times it still fit into float32 and bfloat16."""
+
+
+class XPos(Encoding):
+    """Extrapolatable positions (Sun et al. 2022, arXiv:2212.10554). For causal attention: it grows towards the future.
+
+        pair c of q at p_q:  RoPE, times zeta_c^( (p_q - centre) / scale_base)
+        pair c of k at p_k:  RoPE, times zeta_c^(-(p_k - centre) / scale_base)
+        score:               fades as zeta_c^((p_q - p_k) / scale_base),   zeta_c = (2c/R + gamma) / (1 + gamma)
+
+    The centre cancels in the score. It is fixed at max_length / 2, so that keys can be cached, and so that neither
+    factor leaves exp(±80) for max_length up to 65000 (float32, bfloat16). Float16 ends at 65504: with the default 8192
+    factors reach exp(10), which leaves room for |q|, |k| < 2.9 only and is refused; max_length=4096 is exp(5), room for 430.
+    Positions outside [0, max_length) raise.
+    """
+
+    causal_only = True
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: Layout = "interleaved",
+        scale_base: float = 512.0,
+        gamma: float = 0.4,
+        max_length: int = 8192,
+    ):
+        super().__init__()
+        require_number("scale_base", scale_base, above=0.0)
+        require_number("gamma", gamma, above=0.0)
+        require_int("max_length", max_length, least=1)
+        self.rope = RoPE(head_dim=head_dim, base=base, rotary_dim=rotary_dim, layout=layout)
+        self.scale_base, self.gamma, self.max_length = scale_base, gamma, max_length
+        size = self.rope.rotary_dim
+        self.fading = tuple(math.log((2.0 * c / size + gamma) / (1.0 + gamma)) / scale_base for c in range(size // 2))
+        steepest = max((abs(rate) for rate in self.fading), default=0.0)
+        exponent = max_length / 2 * steepest
+        if not exponent <= EXPONENT:
+            raise OptionError(
+                f"xPos factors of {max_length} positions leave float32; give max_length <= {int(2 * EXPONENT / steepest)} "
+                "or a larger scale_base"
+            )
+        self.magnitude = math.exp(exponent)
+
+    def rotation(self, positions: Positions) -> Rotation:
+        rotation = self.rope.rotation(positions)
+        device = self.device_of(positions)
+        assert rotation.q is not None
+        assert rotation.k is not None
+        return Rotation(
+            self._faded(rotation.q, positions.q, device, 1.0),
+            self._faded(rotation.k, positions.k, device, -1.0),
+            rotation.layout,
+            magnitude=self.magnitude,
+        )
+
+    def _faded(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
+        name = f"[0, {self.max_length}), where xPos factors are safe"
+        check_range(side, 0, self.max_length - 1, name, "give a larger max_length, or ")
+        positions = positions_of(side, device)
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        rates = constant(self.fading, device, wide)
+        factor = (sign * (positions - self.max_length // 2).to(wide)[..., None] * rates).exp().to(phases[0].dtype)
+        return phases[0] * factor, phases[1] * factor

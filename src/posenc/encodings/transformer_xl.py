@@ -1,0 +1,195 @@
+"""Relative encodings that project a sinusoid of the distance: Transformer-XL (and Conformer), XLNet."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core import index
+from ..core.encoding import Encoding
+from ..core.errors import OptionError
+from ..core.formulas import head_size
+from ..core.index import Index, Sparse
+from ..core.options import require_bool, require_choice, require_int, require_number, require_table
+from ..core.plan import Lookup, Plan
+from ..core.positions import Positions
+from .absolute import Layout, sinusoid
+
+SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
+"""Row 0 for tokens of one segment, row 1 for others."""
+
+
+def _waves(
+    rows: Index | Sparse, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The sinusoid of i - j for the distance j - i of every row, [n, size]."""
+    with torch.inference_mode(False), torch.no_grad():
+        return sinusoid(-rows.distances_on(device), size, base=base, layout=layout).to(dtype)
+
+
+_kept_waves = lru_cache(maxsize=2)(_waves)
+"""The layers of a model ask for the same one in turn, and a training loop for the same in every step."""
+
+
+class TransformerXL(Encoding):
+    """Content and position scores with two learned biases (Dai et al. 2019, arXiv:1901.02860).
+
+        s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
+
+    R is the sinusoid of the distance i - j, d_model wide, [sin, cos] halves (layout="interleaved": Conformer's).
+    u, v [heads, head_dim] may be passed in to be shared by the layers; W_R is the layer's own. `clamp_length` gives
+    distances past it the row of clamp_length. causal=True leaves out the rows of future keys, which must be masked.
+    Memory of past states: Attention(..., memory=...), or longer keys than queries in `Positions`.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int | None = None,
+        causal: bool = False,
+        clamp_length: int | None = None,
+        base: float = 10000.0,
+        layout: Literal["concatenated", "interleaved"] = "concatenated",
+        dropout: float = 0.0,
+        u: nn.Parameter | None = None,
+        v: nn.Parameter | None = None,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        require_choice("layout", layout, ("concatenated", "interleaved"))
+        require_bool("causal", causal)
+        if clamp_length is not None:
+            require_int("clamp_length", clamp_length, least=1)
+        require_number("base", base, above=0.0)
+        require_number("dropout", dropout, least=0.0, below=1.0)
+        require_number("std", std, least=0.0)
+        head_dim = head_size(d_model, heads, head_dim)
+        require_table("W_R", d_model, heads * head_dim)
+        self.d_model, self.heads, self.head_dim = d_model, heads, head_dim
+        self.causal, self.clamp_length, self.base, self.layout, self.dropout, self.std = (
+            causal, clamp_length, base, layout, dropout, std,
+        )  # fmt: skip
+        shape = (heads, head_dim)
+        self._own = [name for name, given in (("u", u), ("v", v)) if given is None]
+        self.u = _shared("u", u, shape)
+        self.v = _shared("v", v, shape)
+        self.w_r = nn.Linear(d_model, heads * head_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name in self._own:
+            nn.init.normal_(getattr(self, name), std=self.std)
+        nn.init.normal_(self.w_r.weight, std=self.std)
+
+    def check_causal(self, causal: bool) -> str | None:
+        if self.causal and not causal:
+            return (
+                f"a causal {type(self).__name__} gives every later key the row of distance 0, and this layer is not "
+                "causal; give the encoding both sides, or the layer causal=True"
+            )
+        return super().check_causal(causal)
+
+    def index(self, positions: Positions) -> Index | Sparse:
+        return index.exact(positions, most=self.clamp_length, future=not self.causal)
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
+        return Plan(positions, shift=self.u, lookups=(self._positions(positions, self.index(positions)),))
+
+    def _positions(self, positions: Positions, rows: Index | Sparse) -> Lookup:
+        weight = self.w_r.weight
+        real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
+        make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
+        waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
+        if self.dropout and self.training:
+            waves = nn.functional.dropout(waves, self.dropout)
+        table = self.w_r(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
+
+    def _beyond_u(self, other: Tensor) -> Tensor:
+        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
+        precision = torch.promote_types(other.dtype, torch.float32)
+        return other.to(precision) - self.u.to(precision)
+
+
+class XLNet(TransformerXL):
+    """Transformer-XL with signed distances and a segment term (Yang et al. 2019, arXiv:1906.08237).
+
+        s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
+
+    Segments are axis 1 of the positions (Positions(..., more=[(s_q, s_k)]) or Attention(..., segments=s)); without them
+    the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
+    with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
+    """
+
+    axes = 2
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        heads: int,
+        head_dim: int | None = None,
+        attn_type: Literal["bi", "uni"] = "bi",
+        bi_data: bool = False,
+        clamp_length: int | None = None,
+        base: float = 10000.0,
+        dropout: float = 0.0,
+        u: nn.Parameter | None = None,
+        v: nn.Parameter | None = None,
+        w: nn.Parameter | None = None,
+        std: float = 0.02,
+    ):
+        require_choice("attn_type", attn_type, ("bi", "uni"))
+        require_bool("bi_data", bi_data)
+        # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
+        super().__init__(
+            d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
+            clamp_length=clamp_length, base=base, dropout=dropout, u=u, v=v, std=std,
+        )  # fmt: skip
+        self.attn_type, self.bi_data = attn_type, bi_data
+        if w is None:
+            self._own.append("w")
+        self.w = _shared("w", w, (heads, self.head_dim))
+        self.g = nn.Parameter(torch.empty(2, heads, self.head_dim))
+        self._own.append("g")
+        self.reset_parameters()
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
+        if self.bi_data:
+            positions = self._both_ways(positions, x)
+        lookups = [self._positions(positions, self.index(positions))]
+        if len(positions.q_axes) > 1:
+            table = self.g.transpose(0, 1)
+            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_u(self.w)))
+        return Plan(positions, shift=self.u, lookups=tuple(lookups))
+
+    def _both_ways(self, positions: Positions, x: Tensor | None) -> Positions:
+        if x is None:
+            raise ValueError("bi_data=True turns the second half of the batch around; give plan(where, x=input)")
+        batch = x.shape[0]
+        if batch % 2:
+            raise ValueError(f"bi_data=True needs an even batch (forward half, backward half), got {batch} rows")
+        sign = torch.ones(batch, 1, dtype=torch.int64, device=x.device)
+        sign[batch // 2 :] = -1
+        lo, hi = positions.reach
+        return Positions(
+            positions.q_positions(x.device) * sign,
+            positions.k_positions(x.device) * sign,
+            more=positions.further,
+            reach=(min(lo, -hi), max(hi, -lo)),
+        )
+
+
+def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:
+    if given is None:
+        return nn.Parameter(torch.empty(shape))
+    if not isinstance(given, nn.Parameter):
+        raise OptionError(f"{name} must be an nn.Parameter [heads, head_dim], got {type(given).__name__}")
+    if tuple(given.shape) != shape:
+        raise OptionError(f"{name} must have shape [heads, head_dim] = {list(shape)}, got {list(given.shape)}")
+    return given

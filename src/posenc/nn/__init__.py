@@ -1,0 +1,1 @@
+"""Layers: attention around `attend`, its cache, and what a layer knows of its tokens."""

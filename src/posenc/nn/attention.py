@@ -1,0 +1,239 @@
+"""Attention: projections around `attend`, with any encoding, for training, packing, padding and decoding."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..core.encoding import Encoding
+from ..core.formulas import head_size
+from ..core.plan import Plan
+from ..core.positions import Positions
+from ..encodings.registry import causal_options, create
+from ..functional import attend
+from .cache import KVCache, LayerCache, LayerKey
+from .sequence import Tokens, describe, describe_context, follow
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a positional encoding.
+
+        attn = Attention(512, 8, kv_heads=2, encoding="rope", causal=True)
+        y = attn(x)                                     x, y [B, L, d_model]
+
+    encoding   an Encoding, an encoding's name, or None. One encoding instance may serve many layers (a shared table).
+               A name gives a causal layer the form for the past alone where there is one (`causal_options`): t5,
+               transformer_xl, xlnet, shaw and clipped. A context's later keys would then all be at distance 0:
+               cross-attention needs a layer that is not causal.
+               Absolute encodings are added to this layer's input; in a stack add them once, with `encoding.embed`.
+    kv_heads   fewer key heads than query heads (grouped queries)
+    causal     no query sees a later key (among its own kind: a context is seen whole)
+    window     keys at most this many slots away: n, or (left, right)
+    engine     "auto", or one engine by name
+    layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
+               pickle) can go on with a copy of the cache
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        encoding: Encoding | str | None = None,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        out_bias: bool | None = None,
+        engine: str = "auto",
+        layer_idx: int | None = None,
+    ):
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
+        head_dim = head_size(d_model, heads, head_dim)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+        if isinstance(encoding, str):
+            options = causal_options(encoding) if causal else {}
+            encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
+        elif not (encoding is None or isinstance(encoding, Encoding)):
+            raise TypeError(f"encoding must be an Encoding, an encoding's name or None, got {type(encoding).__name__}")
+        self.d_model, self.heads, self.kv_heads, self.head_dim = d_model, heads, kv_heads, head_dim
+        self.causal, self.window, self.dropout, self.engine = causal, window, dropout, engine
+        self.encoding = Encoding() if encoding is None else encoding
+        self.layer_idx, self.layer_key = layer_idx, LayerKey()
+        misfit = self.encoding.check_causal(causal)
+        if misfit is not None:
+            warnings.warn(misfit, stacklevel=2)
+        self.q_proj = nn.Linear(d_model, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, d_model, bias=bias if out_bias is None else out_bias)
+        self.encoding.reset_host(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
+        mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: KVCache | LayerCache | None = None,
+    ) -> Tensor:
+        """x [B, L, d_model] -> [B, L, d_model].
+
+        context            attend to these states instead of x (cross-attention), with context_positions
+        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory. Encodings
+                           whose numbers depend on absolute positions (learned, sinusoidal, rotations that follow the
+                           length, ...) count the real tokens of each document then
+        segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
+                           nothing is read from the device, and a compiled layer can use the triton engine
+                           (with a cache they are not used: what it holds may lie outside)
+        mask               bool (True: may be seen) or float (added), broadcasting to [B, H, L, keys]
+        key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
+        documents          int [B, L]: tokens see their own document only (packing)
+        memory             earlier states [B, M, d_model], seen before x, not queried (Transformer-XL)
+        cache              a KVCache, one for all layers of a model: this layer's keys in it are seen before x's, and
+                           x's are added to them; or one slot of it, `cache.layer(key)`. A context's keys are kept
+                           from the first call on. A forward that raises leaves the cache as it was
+        """
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if context is not None:
+            given = {"segments": segments, "documents": documents, "memory": memory}
+            unused = [name for name, value in given.items() if value is not None]
+            if unused:
+                raise ValueError(f"{', '.join(unused)} cannot go with context; say what may be seen with mask")
+            return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
+        if context_positions is not None:
+            raise ValueError("context_positions goes with context")
+        if memory is not None and cache is not None:
+            raise ValueError("give memory (states) or cache (keys and values), not both")
+        if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
+            raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
+        slot = self._slot(cache, x, cross=False)
+        tokens = describe(
+            x, memory=0 if memory is None else memory.shape[1], cache=slot, positions=positions, segments=segments,
+            key_mask=key_mask, documents=documents, absolute=self.encoding.absolute,
+            length_dependent=self.encoding.length_dependent,
+        )  # fmt: skip
+        self.encoding.check_axes(tokens.all)
+        states = x if memory is None else torch.cat((memory.to(x.dtype), x), dim=1)
+        states = self.encoding.embed(states, tokens.inputs)
+        x = states if memory is None else states[:, memory.shape[1] :]
+        q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+        if slot is None:
+            plan = self.encoding.plan(tokens.all, x=x, host=self)
+            return self._attend(q, k, v, plan, self.causal, tokens.key_mask, tokens.documents, mask)
+        if self.encoding.length_dependent:
+            plan = self.encoding.plan(tokens.all, x=x, host=self)
+        else:
+            k, v, plan = self._rotated(k, v, tokens, x)
+        appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
+        out = self._attend(
+            q, appended.k, appended.v, plan, self.causal, tokens.key_mask, tokens.documents, mask
+        )  # fmt: skip
+        slot.commit(appended, tokens.marks)  # the last thing: what raises leaves the cache as it was
+        return out
+
+    def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
+        if cache is None:
+            return None
+        if isinstance(cache, KVCache):
+            slot = cache.slot_of(self, cross, x.shape[1])
+        elif isinstance(cache, LayerCache):
+            slot = cache
+        else:
+            raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
+        slot.check(x.shape[0], cross)
+        if slot.length and self.encoding.embeds_whole:
+            raise ValueError(
+                f"{type(self.encoding).__name__} is added to a whole input at once, and the cache holds {slot.length} "
+                "tokens of this one already; add it to the whole input with embed(), or use no cache"
+            )
+        return slot
+
+    def _trains(self, q: Tensor) -> bool:
+        """Whether a graph may hold the keys: storage must not be written to in place then."""
+        return q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+
+    def _rotated(self, k: Tensor, v: Tensor, tokens: Tokens, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
+        """Fixed rotations are applied to new keys once, before they are cached."""
+        rotation = self.encoding.rotation(tokens.new)
+        plan = self.encoding.terms(tokens.all, x=x, host=self)
+        if rotation is not None:
+            if rotation.values:
+                v = rotation.keys(v)
+            k = rotation.keys(k)
+            plan = replace(plan, rotate=replace(rotation, k=None, values=False))
+        return k, v, plan
+
+    def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
+        if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
+            raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
+        slot = self._slot(cache, x, cross=True)
+        q_side, marks = follow(x, slot, positions)
+        k_side, facts = describe_context(context, slot, context_positions, key_mask)
+        positions = Positions(q_side, k_side)
+        self.encoding.check_axes(positions)
+        x = self.encoding.embed(x, Positions(q_side))
+        q = self._heads(self.q_proj(x))
+        if slot is not None and slot.filled:
+            k, v, facts = _kept(slot, context.shape[1], facts)
+            rotation = None if self.encoding.length_dependent else self.encoding.rotation(Positions(q_side))
+        else:
+            context = self.encoding.embed(context, Positions(k_side))
+            k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+            rotation = None if slot is None or self.encoding.length_dependent else self.encoding.rotation(positions)
+            if rotation is not None:
+                v = rotation.keys(v) if rotation.values else v
+                k = rotation.keys(k)
+        if slot is None or self.encoding.length_dependent:
+            plan = self.encoding.plan(positions, x=x, host=self)
+        else:
+            plan = self.encoding.terms(positions, x=x, host=self)
+            if rotation is not None:
+                plan = replace(plan, rotate=replace(rotation, k=None, values=False))
+        out = self._attend(q, k, v, plan, False, facts.get("key_mask"), None, mask)
+        if slot is not None:
+            slot.commit_cross(k, v, facts, slot.length + x.shape[1], marks)
+        return out
+
+    def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
+        out = attend(
+            q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
+            dropout=self.dropout if self.training else 0.0, engine=self.engine,
+        )  # fmt: skip
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[B, L, heads * D] -> [B, heads, L, D]."""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _kept(slot: LayerCache, length: int, facts: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A context's keys and values, and the facts about them."""
+    k, v = slot.k, slot.v
+    assert k is not None
+    assert v is not None
+    if k.shape[2] != length:
+        raise ValueError(
+            f"the cache holds {k.shape[2]} context keys, the context has {length}; "
+            "give the context that filled it, or a new KVCache"
+        )
+    compiling = torch.compiler.is_compiling()
+    if not compiling and k.is_inference() and not torch.is_inference_mode_enabled():  # autograd may not save those
+        k, v, facts = k.clone(), v.clone(), {name: fact.clone() for name, fact in facts.items()}
+    return k, v, facts

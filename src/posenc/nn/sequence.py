@@ -1,0 +1,244 @@
+"""Tokens: what a layer knows of its queries and of every key, cached and remembered ones included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.mask import _boolean
+from ..core.positions import INTEGERS, Positions, Run, Side
+from .cache import LayerCache
+
+
+class Tokens(NamedTuple):
+    all: Positions  # queries and every key
+    new: Positions  # queries and the keys made from this input (memory included)
+    inputs: Positions  # the keys made from this input, alone
+    key_mask: Tensor | None  # [B, keys]
+    documents: tuple[Tensor, Tensor] | None  # [B, queries], [B, keys]
+    marks: dict[str, Tensor]  # what a cache must keep of all keys, once the forward has succeeded
+
+
+def describe(
+    x: Tensor,
+    *,
+    memory: int,
+    cache: LayerCache | None,
+    positions: Tensor | None,
+    segments: Tensor | tuple[Tensor, tuple[int, int]] | None,
+    key_mask: Tensor | None,
+    documents: Tensor | None,
+    absolute: bool,
+    length_dependent: bool,
+) -> Tokens:
+    """Put together the arguments of a forward over x [B, L, ..] with what the cache knows of earlier tokens.
+
+    Keys stand in the order: cached, memory, x. The cache is read, not changed. Positions that nobody gave are the slots'
+    numbers; for an encoding that is `absolute` or `length_dependent` they count the real tokens of each document,
+    and what depends on the length depends on the document's own.
+    """
+    batch, queries = x.shape[:2]
+    past = 0 if cache is None else cache.length
+    known = {} if past == 0 or cache is None else cache.marks
+    new = memory + queries
+    keys = past + new
+    marks: dict[str, Tensor] = {}
+    real = _key_mask(key_mask, batch, past, memory, queries, known, x.device)
+    ids = _joined("documents", documents, batch, past, new, known)
+    bounds: tuple = ()
+    if isinstance(segments, (tuple, list)):
+        if len(segments) != 2:
+            raise ValueError("segments takes ids [B, L], or (ids, (lowest, highest))")
+        bounds = tuple(segments[1:]) if cache is None else ()  # cached ones may lie outside
+        segments = segments[0]
+    segment = _joined("segments", segments, batch, past, new, known, earlier=0)
+    if cache is not None:
+        given = (("key_mask", real), ("documents", ids), ("segments", segment))
+        marks = {name: mark.expand(batch, -1) for name, mark in given if mark is not None}
+    counted = (absolute or length_dependent) and (real is not None or ids is not None)
+    total: Tensor | None = None
+    if positions is None and "positions" not in known and not counted:
+        q_side: Side = Run(past + memory, queries)
+        k_side: Side = Run(0, keys)
+        new_side: Side = Run(past, new)
+    else:
+        place = _count(ids, real, batch) if counted else None
+        if positions is not None or "positions" in known:
+            if positions is None and counted and ids is not None:
+                raise ValueError(
+                    "positions were given for earlier tokens of these documents; give them with every call"
+                )
+            place = marks["positions"] = _positions(positions, batch, past, new, known, place, x.device)
+        assert place is not None
+        if ids is not None and length_dependent:
+            total = _totals(ids, place)
+        q_side, k_side, new_side = place[:, keys - queries :], place, place[:, past:]
+    more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
+    return Tokens(
+        Positions(q_side, k_side, more=more, total=total),
+        Positions(q_side, new_side),
+        Positions(new_side),
+        real,
+        None if ids is None else (ids[:, keys - queries :], ids),
+        marks,
+    )
+
+
+def follow(x: Tensor, cache: LayerCache | None, positions: Tensor | None) -> tuple[Side, dict[str, Tensor]]:
+    """Positions of cross-attention's queries, behind those that the cache has counted; and the marks to keep."""
+    batch, queries = x.shape[:2]
+    past = 0 if cache is None else cache.length
+    known = {} if past == 0 or cache is None else cache.marks
+    if positions is None and "positions" not in known:
+        return Run(past, queries), {}
+    place = _positions(positions, batch, past, queries, known, None, x.device)
+    return place[:, past:], {"positions": place}
+
+
+def describe_context(
+    context: Tensor, cache: LayerCache | None, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Side, dict[str, Tensor]]:
+    """Positions of a context's keys, and the facts about them: what was given when they were cached stays."""
+    batch, keys = context.shape[:2]
+    facts = {} if cache is None or cache.context is None else dict(cache.context)
+    if key_mask is not None:
+        key_mask = _boolean(key_mask, "key_mask")
+        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != keys:
+            raise ValueError(
+                f"key_mask must be [B, context] = [{batch}, {keys}] (True: a real key), got {list(key_mask.shape)}"
+            )
+        facts["key_mask"] = key_mask.expand(batch, -1)
+    if positions is not None:
+        place = _positions(positions, batch, 0, keys, {}, None, context.device, "context_positions")
+        if cache is not None and cache.context is not None:
+            _same_positions(facts.get("positions"), place)
+        else:
+            facts["positions"] = place
+    return facts.get("positions", Run(0, keys)), facts
+
+
+def _same_positions(kept: Tensor | None, given: Tensor) -> None:
+    """Looks at numbers on a CPU only, where that costs nothing."""
+    if not given.is_cpu or torch.compiler.is_compiling():
+        return
+    if kept is None:
+        kept = torch.arange(given.shape[1])[None]
+    if kept.dim() != given.dim() or not torch.equal(kept.expand_as(given).long(), given.long()):
+        raise ValueError("the context was cached at other context_positions; give the same, none, or a new KVCache")
+
+
+def _key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], device) -> Tensor | None:
+    """bool over all keys; given for x alone or for every key; what is not mentioned is real."""
+    keys = past + memory + queries
+    if given is not None:
+        given = _boolean(given, "key_mask")
+        if tuple(given.shape) == (batch, keys):
+            return given
+        if tuple(given.shape) != (batch, queries):
+            raise ValueError(
+                f"key_mask must be [B, L] = [{batch}, {queries}], or [{batch}, {keys}] over all keys, "
+                f"got {list(given.shape)}"
+            )
+        given = torch.nn.functional.pad(given, (memory, 0), value=True)
+    elif "key_mask" in known:
+        given = torch.ones(batch, memory + queries, dtype=torch.bool, device=device)
+    if given is None or past == 0:
+        return given
+    return _behind(known["key_mask"] if "key_mask" in known else given.new_ones(1, past), given)
+
+
+def _joined(
+    name: str,
+    given: Tensor | None,
+    batch: int,
+    past: int,
+    new: int,
+    known: dict[str, Tensor],
+    earlier: int | None = None,
+) -> Tensor | None:
+    """A fact over all keys; `earlier` is that of tokens that were cached without it (None: not allowed)."""
+    if given is None and name not in known:
+        return None
+    if given is None or (earlier is None and past and name not in known):
+        raise ValueError(f"{name} were given for some tokens of this sequence only; give them with every call")
+    if not isinstance(given, Tensor) or given.dtype not in INTEGERS:
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise ValueError(f"{name} must be int ids [B, {new}] (memory included), got {kind}")
+    if given.dim() != 2 or given.shape[0] not in (1, batch) or given.shape[1] != new:
+        raise ValueError(f"{name} must be int ids [{batch}, {new}] (memory included), got {list(given.shape)}")
+    if past == 0:
+        return given
+    return _behind(known[name] if name in known else given.new_full((1, past), earlier or 0), given)
+
+
+def _positions(
+    given: Tensor | None, batch: int, past: int, new: int, known: dict[str, Tensor], earlier: Tensor | None, device,
+    name: str = "positions",
+) -> Tensor:  # fmt: skip
+    """Positions [B, keys] or [B, keys, axes]; without new ones they go on from the last known. `earlier` are those of
+    cached tokens without a mark (None: their slots' numbers).
+    """
+    if given is None:
+        last = known["positions"][:, -1:]
+        steps = torch.arange(1, new + 1, device=device)
+        given = last + (steps if last.dim() == 2 else steps[:, None])
+    else:
+        Positions(given)  # says in plain words what is wrong with its type or shape
+        if given.dim() == 1:
+            given = given[None]
+        if given.shape[0] not in (1, batch) or given.shape[1] != new:
+            raise ValueError(
+                f"{name} must be [{batch}, {new}] or [{batch}, {new}, axes] (memory included), got {list(given.shape)}"
+            )
+        given = given.expand(batch, *given.shape[1:])
+        if "positions" in known and known["positions"].shape[2:] != given.shape[2:]:
+            raise ValueError(
+                f"positions of the cached tokens are [B, L{', axes' * (known['positions'].dim() - 2)}], got "
+                f"{list(given.shape)}; give all tokens of a sequence the same axes"
+            )
+    if past == 0:
+        return given
+    if "positions" in known:
+        return _behind(known["positions"], given)
+    earlier = torch.arange(past, device=device)[None] if earlier is None else earlier[:, :past]
+    if given.dim() == 3:
+        earlier = earlier[..., None].expand(*earlier.shape, given.shape[2])
+    return _behind(earlier, given)
+
+
+def _behind(known: Tensor, new: Tensor) -> Tensor:
+    """A fact [B, n, ...] about the new tokens behind that of the cached ones."""
+    rows = max(known.shape[0], new.shape[0])
+    return torch.cat([part.expand(rows, *part.shape[1:]) for part in (known, new)], dim=1)
+
+
+def _count(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
+    """The number of each token among the real ones of its document, [B, L]; padding has that of the token before it.
+    Tokens of a document need not lie together.
+    """
+    if documents is None:
+        assert real is not None
+        return (real.long().cumsum(-1) - 1).clamp(min=0)
+    ids, order = documents.expand(batch, -1).sort(dim=-1, stable=True)
+    real = torch.ones_like(order) if real is None else real.long().gather(-1, order)
+    slots = torch.arange(ids.shape[1], device=ids.device).expand_as(order)
+    upto = real.cumsum(-1)
+    first = torch.where(_starts(ids), slots, 0).cummax(-1).values
+    numbers = upto - (upto - real).gather(-1, first) - 1
+    return torch.empty_like(order).scatter(-1, order, numbers.clamp(min=0))
+
+
+def _totals(documents: Tensor, positions: Tensor) -> Tensor:
+    """The last position of each token's document + 1, [B, L]."""
+    positions = positions if positions.dim() == 2 else positions.amax(-1)
+    ids, order = documents.expand_as(positions).sort(dim=-1, stable=True)
+    groups = torch.empty_like(order).scatter(-1, order, _starts(ids).long().cumsum(-1) - 1)
+    last = torch.zeros_like(order).scatter_reduce(-1, groups, positions.long(), "amax", include_self=False)
+    return last.gather(-1, groups) + 1
+
+
+def _starts(ids: Tensor) -> Tensor:
+    """Where a document begins, in sorted ids [B, L]."""
+    return torch.cat((torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]), dim=-1)

@@ -1,0 +1,161 @@
+"""The command line as people meet it: in a process of its own, on a terminal and through a pipe."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from posenc.cli.main import main as cli
+from posenc.encodings.registry import ENCODINGS
+
+
+def posenc(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "posenc", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "100", **environment},
+        timeout=300,
+    )
+
+
+def on_a_terminal(*arguments, **environment):
+    """The output when it goes to a terminal."""
+    main, terminal = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100", **environment}
+    with subprocess.Popen([sys.executable, "-m", "posenc", *arguments], stdout=terminal, env=env) as process:
+        os.close(terminal)
+        text = b""
+        while True:
+            try:
+                part = os.read(main, 65536)
+            except OSError:  # Linux says so when the other end has closed
+                break
+            if not part:
+                break
+            text += part
+        process.wait(300)
+    os.close(main)
+    return text.decode()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["list"], ["show", "t5"], ["show", "rope"], ["--version"]])
+def test_these_answer_without_torch(arguments):
+    code = (
+        "import sys; from posenc.cli.main import main; status = main(sys.argv[1:]); "
+        "heavy = {'torch', 'numpy', 'rich', 'typer', 'matplotlib', 'transformers', 'triton'} & set(sys.modules); "
+        "assert not heavy, heavy; sys.exit(status)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_names_every_command_and_list_every_scheme():
+    usage, table = posenc("--help").stdout, posenc("list").stdout
+    for name, command in cli.COMMANDS.items():
+        assert name in usage
+        assert command.help.split()[0] in usage
+    for name in ENCODINGS:
+        assert f"\n{name} " in table
+
+
+def test_a_pipe_gets_no_colours_and_a_terminal_does_unless_told_not_to():
+    assert "\033" not in posenc("list").stdout
+    assert "\033[1m" in on_a_terminal("list")
+    assert "\033" not in on_a_terminal("list", NO_COLOR="1")
+    assert "\033" not in on_a_terminal("list", TERM="dumb")
+
+
+@pytest.mark.parametrize("wide", [30, 45, 60, 80, 200])
+def test_the_table_fits_the_terminal(wide):
+    assert max(map(len, posenc("list", COLUMNS=str(wide)).stdout.splitlines()[:-1])) <= wide
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["lsit"], "no command 'lsit' (did you mean 'list'?); the commands are list, show"),
+        (["show", "alibbi"], "unknown encoding 'alibbi' (did you mean 'alibi'?)"),
+        (["show", "t5:bucket=3"], "t5 has no option bucket"),
+        (["show", "t5:buckets"], "is not OPTION=VALUE"),
+        (["show", "t5:buckets=seven"], "cannot draw t5"),
+        (["show", "t5", "alibi"], "one encoding at a time"),
+        (["show"], "show needs an encoding"),
+        (["list", "t5"], "takes no arguments"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_status_2(arguments, sentence):
+    done = posenc(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_question_marks():
+    done = posenc("show", "t5", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "?" in done.stdout
+
+
+def test_a_reader_that_leaves_is_not_an_error():
+    command = f"{sys.executable} -m posenc show t5 | true; exit ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "paint", cli.Command("paint:main", "paints", "explorer"))
+    for missing, words in ((["gradio"], "gradio, which is"), (["gradio", "plotly"], "gradio, plotly, which are")):
+        monkeypatch.setattr(cli, "find_spec", lambda name, missing=missing: None if name in missing else "here")
+        assert cli.main(["paint"]) == 2
+        sentence = f"posenc: posenc paint needs {words} not installed: pip install 'posenc[explorer]'\n"
+        assert capsys.readouterr().err == sentence
+
+
+def test_missing_torch_is_named_and_a_missing_part_of_posenc_is_a_bug(monkeypatch, capsys):
+    def load(name):
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+
+    monkeypatch.setattr(cli.importlib, "import_module", load)
+    missing = "torch"
+    assert cli.main(["list"]) == 2
+    assert "needs PyTorch, which is not installed: pip install torch" in capsys.readouterr().err
+    missing = "posenc.cli.main.show"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["list"])
+
+
+def test_the_extras_are_those_of_the_package():
+    import tomllib
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    declared = tomllib.loads(text)["project"]["optional-dependencies"]
+    for extra, modules in cli.EXTRAS.items():
+        assert sorted(line.split(">=")[0] for line in declared[extra]) == sorted(modules)
+
+
+def test_every_command_exists_and_its_extra_too():
+    """A line in the table that leads nowhere would be found by a user only."""
+    import ast
+    import tomllib
+    from pathlib import Path
+
+    root = Path(__file__).parent.parent
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name, command in cli.COMMANDS.items():
+        module, function = command.target.split(":")
+        path = root / "src" / "posenc" / module.replace(".", "/")
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        defined = {node.name for node in ast.parse(source.read_text(encoding="utf-8")).body if hasattr(node, "name")}
+        assert function in defined, f"posenc {name} is {command.target}, which is not there"
+        assert command.extra is None or command.extra in extras

@@ -1,0 +1,63 @@
+"""What `posenc show` reads from the source is what Python sees when the class is imported."""
+
+import inspect
+
+import pytest
+
+import posenc
+from posenc.cli.main import show
+from posenc.encodings.registry import ENCODINGS
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_options_and_docstring_are_those_of_the_class(name):
+    source = show.read_source(ENCODINGS[name])
+    cls = ENCODINGS[name].load()
+    parameters = list(inspect.signature(cls).parameters.values())
+    assert [o.name for o in source.options] == [p.name for p in parameters]
+    for option, parameter in zip(source.options, parameters):
+        assert (option.default is None) == (parameter.default is parameter.empty)
+        if option.name in source.defaults:
+            assert source.defaults[option.name] == parameter.default
+    assert source.doc == inspect.getdoc(cls)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_page_has_the_formula_and_every_option(name):
+    text = "\n".join(show.page(ENCODINGS[name], {}))
+    assert ENCODINGS[name].formula in text
+    for option in show.read_source(ENCODINGS[name]).options:
+        assert option.name in text
+
+
+def test_the_choices_of_an_option_are_spelled_out():
+    kinds = {option.name: option.annotation for option in show.read_source(ENCODINGS["rope"]).options}
+    assert kinds["layout"] == "Literal['half', 'interleaved']"
+
+
+def test_options_change_the_picture():
+    plain, wide = (show.page(ENCODINGS["t5"], given) for given in ({}, {"buckets": 64, "max_distance": 512}))
+    assert plain != wide
+    assert any("max_distance=512" in line for line in wide)
+
+
+def test_an_option_that_the_scheme_has_not_is_refused():
+    with pytest.raises(posenc.OptionError, match="t5 has no option bucket; its options are heads"):
+        show.page(ENCODINGS["t5"], {"bucket": 3})
+
+
+def test_an_impossible_option_is_explained():
+    with pytest.raises(posenc.OptionError, match="max_distance=4 must exceed"):
+        show.page(ENCODINGS["t5"], {"max_distance": 4})
+
+
+@pytest.mark.parametrize("given", [{"std": 1.0}, {"buckets": 64, "heads": 4}])
+def test_an_option_that_changes_nothing_is_refused(given):
+    with pytest.raises(posenc.OptionError, match="does not change the picture of t5; it depends on buckets, causal"):
+        show.page(ENCODINGS["t5"], given)
+
+
+@pytest.mark.parametrize("given", [{"buckets": 10**9}, {"buckets": 0}, {"buckets": 2.5}, {"buckets": True}])
+def test_what_cannot_be_drawn_at_once_is_refused(given):
+    with pytest.raises(posenc.OptionError, match="must be a whole number from 1 to 1024"):
+        show.page(ENCODINGS["t5"], given)

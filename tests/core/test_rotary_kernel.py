@@ -1,0 +1,129 @@
+"""The CUDA kernel against the formula: by Triton's interpreter where there is no device, and on the device."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import posenc
+from posenc.core.rotation import _formula, rotate, rotate_both
+from tests import budget
+
+CASES = [
+    (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
+    (1, 2, 70, 24, 16), (1, 1, 100, 22, 12), (1, 2, 70, 16, 16),
+]  # fmt: skip
+"""(batch, heads, length, size, width); the last need several tiles, of which one turns no whole rows."""
+
+
+def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), cases=CASES):
+    for batch, heads, length, size, width in cases:
+        for layout in ("half", "interleaved"):
+            for dtype in dtypes:
+                for rows in {1, batch} if dtype == dtypes[0] else {batch}:
+                    x = torch.randn(batch, length, heads, size, device=device).to(dtype).transpose(1, 2)
+                    angle = torch.rand(rows, length, width // 2, device=device) * 6
+                    wide = torch.promote_types(dtype, torch.float32)
+                    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+                    k = torch.randn(batch, 2, length, size, device=device).to(dtype)
+                    for given in ((x,), (k, x)) if dtype == dtypes[0] else ((x, k),):
+                        for ours, one in zip(turn(given, cos, sin, layout), given, strict=True):
+                            exact = _formula(one.double(), cos.double(), sin.double(), layout)
+                            # two products and their sum in float32 or better, the result rounded once
+                            sums = 3 * budget.unit(wide) * 2 * one.abs().max().item() + 2.0**-25 * (
+                                dtype == torch.float16
+                            )
+                            torch.testing.assert_close(ours.double(), exact, atol=sums, rtol=1.01 * budget.unit(dtype))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested on the device")
+@pytest.mark.parametrize("some", ["CASES[::5]", pytest.param("CASES", marks=pytest.mark.slow)])
+def test_the_kernel_by_the_interpreter(some):
+    pytest.importorskip("triton")
+    # the interpreter cuts bfloat16 off where a device rounds it, so that one is tested there
+    code = (
+        "import torch; from tests.core.test_rotary_kernel import CASES, check; from posenc.core.rotary_kernel import turn; "
+        f"check(turn, 'cpu', (torch.float32, torch.float16, torch.float64), {some})"
+    )
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=1800,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_on_the_device():
+    def one_or_both(tensors, cos, sin, layout):
+        return (rotate(*tensors, cos, sin, layout),) if len(tensors) == 1 else rotate_both(*tensors, cos, sin, layout)
+
+    check(one_or_both, "cuda", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+    rope = posenc.RoPE(head_dim=64).cuda()
+    x = torch.randn(2, 4, 33, 64, device="cuda", requires_grad=True)
+    grad = torch.randn_like(x)
+    (ours,) = torch.autograd.grad(rope.rotate(x, 33), x, grad)
+    cos, sin = rope.rotation(posenc.Positions(33)).q
+    (theirs,) = torch.autograd.grad(_formula(x, cos, sin, "half"), x, grad)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nothing_waits_for_the_device():
+    """Positions that are on the device, checked there, with frequencies that follow the length."""
+    line = torch.stack((torch.arange(40), torch.arange(40) + 2**30)).cuda()
+    mixed = posenc.rope.mixed_positions([10, (5, 6)]).expand(2, -1, -1).cuda()
+    q, k = torch.randn(2, 4, 40, 64, device="cuda"), torch.randn(2, 2, 40, 64, device="cuda")
+    dynamic = posenc.scaling.DynamicNTK(factor=2.0, original=16)
+    for encoding, at in (
+        (posenc.RoPE(head_dim=64), line), (posenc.RoPE(head_dim=64, scaling=dynamic), line),
+        (posenc.RoPE(head_dim=64, scaling=posenc.scaling.DynamicYaRN(original=16)), line),
+        (posenc.MRoPE(head_dim=64), mixed), (posenc.MRoPE(head_dim=64, scaling=dynamic), mixed),
+        (posenc.AxialRoPE(head_dim=64, columns=8), line),
+    ):  # fmt: skip
+        encoding.cuda().rotation(posenc.Positions(at)).both(q, k)  # constants are made and kernels compiled
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ours = encoding.rotation(posenc.Positions(at)).both(q, k)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        theirs = encoding.cpu().rotation(posenc.Positions(at.cpu())).both(q.cpu(), k.cpu())
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a.cpu(), b, atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_positions_out_of_range_raise_on_the_device():
+    """In a process of its own: a device-side assertion ends the use of the device."""
+    code = (
+        "import torch, posenc\nrope = posenc.RoPE(head_dim=8).cuda()\n"
+        "rope.rotation(posenc.Positions(torch.tensor([5, 2**31], device='cuda')))\ntorch.cuda.synchronize()"
+    )
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode != 0
+    assert "positions leave the range of rotary phases" in done.stderr or "device-side assert" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_phases_are_the_same_on_the_device():
+    for extension in (None, posenc.scaling.DynamicNTK(factor=2.0, original=64)):
+        rope = posenc.RoPE(head_dim=64, scaling=extension)
+        positions = posenc.Positions((2**20, 100))
+        here = rope.rotation(positions).q
+        there = rope.cuda().rotation(positions).q
+        for a, b in zip(here, there, strict=True):
+            torch.testing.assert_close(b.cpu(), a, atol=1.2e-7, rtol=0.0)

@@ -1,0 +1,32 @@
+"""Every encoding by name with small sizes, for tests that hold for all."""
+
+import posenc
+from posenc.encodings.registry import causal_options, options_of
+
+OPTIONS = {
+    "learned": {"max_length": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4},
+    "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
+}  # fmt: skip
+NAMES = posenc.list_encodings()
+BOTH_SIDES = [name for name in NAMES if not posenc.info(name).load().causal_only]
+"""Encodings that a layer without a causal mask may use."""
+LIMITS = {"learned": 64, "xpos": 8192}
+
+
+def furthest(name):
+    """How far positions may go: past a million for all but those that say a limit."""
+    return LIMITS.get(name, 1_000_012)
+
+
+def make(name, d_model=16, heads=4, **options):
+    """An encoding whose tables are not zero, so that a wrong look-up shows."""
+    if "std" in options_of(name):
+        options.setdefault("std", 0.5)
+    return posenc.create(name, d_model=d_model, heads=heads, **{**OPTIONS.get(name, {}), **options})
+
+
+def layer(name, d_model=16, heads=4, causal=True, **options):
+    """An attention layer with that encoding; grouped queries where the encoding allows them."""
+    kv_heads = heads if name == "deberta" else heads // 2
+    encoding = make(name, d_model, heads, **(causal_options(name) if causal else {}))
+    return posenc.Attention(d_model, heads, kv_heads=kv_heads, encoding=encoding, causal=causal, **options)
