@@ -60,8 +60,10 @@ def test_engines_run_or_raise():
 
 def test_a_refusing_engine_says_why(monkeypatch):
     class Refuses:
+        run = None
+
         @staticmethod
-        def refuses(*_):
+        def supports(lowered):
             return "it is Sunday"
 
     q, k, v = tensors()
@@ -205,7 +207,7 @@ def test_a_plan_is_checked_within_one_graph():
 def test_an_encoding_is_no_plan():
     q = torch.randn(2, 4, 5, 8)
     encoding = posenc.T5(heads=4)
-    for call in (posenc.attend, posenc.attend_lse, posenc.engine_for):
+    for call in (posenc.attend, posenc.attend, posenc.explain):
         with pytest.raises(TypeError, match=r"got the encoding T5; give plan=encoding.plan\(Where\(q=5, k=5\)\)"):
             call(q, q, q, encoding)
     with pytest.raises(TypeError, match="got the encoding T5"):

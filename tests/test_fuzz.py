@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from posenc import functional as dispatch
+import posenc
 from posenc.engines import reference
 from tests import budget
 from tests.fuzz import engines, layers
@@ -23,38 +23,38 @@ class Planted:
     def __init__(self, fault):
         self.fault = fault
 
-    def refuses(self, *_):
+    def supports(self, lowered):
         return None
 
-    def run(self, q, k, v, plan, mask, dropout, with_lse=False):
-        return self.fault(q, k, v, plan, mask, dropout, with_lse)
+    def run(self, q, k, v, lowered):
+        return self.fault(q, k, v, lowered.plan, lowered.mask, lowered.dropout)
 
 
-def bias_row_off_by_one(q, k, v, plan, mask, dropout, lse):
+def bias_row_off_by_one(q, k, v, plan, mask, dropout):
     lookups = [dataclasses.replace(x, bias=None if x.bias is None else x.bias.roll(1, 1)) for x in plan.lookups]
-    return reference.run(q, k, v, dataclasses.replace(plan, lookups=tuple(lookups)), mask, dropout, with_lse=lse)
+    return reference.attention(q, k, v, dataclasses.replace(plan, lookups=tuple(lookups)), mask, dropout)
 
 
-def dropped_scale(q, k, v, plan, mask, dropout, lse):
-    return reference.run(q, k, v, dataclasses.replace(plan, scale=None), mask, dropout, with_lse=lse)
+def dropped_scale(q, k, v, plan, mask, dropout):
+    return reference.attention(q, k, v, dataclasses.replace(plan, scale=None), mask, dropout)
 
 
-def missing_gradient(q, k, v, plan, mask, dropout, lse):
-    return reference.run(q, k.detach(), v, plan, mask, dropout, with_lse=lse)
+def missing_gradient(q, k, v, plan, mask, dropout):
+    return reference.attention(q, k.detach(), v, plan, mask, dropout)
 
 
-def one_key_too_many(q, k, v, plan, mask, dropout, lse):
+def one_key_too_many(q, k, v, plan, mask, dropout):
     wider = dataclasses.replace(mask, causal=False, window=(None, 1)) if mask.causal else mask
-    return reference.run(q, k, v, plan, wider, dropout, with_lse=lse)
+    return reference.attention(q, k, v, plan, wider, dropout)
 
 
-def heads_in_another_order(q, k, v, plan, mask, dropout, lse):
-    return reference.run(q, k.flip(1), v, plan, mask, dropout, with_lse=lse)
+def heads_in_another_order(q, k, v, plan, mask, dropout):
+    return reference.attention(q, k.flip(1), v, plan, mask, dropout)
 
 
-def half_precision_scores(q, k, v, plan, mask, dropout, lse):
+def half_precision_scores(q, k, v, plan, mask, dropout):
     q = q + (q.detach().bfloat16().to(q.dtype) - q.detach())
-    return reference.run(q, k, v, plan, mask, dropout, with_lse=lse)
+    return reference.attention(q, k, v, plan, mask, dropout)
 
 
 PLANTED = {
@@ -77,7 +77,7 @@ def test_draws_pass(engine, seed, count):
 
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found_and_shrunk(fault, monkeypatch):
-    monkeypatch.setitem(dispatch.ENGINES, "planted", Planted(fault))
+    monkeypatch.setitem(posenc.ENGINES, "planted", Planted(fault))
     setting = Setting(engine="planted", seed=5)
     for number in range(60):
         result = examine(setting, number, shrinking=False)
@@ -100,7 +100,7 @@ def test_a_script_runs_by_itself(tmp_path, capsys):
     case = Case(data=3, dtype="float32", table_dtype="float32", heads=2, lq=3, lk=5, size=4, v_size=3, causal=True,
                 tables=(Table("log", (8, 20, 1), ("bias", "dot_key")),), dropout=0.5, lse=True)  # fmt: skip
     path = tmp_path / "script.py"
-    path.write_text(engines.script(case, "sdpa", "cpu"))
+    path.write_text(engines.script(case, "auto", "cpu"))
     runpy.run_path(str(path))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["out", "lse", *names(case)]
@@ -136,7 +136,7 @@ def test_draws_hold_every_feature():
 def test_the_command_counts_and_reports(monkeypatch, capsys):
     assert main(["--engine", "reference", "--count", "3", "--seed", "8"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "3 draws, 0 failures, seed 8"
-    monkeypatch.setitem(dispatch.ENGINES, "planted", Planted(missing_gradient))
+    monkeypatch.setitem(posenc.ENGINES, "planted", Planted(missing_gradient))
     assert main(["--engine", "planted", "--count", "20", "--seed", "8", "--most", "1", "--only", "small"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("--seed 8 --start" in line for line in lines)
@@ -170,7 +170,7 @@ def test_a_cancelled_gradient_neither_fails_nor_hides():
     call = (leaves["q"], leaves["k"], leaves["v"], space["plan_of"](leaves))
     expected, allowed = budget.expect(*call, space["g"])
     name = "lookups[0].bias"
-    out = dispatch.attend(*call, engine="reference")
+    out = posenc.attend(*call, engine="reference")
     (gradient,) = torch.autograd.grad(out, leaves[name], space["g"])
     assert gradient.abs().max() > 0 and expected[name].abs().max() < 1e-12
     budget.assert_within(gradient, expected[name], allowed[name], name)

@@ -1,136 +1,133 @@
-"""attend(): check the arguments, do the pre-pass, choose an engine, run it. scores(): the dense logits, for study."""
+"""The functions: attend, scores, merge, apply_rotary, explain."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from typing import Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from .core.errors import UnsupportedPlan
-from .core.mask import Mask, make_mask
+from .core.mask import MaskOptions, make_mask
 from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
-from .engines import cpu as sdpa
-from .engines import reference, triton
+from .core.rotation import apply_rotary
+from .engines import reference
+from .engines.choose import ENGINES, Choice, choose_engine
+from .engines.lowering import LoweredPlan, lower_plan
 
-ENGINES = {"triton": triton, "sdpa": sdpa, "reference": reference}
-"""Every engine by name, fastest first where `auto` chooses."""
-
-
-Ready = tuple[Tensor, Tensor, Tensor, Plan]
-"""What an engine gets: q, k, v, plan."""
+__all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
+@overload
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan | None = None,
-    *,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-    engine: str = "auto",
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None = None, *, dropout: float = 0.0, engine: str = "auto",
+    return_lse: Literal[False] = False, **masks: Unpack[MaskOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None = None, *, dropout: float = 0.0, engine: str = "auto",
+    return_lse: Literal[True], **masks: Unpack[MaskOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, **masks):
     """Attention with positions: q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] -> [B, H, Lq, Dv].
 
-    plan       from `encoding.plan(where)`; None: no positions
-    causal     a query sees no later slot; the last query is aligned with the last key
-    window     see at most this many slots back and ahead: n, or (left, right) with None for no limit
-    key_mask   bool [B, Lk], True for real keys, False for padding
-    documents  int ids [B, L], or (query ids, key ids): a query sees keys of its own document only (packing)
-    mask       bool (True: may be seen) or float (added to the scores), broadcasting to [B, H, Lq, Lk]
-    dropout    on the weights, before both sums
-    engine     "auto", or a name of `posenc.ENGINES`: it runs or raises UnsupportedPlan with the reason
+    plan        from `encoding.plan(positions)`; None: no positions
+    causal      a query sees no later slot; the last query is aligned with the last key
+    window      see at most this many slots back and ahead: n, or (left, right) with None for no limit
+    key_mask    bool [B, Lk], True for real keys, False for padding
+    documents   int ids [B, L], or (query ids, key ids): a query sees keys of its own document only (packing)
+    mask        bool (True: visible) or float (added to the scores), broadcasting to [B, H, Lq, Lk]
+    dropout     on the probabilities, before both sums
+    engine      "auto", or a name of `posenc.ENGINES`: it runs or raises UnsupportedPlan with the reason
+    return_lse  also return the log of each query's sum of exp(score), [B, H, Lq], float32 or better, -inf for a fully
+                masked query. With it, attention over several sets of keys becomes attention over all: see `merge`.
 
-    A query with nothing to see gives zeros. What it may not see does not reach it, NaN included; see DESIGN.md for the limits.
-    Inside torch.func and for second derivatives use "reference"; "auto" does so inside torch.func by itself.
+    A fully masked query gives zeros.
     """
-    ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
-    run = _engine(engine, ready, seen, dropout).run
+    lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
+    chosen = ENGINES[choose_engine(lowered, engine).engine]
+    if not getattr(chosen, "reads_raw_plan", False):
+        q, k, v = shift_and_rotate(q, k, v, lowered.plan)
+        lowered.fold_query_shifts(q)
     if not autocast_is_on(q.device):
-        return run(*ready, seen, dropout)
+        out, lse = chosen.run(q, k, v, lowered)
+    else:
+        with no_autocast(q.device):
+            out, lse = chosen.run(q, k, v, lowered)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None = None, *, dropout: float = 0.0, engine: str = "auto",
+    return_lse: bool = False, **masks: Unpack[MaskOptions],
+) -> Choice:  # fmt: skip
+    """Which engine `attend` would run on these arguments, and why not the others. Nothing is computed."""
+    return choose_engine(_lower(q, k, v, plan, dropout, return_lse, masks), engine)
+
+
+def scores(q: Tensor, k: Tensor, plan: Plan | None = None, **masks: Unpack[MaskOptions]) -> Tensor:
+    """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
+    lowered = _lower(q, k, k, plan, 0.0, False, masks, values=False)
     with no_autocast(q.device):
-        return run(*ready, seen, dropout)
+        return reference.scores(q, k, lowered)
 
 
-def attend_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan | None = None,
-    *,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-    engine: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """`attend`, and the log of each query's sum of exp(score), [B, H, Lq], float32 or better; -inf where it sees nothing.
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One attention out of several over disjoint sets of keys.
 
-    With both, attention over several sets of keys becomes attention over all of them: see `merge`.
+        near = attend(q, k, v, plan, window=127, return_lse=True)
+        far = attend(q, summaries_k, summaries_v, other_plan, return_lse=True)
+        out, lse = merge([near, far])                          what one softmax over all of these keys gives
+
+    parts: (out [B, H, Lq, Dv], lse [B, H, Lq]) each. A key may be in one part only. Gradients pass through both.
     """
-    ready, seen = _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout)
-    run = _engine(engine, ready, seen, dropout).run
-    with no_autocast(q.device):
-        return run(*ready, seen, dropout, with_lse=True)
+    if not parts:
+        raise ValueError("merge needs at least one (out, lse), as attend(..., return_lse=True) gives them")
+    for out, lse in parts:
+        if out.shape[:-1] != lse.shape or out.shape != parts[0][0].shape:
+            shapes = [(list(out.shape), list(lse.shape)) for out, lse in parts]
+            raise ValueError(f"merge needs outputs [B, H, Lq, Dv] with lse [B, H, Lq], all alike, got {shapes}")
+    every = torch.stack([lse for _, lse in parts])
+    m_i = every.detach().amax(0)
+    m_i = m_i.masked_fill(m_i == float("-inf"), 0.0)  # a query that is fully masked in every part
+    weights = (every - m_i).exp()
+    l_i = weights.sum(0)
+    is_masked = l_i == 0.0
+    weights = weights / l_i.masked_fill(is_masked, 1.0)
+    total = sum(weight[..., None] * out.to(weight.dtype) for weight, (out, _) in zip(weights, parts, strict=True))
+    assert isinstance(total, Tensor)
+    lse = (l_i.masked_fill(is_masked, 1.0).log() + m_i).masked_fill(is_masked, float("-inf"))
+    return total.to(parts[0][0].dtype), lse
 
 
-def _engine(engine: str, ready: Ready, seen: Mask, dropout: float):
-    if engine == "auto":
-        name, reasons = _choose(ready, seen, dropout)
-        if name == "reference" and ready[0].is_cuda:
-            _warn_slow("; ".join(reasons))
-        return ENGINES[name]
-    if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
-    reason = ENGINES[engine].refuses(*ready, seen, dropout)
-    if reason is not None:
-        raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
-    return ENGINES[engine]
+def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """q <- rotate(q + shift), k <- rotate(k): done once, before the engine."""
+    if plan.shift is not None:
+        q = q + plan.shift.to(q.dtype)[:, None, :]
+    if plan.rotate is not None:
+        if plan.rotate.values:
+            v = plan.rotate.keys(v)
+        q, k = plan.rotate.both(q, k)
+    return q, k, v
 
 
-def engine_for(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan | None = None,
-    *,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-) -> str:
-    """The engine that `attend(..., engine="auto")` would run on these arguments."""
-    return _choose(*_ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout), dropout)[0]
-
-
-def _ready(q, k, v, plan, causal, window, key_mask, documents, mask, dropout) -> tuple[Ready, Mask]:
-    """Check `attend`'s arguments and do the pre-pass."""
-    _check(q, k, v)
-    plan = _plan_of(plan, q, k)
-    plan.check(q, k, v)
+def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> LoweredPlan:
+    """Validate `attend`'s arguments and lower them."""
+    _check_tensors(q, k, v)
+    plan = _check_plan(plan, q, k)
+    plan.check(q, k, v if values else None)
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
-    seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
-    if causal:
-        _check_alignment(plan)
-    return prepass(q, k, v, plan), seen
+    mask = make_mask(q, k, **masks)
+    if mask.causal:
+        _warn_alignment(plan)
+    return lower_plan(q, k, v, plan, mask, dropout, return_lse)
 
 
-def _plan_of(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
+def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
     if plan is None:
         return Plan(Positions(q.shape[2], k.shape[2]))
     if not isinstance(plan, Plan):
@@ -144,67 +141,7 @@ def _plan_of(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
     return plan
 
 
-def _choose(ready: Ready, seen: Mask, dropout: float) -> tuple[str, list[str]]:
-    """The first engine that does not refuse, and why those before it did."""
-    reasons: list[str] = []
-    for name, candidate in ENGINES.items():
-        reason = candidate.refuses(*ready, seen, dropout)
-        if reason is None:
-            return name, reasons
-        reasons.append(f"{name}: {reason}")
-    raise UnsupportedPlan("no engine can run this: " + "; ".join(reasons))
-
-
-def scores(
-    q: Tensor,
-    k: Tensor,
-    plan: Plan | None = None,
-    *,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
-    _check(q, k, k)
-    plan = _plan_of(plan, q, k)
-    plan.check(q, k, None)
-    seen = make_mask(q, k, causal=causal, window=window, key_mask=key_mask, documents=documents, mask=mask)
-    q, k, _, plan = prepass(q, k, k, plan)
-    with no_autocast(q.device):
-        return reference.masked(reference.logits(q, k, plan), seen)
-
-
-def prepass(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Ready:
-    """q <- rotate(q + shift), k <- rotate(k), a bias for each query_shift: done once, before any engine."""
-    if plan.shift is not None:
-        q = q + plan.shift.to(q.dtype)[:, None, :]
-    if plan.rotate is not None:
-        if plan.rotate.values:
-            v = plan.rotate.keys(v)
-        q, k = plan.rotate.both(q, k)
-    if plan.pair is not None:
-        plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
-    return q, k, v, plan.fold_query_shifts(q)
-
-
-def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
-    """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
-    added = pair(p_q, p_k)
-    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
-    wanted = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
-    if not isinstance(added, Tensor):
-        raise TypeError(f"{wanted}, got {type(added).__name__}")
-    leading = [(1, batch), (1, heads)][4 - added.dim() :]
-    if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
-        raise ValueError(f"{wanted}, got {list(added.shape)}")
-    if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
-        raise ValueError(f"{wanted}, got {list(added.shape)}")
-    return added
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.ndim != 4:
             shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -230,7 +167,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"{q_heads} query heads cannot share {k_heads} key heads; make one a multiple")
 
 
-def _check_alignment(plan: Plan) -> None:
+def _warn_alignment(plan: Plan) -> None:
     """The commonest porting error: a causal query that continues a cache, planned as if it stood at position 0."""
     positions = plan.positions
     if (
@@ -249,12 +186,3 @@ def _check_alignment(plan: Plan) -> None:
             f"Positions(q=({k.start + k.length - q.length}, {q.length}), k=({k.start}, {k.length}))",
             stacklevel=4,
         )
-
-
-_warned: set[str] = set()
-
-
-def _warn_slow(reasons: str) -> None:
-    if reasons not in _warned and not torch.compiler.is_compiling():
-        _warned.add(reasons)
-        warnings.warn(f"posenc runs the dense reference engine on a GPU, because {reasons}", stacklevel=5)

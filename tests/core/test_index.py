@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from posenc.engines.triton.expand import expand
 
 from posenc import Grid, Index, Positions, index
 from posenc.core.constants import constant
-from posenc.engines.triton.expand import expand
 
 
 def test_clip_draws_its_docstring():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc import UnsupportedPlan, attend, engines
-from posenc.functional import ENGINES
+from posenc.engines.choose import ENGINES
 from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")

@@ -21,7 +21,7 @@ import triton  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton import language as tl  # noqa: E402
 
-from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, attend_lse, index  # noqa: E402
+from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
 from tests import budget, seeds  # noqa: E402
 from tests.engines import triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
@@ -185,7 +185,7 @@ def group_lse():
         q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 50, 50, 16))
         plan = plan_of(slots, q, k, v, positions)
         leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
-        out, lse = attend_lse(q, k, v, plan, engine="triton", **masks)
+        out, lse = attend(q, k, v, plan, engine="triton", **masks, return_lse=True)
         assert (lse[..., :4] == float("-inf")).all()
         g, g_lse = torch.randn(out.shape), torch.randn(lse.shape).masked_fill(lse.isinf(), 0.0)
         for given in ((g, g_lse), (None, g_lse)):  # together, and the log-sum-exp alone
@@ -205,7 +205,7 @@ def group_empty():
             q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 1, lq, lk, 16))
             plan = plan_of(slots, q, k, v)
             leaves = [q, k, v, *dict(plan.tensors()).values()]
-            out, lse = attend_lse(q, k, v, plan, engine="triton")
+            out, lse = attend(q, k, v, plan, engine="triton", return_lse=True)
             grads = torch.autograd.grad([out, lse], leaves, [torch.ones_like(out), torch.zeros_like(lse)])
             assert not any(grad.any() for grad in (out, *grads))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc import UnsupportedPlan, attend, attend_lse
+from posenc import UnsupportedPlan, attend
 from posenc.engines.cpu import sizes
 from tests import budget
 from tests.fuzz.case import Case, draw, features, names, resize
@@ -73,12 +73,12 @@ def resolution(call, engine: str, g: Tensor, g_lse: Tensor) -> float:
 def recomputes(plan, engine: str) -> bool:
     """Whether backward scores come from another product than forward ones: in kernels that keep no probabilities.
 
-    The sdpa engine leaves plans without content to such a kernel of PyTorch's; what it computes itself is normalised.
+    The cpu engine leaves plans without content to such a kernel of PyTorch's; what it computes itself is normalised.
     """
     content = plan.decay is not None or any(
         x is not None for one in plan.lookups for x in (one.dot_query, one.dot_key, one.add_value)
     )
-    return engine == "triton" or (engine in ("sdpa", "auto") and not content)
+    return engine == "triton" or (engine in ("cpu", "auto") and not content)
 
 
 def _run(case, engine, call, options, wanted, leaves, g, g_lse):
@@ -100,7 +100,7 @@ def _run(case, engine, call, options, wanted, leaves, g, g_lse):
 
 def called(call, options, dropout: float, engine: str, lse: bool) -> tuple[Tensor, Tensor | None]:
     if lse:
-        return attend_lse(*call, **options, dropout=dropout, engine=engine)
+        return attend(*call, **options, dropout=dropout, engine=engine, return_lse=True)
     return attend(*call, **options, dropout=dropout, engine=engine), None
 
 
@@ -139,7 +139,7 @@ def rate_faults(call, options, kept: Tensor, rate: float) -> list[str]:
 
 @contextmanager
 def _settings(case: Case):
-    """The sdpa engine's block sizes, and fresh memory."""
+    """The cpu engine's block sizes, and fresh memory."""
     changed = BLOCKS.get(case.blocks, {})
     before = {name: getattr(sizes, name) for name in changed}
     mode = torch.get_deterministic_debug_mode()  # use_deterministic_algorithms would import the compiler

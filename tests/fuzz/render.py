@@ -11,7 +11,7 @@ from tests.fuzz.case import Case, Table, names
 HEAD = '''\
 import torch
 
-from posenc import Grid, Index, Lookup, Plan, Positions, attend, attend_lse, index
+from posenc import Grid, Index, Lookup, Plan, Positions, attend, index
 from posenc.core.rotation import Rotation
 from tests.plans import Pair
 
@@ -249,7 +249,7 @@ BLOCKS = {
 def script(case: Case, engine: str, device: str) -> str:
     """The whole story of one case: run it in the repository's root."""
     lines = [render(case, device)]
-    if case.blocks and engine in ("sdpa", "auto"):
+    if case.blocks and engine in ("cpu", "auto"):
         lines.append("from posenc.engines.cpu import sizes\n")
         lines += [f"sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
     if case.poison:
@@ -264,7 +264,7 @@ def script(case: Case, engine: str, device: str) -> str:
         lines.append("from tests.fuzz.engines import kept_by\n")
         lines.append(f"kept = kept_by(call, options, {case.dropout}, {engine!r}, {case.lse})\ntorch.manual_seed(1)")
     if case.lse:
-        lines.append(f'out, lse = attend_lse(*call, **options{rate}, engine="{engine}")')
+        lines.append(f'out, lse = attend(*call, **options{rate}, engine="{engine}", return_lse=True)')
         lines.append("results = dict(out=out, lse=lse)")
     else:
         lines.append(f'out = attend(*call, **options{rate}, engine="{engine}")')

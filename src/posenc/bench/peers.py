@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from ..core.plan import Plan
-from ..functional import attend, engine_for
+from ..functional import attend, explain
 from .measure import seconds
 from .workloads import Attention, Case, Problem
 
@@ -82,7 +82,7 @@ class Ours(Peer):
 
     def detail(self, problem):
         causal = problem.case.workload.causal
-        return {"engine": engine_for(problem.q, problem.k, problem.v, problem.plan(), causal=causal)}
+        return {"engine": explain(problem.q, problem.k, problem.v, problem.plan(), causal=causal).engine}
 
     def make(self, problem):
         causal = problem.case.workload.causal

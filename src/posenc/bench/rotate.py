@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from ..core import files
-from ..core.rotation import _formula, rotate_both
+from ..core.rotation import rotate_both, rotate_by_formula
 
 CALLS = 8  # in a graph
 
@@ -113,7 +113,7 @@ def wrong(case: Case, device: str) -> str | None:
     eps = torch.finfo(q.dtype).eps
     given, exact = [x.detach().requires_grad_() for x in (q, k)], [x.double().requires_grad_() for x in (q, k)]
     ours = rotate_both(*given, cos, sin, case.layout)
-    theirs = [_formula(x, cos.double(), sin.double(), case.layout) for x in exact]
+    theirs = [rotate_by_formula(x, cos.double(), sin.double(), case.layout) for x in exact]
     grads = [torch.randn_like(x) for x in ours]
     ours = [*ours, *torch.autograd.grad(ours, given, grads)]
     theirs = [*theirs, *torch.autograd.grad(theirs, exact, [g.double() for g in grads])]
@@ -201,7 +201,9 @@ def measured(case: Case, device: str, compiled: bool) -> dict:
         full = [torch.cat((x, x), dim=-1).to(q.dtype)[:, None] for x in (cos, sin)]
         calls["usual"] = lambda: (usual(q, *full), usual(k, *full))
     if compiled:
-        fused = torch.compile(lambda: (_formula(q, cos, sin, case.layout), _formula(k, cos, sin, case.layout)))
+        fused = torch.compile(
+            lambda: (rotate_by_formula(q, cos, sin, case.layout), rotate_by_formula(k, cos, sin, case.layout))
+        )
         calls["compiled"] = fused
     times = in_turn(calls, device, rounds=9 if device == "cpu" else 12)
     moved = 2 * sum(x.numel() * x.element_size() for x in (q, k))

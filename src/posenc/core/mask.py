@@ -10,6 +10,7 @@ causal, Lq = 2, Lk = 5 (the last query is aligned with the last key):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -75,6 +76,16 @@ class Mask:
         return _block(self.extra, rows, columns)
 
 
+class MaskOptions(TypedDict, total=False):
+    """The mask arguments of `attend`, `scores` and `explain`; see `attend`."""
+
+    causal: bool
+    window: int | Window | None
+    key_mask: Tensor | None
+    documents: Tensor | tuple[Tensor, Tensor] | None
+    mask: Tensor | None
+
+
 OPEN, CAUSAL = Mask(), Mask(True)
 
 
@@ -85,7 +96,7 @@ def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
     return mask[..., rows, columns]
 
 
-def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask) -> Mask:
+def make_mask(q: Tensor, k: Tensor, *, causal=False, window=None, key_mask=None, documents=None, mask=None) -> Mask:
     """Check the mask arguments of `attend` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN

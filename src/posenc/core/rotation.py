@@ -37,11 +37,11 @@ class Rotation:
 
     def queries(self, q: Tensor) -> Tensor:
         self._check_range(q)
-        return q if self.q is None else rotate(q, *self.q, self.layout)
+        return q if self.q is None else apply_rotary(q, *self.q, self.layout)
 
     def keys(self, k: Tensor) -> Tensor:
         self._check_range(k)
-        return k if self.k is None else rotate(k, *self.k, self.layout)
+        return k if self.k is None else apply_rotary(k, *self.k, self.layout)
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys turned: in one launch where they share their phases."""
@@ -75,7 +75,7 @@ class Rotation:
                 raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -> Tensor:
     """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype.
 
     Every rotation of the library goes through here or `rotate_both`. Compiled code gets the formula, which fuses into
@@ -83,7 +83,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """
     if _eager(x, cos, sin):
         return _OnePass.apply(cos, sin, layout, False, x)[0]
-    return _formula(x, cos, sin, layout)
+    return rotate_by_formula(x, cos, sin, layout)
 
 
 def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -91,10 +91,10 @@ def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) 
     alike = q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]
     if q.is_cuda and alike and q.numel() and k.numel() and _eager(q, cos, sin):
         return _OnePass.apply(cos, sin, layout, False, q, k)
-    return rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
+    return apply_rotary(q, cos, sin, layout), apply_rotary(k, cos, sin, layout)
 
 
-def _formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)

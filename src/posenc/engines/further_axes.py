@@ -23,20 +23,16 @@ from torch.nn.functional import pad
 from ..core.index import Grid, Index
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions, Run
-from .reference import repeat
+from .lowering import Facts, LoweredPlan, lower_plan, reads_further_axes
+from .reference import repeat_heads
 
 UNIT = 16  # channels come in multiples of this, so that rows stay aligned
 HUGE = {torch.float16: 6e4}  # stands for infinity, as it is multiplied with zeros; elsewhere 1e30
 
 
-def further(lookup: Lookup) -> bool:
-    """Whether it reads other axes than the first."""
-    return isinstance(lookup.index, Grid) or lookup.index.axis != 0
-
-
-def refuses(q: Tensor, v: Tensor, plan: Plan, widest: int) -> str | None:
+def supports(facts: Facts, plan: Plan, widest: int) -> str | None:
     """Why these lookups cannot become channels, or None. Reads explicit positions once for each Positions."""
-    lookups = [lookup for lookup in plan.lookups if further(lookup)]
+    lookups = [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
     axes = sorted({axis for lookup in lookups for axis in _axes(lookup.index)})
     positions = plan.positions
     if _prescaled(plan) and any(lookup.dot_key is not None for lookup in plan.lookups):
@@ -45,26 +41,27 @@ def refuses(q: Tensor, v: Tensor, plan: Plan, widest: int) -> str | None:
         return (
             f"it must know the bounds of the positions on axes {axes}, which cannot be read now (compiling, capturing)"
         )
-    scores, values = sizes(q.dtype, plan)
-    if max(q.shape[3] + scores, v.shape[3] + values) > widest:
+    scores, values = sizes(facts.dtype, plan)
+    if max(facts.head_dim + scores, facts.value_dim + values) > widest:
         return (
             f"lookups on axes {axes} need a channel for each place of a token: {scores} for scores and {values} for "
-            f"values, with heads of {q.shape[3]} and {v.shape[3]} at most {widest}"
+            f"values, with heads of {facts.head_dim} and {facts.value_dim} at most {widest}"
         )
     return None
 
 
 def widen(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan
-) -> tuple[Tensor, Tensor, Tensor, Plan, Callable[[Tensor], Tensor]]:
-    """Wider q, k and v, the plan with axis 0 alone, and what makes the output of it."""
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan
+) -> tuple[Tensor, Tensor, Tensor, LoweredPlan, Callable[[Tensor], Tensor]]:
+    """Wider q, k and v, the lowered plan with axis 0 alone, and what makes the output of it."""
+    plan = lowered.plan
     size, v_size = q.shape[3], v.shape[3]
-    lookups = [lookup for lookup in plan.lookups if further(lookup)]
+    lookups = [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
     if k.shape[1] != q.shape[1] and any(x.dot_key is not None and x.dot_key.shape[0] > 1 for x in lookups):
-        k, v = repeat(k, q.shape[1]), repeat(v, q.shape[1])
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     if _prescaled(plan):
         q, plan = _prescale(q, plan)
-        lookups = [lookup for lookup in plan.lookups if further(lookup)]
+        lookups = [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
     scale = plan.scale_of(size)
     q_more: list[Tensor] = []
     k_more: list[Tensor] = []
@@ -106,15 +103,17 @@ def widen(
             add_value=_widened(lookup.add_value, wider_v.shape[3]),
         )
         for lookup in plan.lookups
-        if not further(lookup)
+        if not reads_further_axes(lookup)
     )
     plan = replace(plan, lookups=kept, scale=scale if plan.scale is None else plan.scale)
-    return wider, _cat(k, k_more), wider_v, plan, finish
+    wider_k = _cat(k, k_more)
+    again = lower_plan(wider, wider_k, wider_v, plan, lowered.mask, lowered.dropout, lowered.facts.return_lse)
+    return wider, wider_k, wider_v, again, finish
 
 
 def _prescaled(plan: Plan) -> bool:
     """Whether a bias becomes channels, inside a scale that is no number to divide it by."""
-    return isinstance(plan.scale, Tensor) and any(x.bias is not None for x in plan.lookups if further(x))
+    return isinstance(plan.scale, Tensor) and any(x.bias is not None for x in plan.lookups if reads_further_axes(x))
 
 
 def _prescale(q: Tensor, plan: Plan) -> tuple[Tensor, Plan]:
@@ -230,7 +229,7 @@ def _parts(numbers: Tensor, dtype: torch.dtype, precise: bool) -> list[Tensor]:
 def sizes(dtype: torch.dtype, plan: Plan) -> tuple[int, int]:
     """Channels for scores and for values."""
     scores = values = 0
-    positions, lookups = plan.positions, [lookup for lookup in plan.lookups if further(lookup)]
+    positions, lookups = plan.positions, [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
     for axes in dict.fromkeys(_axes(lookup.index) for lookup in lookups):
         some = [lookup for lookup in lookups if _axes(lookup.index) == axes]
         bounds = [positions.bounds(axis) for axis in axes]

@@ -1,4 +1,8 @@
-"""The formula as written, dense, in float32 or better: the oracle for every other engine. Handles every slot."""
+"""The formula as written, dense, in float32 or better: the oracle of every other engine. Supports every slot.
+
+It reads the raw plan and rotates by the plain formula: neither the lowering nor a rotation kernel stands between it and the
+definition.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +13,80 @@ from torch import Tensor
 
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
+from ..core.rotation import rotate_by_formula
+from .lowering import LoweredPlan
 
-
-def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
-    return None
-
-
+reads_raw_plan = True
 ALL = slice(None)
 INF, NAN = float("inf"), float("nan")
 
 
-def run(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL, with_lse: bool = False
-):  # fmt: skip
-    """`rows` are the query slots that q holds: the plan and the mask are for all of them."""
-    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, plan.positions.q_length))
+def supports(lowered: LoweredPlan) -> str | None:
+    return None
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor]:
+    plan = lowered.plan
+    q, k, v = _shift_and_rotate(q, k, v, plan)
+    return attention(q, k, v, plan, lowered.mask, lowered.dropout)
+
+
+def scores(q: Tensor, k: Tensor, lowered: LoweredPlan) -> Tensor:
+    """The masked logits, [B, H, Lq, Lk]."""
+    q, k, _ = _shift_and_rotate(q, k, k, lowered.plan)
+    return masked(logits(q, k, lowered.plan), lowered.mask)
+
+
+def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    if plan.shift is not None:
+        q = q + plan.shift.to(q.dtype)[:, None, :]
+    rotation = plan.rotate
+    if rotation is not None:
+        if rotation.q is not None:
+            q = rotate_by_formula(q, *rotation.q, rotation.layout)
+        if rotation.k is not None:
+            k = rotate_by_formula(k, *rotation.k, rotation.layout)
+            v = rotate_by_formula(v, *rotation.k, rotation.layout) if rotation.values else v
+    return q, k, v
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of rotated q, k, v. `rows` are the query slots that q holds: plan and mask are for all of them."""
+    positions = plan.positions
+    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
     if dropout > 0.0:
         weights = torch.nn.functional.dropout(weights, dropout)
-    values = repeat(v, q.shape[1]).to(weights.dtype)
-    out = weigh(weights, values, lambda: mask.allowed(plan.positions.q_length, k.shape[2], q.device, rows))
+    values = repeat_heads(v, q.shape[1]).to(weights.dtype)
+    out = weigh(weights, values, lambda: mask.allowed(positions.q_length, k.shape[2], q.device, rows))
     for lookup in plan.lookups:
         if lookup.add_value is not None:
             table = lookup.add_value.to(weights.dtype)
-            at = _spread(lookup.index.of(plan.positions, q.device, rows), weights)
-            binned = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
-            out = out + binned @ table
-    return (out.to(q.dtype), lse) if with_lse else out.to(q.dtype)
+            at = _expand_rows(lookup.index.of(positions, q.device, rows), weights)
+            by_row = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
+            out = out + by_row @ table
+    return out.to(q.dtype), lse
 
 
 def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     """s [B, H, Lq, Lk], before any mask, in float32 or better."""
     precision = torch.promote_types(q.dtype, torch.float32)
-    q, k = q.to(precision), repeat(k, q.shape[1]).to(precision)
+    q, k = q.to(precision), repeat_heads(k, q.shape[1]).to(precision)
     positions, device = plan.positions, q.device
     s = q @ k.transpose(-1, -2)
     for lookup in plan.lookups:
         at = None
         if lookup.dot_query is not None:
-            at = _spread(lookup.index.of(positions, device, rows), s)
+            at = _expand_rows(lookup.index.of(positions, device, rows), s)
             states = q if lookup.states is None else lookup.states[:, :, rows].to(precision)
+            if lookup.query_shift is not None:
+                states = states + lookup.query_shift.to(precision)[:, None, :]
             s = s + (states @ lookup.dot_query.to(precision).transpose(-1, -2)).expand(
                 *s.shape[:3], lookup.index.n
             ).gather(3, at)
         if lookup.dot_key is not None:
-            at = _spread(lookup.index.of(positions, device, rows), s) if at is None else at
+            at = _expand_rows(lookup.index.of(positions, device, rows), s) if at is None else at
             s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, at)
     scale = plan.scale_of(q.shape[-1])
     if isinstance(scale, Tensor):
@@ -120,12 +154,12 @@ def weigh(weights: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> T
     return out
 
 
-def repeat(x: Tensor, heads: int) -> Tensor:
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Key heads [B, Hkv, L, D] as query heads [B, H, L, D]: head h reads h // (H / Hkv)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _spread(rows: Tensor, s: Tensor) -> Tensor:
+def _expand_rows(rows: Tensor, s: Tensor) -> Tensor:
     """Rows [Lq, Lk] or [B, Lq, Lk] for every head and batch row of s."""
     rows = rows if rows.dim() == 2 else rows[:, None]
     return rows.expand(s.shape)

@@ -22,7 +22,7 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
-from .. import Plan, Positions, attend_lse, engine_for, merge
+from .. import Plan, Positions, attend, explain, merge
 from . import masks
 from .layer import split
 from .t5 import Bucketed, Threaded, before_stack
@@ -96,7 +96,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         )  # fmt: skip
         radius = self.block_len - 1
         plan = self.posenc_plan(Positions(length), tables[0])
-        engine = engine_for(q, k, v, plan, window=radius) if self.posenc_engine == "auto" else self.posenc_engine
+        engine = explain(q, k, v, plan, window=radius).engine if self.posenc_engine == "auto" else self.posenc_engine
         if engine == "triton":
             far = self.posenc_plan(Positions(blocks, far_k.shape[2]), tables[1])
             both = (
@@ -104,7 +104,9 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
                 (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
             )
             dropout = self.dropout if self.training else 0.0
-            parts = [attend_lse(*given, **masked, dropout=dropout, engine=engine) for *given, masked in both]
+            parts = [
+                attend(*given, **masked, dropout=dropout, engine=engine, return_lse=True) for *given, masked in both
+            ]
             return self.o(merge(parts)[0].transpose(1, 2).flatten(2)), tables
         near = self.posenc_near(tables[0], min(ROWS, length))
         outs = []

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import ENGINES, engine_for
+from .. import ENGINES, explain
 from . import versions
 from .layer import Layer, Part, say
 
@@ -187,4 +187,4 @@ def _engine(module: Layer, length: int) -> str:
     weight = next(module.parameters())
     heads, size, plan, seen = module.posenc_sample(length)
     q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
-    return engine_for(q, q, q, plan, **seen)
+    return explain(q, q, q, plan, **seen).engine

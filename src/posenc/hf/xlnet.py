@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
-from .. import Index, Lookup, Plan, Positions, attend, attend_lse, engine_for
+from .. import Index, Lookup, Plan, Positions, attend, explain
 from ..encodings.transformer_xl import SAME_OR_NOT
 from . import masks
 from .layer import Layer, NoAttentions, against, say
@@ -128,7 +128,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         length = q.shape[2]
         padded = ~seen["key_mask"][:, -length:]
         given: dict[str, Any] = {"dropout": self.dropout.p if self.training else 0.0, "engine": self.posenc_engine}
-        engine = engine_for(q, k, v, plan, **seen) if self.posenc_engine == "auto" else self.posenc_engine
+        engine = explain(q, k, v, plan, **seen).engine if self.posenc_engine == "auto" else self.posenc_engine
         slots = out = None
         own_k, own_v = k[:, :, -length:], v[:, :, -length:]
         if engine != "triton" and not torch.compiler.is_compiling():
@@ -139,7 +139,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             padded = padded[:, slots]
             mask = seen["mask"]
             seen = {**seen, "mask": None if mask is None else mask[:, :, slots]}
-        some, lse = attend_lse(q, k, v, plan, **seen, **given)
+        some, lse = attend(q, k, v, plan, **seen, **given, return_lse=True)
         share = torch.sigmoid(self.posenc_own(q, own_k, table[k.shape[2]], call) - lse)
         share = share.masked_fill(~padded[:, None], 0.0)[..., None]
         some = (some + share * (own_v - some)).to(q.dtype)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...core.mask import _boolean
 from ...core.phases import digits, phases
-from ...core.rotation import rotate
+from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on
 
 
@@ -160,7 +160,7 @@ class _Turn:
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = phases(positions[None, :, None], turns, dtype)
         factor = self.rope.attention_factor if magnitude is None else magnitude
-        return rotate(x, cos * factor, sin * factor, self.rope.layout)
+        return apply_rotary(x, cos * factor, sin * factor, self.rope.layout)
 
     def scaled(self, q: Tensor, log_scale: int | None) -> Tensor:
         """Queries with log-n tempering."""

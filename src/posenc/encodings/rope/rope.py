@@ -13,7 +13,7 @@ from ...core.options import WIDEST, require_bool, require_choice, require_int, r
 from ...core.phases import LIMIT, digits, digits_of, phases
 from ...core.plan import Plan
 from ...core.positions import Positions, Run, Side
-from ...core.rotation import Layout, Phases, Rotation, rotate
+from ...core.rotation import Layout, Phases, Rotation, apply_rotary
 from .scaling import Scaling
 
 Digits = tuple[Tensor, Tensor, Tensor]
@@ -81,7 +81,7 @@ class RoPE(Encoding):
         """
         own = Positions(positions, total=total)
         turns, factor = self._turns(own.total if self.length_dependent else 0, x.device)
-        return rotate(x, *self._phases(own.q, turns, factor, x.device), self.layout)
+        return apply_rotary(x, *self._phases(own.q, turns, factor, x.device), self.layout)
 
     def terms(self, positions: Positions, *, x=None, host=None) -> Plan:
         factor = 1.0 if self.scaling is None else self.scaling.score_factor

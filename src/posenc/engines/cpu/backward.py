@@ -4,7 +4,7 @@
     dS = P (dO·(v + table_v) - dO·O)             dq = scale dS k,   dk = scale dSᵀ q
 
 pairs.py gives the probabilities; dO·v is made as the scores are. What a table counts from (its base) gets what
-the other rows of the table leave of all pairs' gradients, and those of dS sum to 0.
+the other rows of the table leave of all pairs' gradients: a row of dS sums to the gradient of its log-sum-exp, mostly 0.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Gradients:
 
 def backward(
     grad: Tensor,
+    grad_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -51,7 +52,7 @@ def backward(
     rows = rows_of(band)
     for slab in slabs(q, k, terms, memory=sizes.BACKWARD, rows=rows, width=band.k_length, stacked=True):
         if slab.keys[0] < slab.keys[1]:
-            _Slab(grad, q, k, v, out, slab, band, scale, result, buffers, rows).run()
+            _Slab(grad, grad_lse, q, k, v, out, slab, band, scale, result, buffers, rows).run()
     base, _ = ends(band)
     for table in (result.terms.bias, result.terms.table_q, result.terms.table_v):
         if base is not None and table is not None:
@@ -63,6 +64,7 @@ class _Slab(Pairs):
     def __init__(
         self,
         grad: Tensor,
+        grad_lse: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -83,6 +85,10 @@ class _Slab(Pairs):
         delta = torch.zeros_like(self.grad[..., 0])
         if not self.rounded:
             delta = (self.grad * out[at].flatten(0, 1)).sum(-1)
+        # the derivative of the log-sum-exp is the probabilities themselves
+        self.grad_lse = None if grad_lse is None else self.precise(grad_lse[at][..., None]).squeeze(-1)
+        if self.grad_lse is not None and not self.rounded:
+            delta = delta - self.grad_lse
         channels = self._with_ends(-delta, slab.value_constant, self.grad)
         self.grad_wide = torch.cat([self.grad, torch.stack(channels, -1)], -1)
         self.v_wide = self._wide(self.v)
@@ -106,6 +112,8 @@ class _Slab(Pairs):
     def run(self) -> None:
         for block in self.blocks():
             self.block(block)
+        if self.grad_lse is not None:
+            self.to_rows(self.grad_lse)
         if self.gathered is not None:
             self.key_table()
         if not self.one_to_one:
@@ -125,6 +133,8 @@ class _Slab(Pairs):
             self.to_values(weights, block)
         if self.rounded:
             change.sub_((weights * change).sum(-1, keepdim=True))
+            if self.grad_lse is not None:
+                change.add_(self.grad_lse[:, at, None])
         change.mul_(weights)
         add_product(self.dq[:, at], change[:, :, block.real], self.k[:, to], self.scale)
         add_product(self.dk[:, to], change[:, :, block.real].mT, self.q[:, at], self.scale)
@@ -148,12 +158,31 @@ class _Slab(Pairs):
                 self._add(wanted.bias, block.some, self.band_of(scores, block).sum(1))
             if self.far_right:
                 self._add(wanted.bias, self._row(-1), self.sum_right(scores, block).sum(1))
-        if wanted.decay_k is not None:  # decay_q moves whole rows: its gradient stays 0
+        if wanted.decay_k is not None:
             each = scores[:, :, block.real].sum(1).unflatten(0, (self._count, -1))
             if wanted.decay_k.shape[0] == 1:
                 wanted.decay_k[0, self.slab.heads, block.keys] -= each.sum(0)
             else:
                 wanted.decay_k[self.slab.rows, self.slab.heads, block.keys] -= each
+
+    def to_rows(self, total: Tensor) -> None:
+        """What moves whole rows gets the sum of dS over the row, `total` [X, Lq]: decay_q, and a table's base."""
+        wanted, table = self.result.terms, self.slab.terms.table_q
+        if wanted.decay_q is not None:
+            each = total.unflatten(0, (self._count, -1))
+            if wanted.decay_q.shape[0] == 1:
+                wanted.decay_q[0, self.slab.heads] += each.sum(0)
+            else:
+                wanted.decay_q[self.slab.rows, self.slab.heads] += each
+        if self.base is None:
+            return
+        row = self._row(self.base)
+        if wanted.bias is not None:
+            self._add(wanted.bias, row, total.sum(1, keepdim=True))
+        if wanted.table_q is not None:
+            self._add(wanted.table_q, row, torch.bmm(total.unsqueeze(1), self.states), self.scale)
+        if self.dstates is not None and table is not None:
+            self.dstates.addcmul_(total.unsqueeze(-1), table[:, row].expand(self.heads, -1, -1), value=self.scale)
 
     def to_table(self, to: Tensor | None, pairs: Tensor, block: Block, states: Tensor, scale: float = 1.0) -> None:
         """Pairs' part of the gradient of a table, except for its base."""

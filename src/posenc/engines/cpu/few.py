@@ -18,32 +18,24 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Grid, Index
-from ...core.mask import Mask
 from ...core.plan import Plan
+from ..lowering import LoweredPlan, add
 from . import sizes
 from .forward import one_size
 from .slab import NEVER
-from .terms import offset_of, sum_of
 
 
-def applies(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask) -> bool:
-    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the weights)."""
-    rows = q.shape[2]
-    if rows >= sizes.FEW:
+def applies(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> bool:
+    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the probabilities)."""
+    facts, rows = lowered.facts, q.shape[2]
+    _, query_span, key_span, value_span = facts.spans
+    if rows >= sizes.FEW or value_span is not None or facts.gradient or facts.return_lse:
         return False
-    if rows > 1 and (mask.key_mask is not None or plan.decay is not None):
-        return False
-    for lookup in plan.lookups:
-        if lookup.add_value is not None:
-            return False
-        if rows > 1 and (lookup.dot_query is not None or lookup.dot_key is not None):
-            return False
-    if not torch.is_grad_enabled():
-        return True
-    return not any(x.requires_grad for x in (q, k, v, *(tensor for _, tensor in plan.tensors())))
+    return rows == 1 or not (facts.padding or facts.decay or query_span is not None or key_span is not None)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor:
+    plan, mask = lowered.plan, lowered.mask
     _, heads, rows, size = q.shape
     keys, v_size = k.shape[2], v.shape[3]
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -53,7 +45,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, scale: float) -
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
     if rows > 1:
         q = q.flip(2)
-    lowest = (offset_of(plan.positions) or 0) + first - rows + 1  # the last query's distance to the first key
+    lowest = (lowered.offset or 0) + first - rows + 1  # the last query's distance to the first key
     added = _table(plan, lowest, rows + keys - 1, precision)
     if rows == 1:
         added = _with_content(added, q, k, plan, lowest, scale, precision)
@@ -84,10 +76,10 @@ def _table(plan: Plan, lowest: int, count: int, precision: torch.dtype) -> Tenso
         bias = lookup.bias
         if bias is not None:
             bias = bias if bias.dtype == precision else bias.to(precision)
-            table = sum_of(table, _spread(bias, 1, lookup.index, lowest, count))
+            table = add(table, _spread(bias, 1, lookup.index, lowest, count))
     if plan.slopes is not None:
         away = _some(_away, precision, lowest, count, plan.slopes.device)
-        table = sum_of(table, plan.slopes.to(precision)[None, :, None, None] * away)
+        table = add(table, plan.slopes.to(precision)[None, :, None, None] * away)
     return table
 
 
@@ -156,13 +148,13 @@ def _with_content(
             states = q if lookup.states is None else lookup.states
             dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
             # of a matrix: ten times as fast as of [B, H, 1, n]
-            added = sum_of(added, _spread(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
+            added = add(added, _spread(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
-            added = sum_of(added, found * scale)
+            added = add(added, found * scale)
     if plan.decay is not None:
         c_q, c_k = (c.to(precision) for c in plan.decay)
-        added = sum_of(added, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
+        added = add(added, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
     return added
 
 

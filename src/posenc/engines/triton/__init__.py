@@ -14,9 +14,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from ...core.mask import Mask
-from ...core.plan import Plan
-from .. import further_axes as axes
+from .. import further_axes
+from ..lowering import LoweredPlan
 from . import tiles
 
 INSTALLED = find_spec("triton") is not None
@@ -40,46 +39,43 @@ def _version() -> tuple[int, int]:
 VERSION = _version()
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float) -> str | None:
+def supports(lowered: LoweredPlan) -> str | None:
+    facts = lowered.facts
     if not INSTALLED:
         return "Triton is not installed"
     if VERSION < OLDEST:
         return f"its kernels need Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {VERSION[0]}.{VERSION[1]}"
-    if not q.is_cuda and not INTERPRETED:
-        return f"its kernels run on CUDA devices, the tensors are on {q.device.type}"
-    if q.is_cuda and torch.version.hip is None and tiles.capability(q.device) < (8, 0):
+    on_cuda = facts.device.type == "cuda"
+    if not on_cuda and not INTERPRETED:
+        return f"its kernels run on CUDA devices, the tensors are on {facts.device.type}"
+    if on_cuda and torch.version.hip is None and tiles.capability(facts.device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
-    if q.dtype not in DTYPES:
-        return f"its kernels compute in bfloat16, float16 or float32, not {q.dtype}"
-    if max(q.shape[3], v.shape[3]) > WIDEST:
-        return f"head sizes go to {WIDEST}, got {max(q.shape[3], v.shape[3])}"
-    if plan.pair is not None:
+    if facts.dtype not in DTYPES:
+        return f"its kernels compute in bfloat16, float16 or float32, not {facts.dtype}"
+    if max(facts.head_dim, facts.value_dim) > WIDEST:
+        return f"head sizes go to {WIDEST}, got {max(facts.head_dim, facts.value_dim)}"
+    if facts.pair:
         return "the plan has a pair function, which no kernel can call"
-    if any(map(axes.further, plan.lookups)):
-        reason = axes.refuses(q, v, plan, WIDEST)
+    if facts.further_axes:
+        reason = further_axes.supports(facts, lowered.plan, WIDEST)
         if reason is not None:
             return reason
-    if mask.extra is not None and mask.extra.requires_grad:
+    if facts.mask == "learned":
         return "the additive mask needs a gradient; put a learned bias into the plan instead"
     return None
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, with_lse: bool = False):
-    from .lower import lower
-    from .ops import INPUTS, Numbers, attend
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+    from .arguments import kernel_arguments
+    from .ops import attend
 
     finish = None
-    if any(map(axes.further, plan.lookups)):
-        q, k, v, plan, finish = axes.widen(q, k, v, plan)
-    low = lower(q, k, plan, mask, dropout)
-    numbers = Numbers(
-        low.offset, low.left, low.right, low.lo, low.hi,
-        *low.bias_span, *low.rows_span, *low.cols_span, *low.mass_span, low.queries,
-    )  # fmt: skip
-    tensors = [getattr(low, name) for name in INPUTS[3:]]
-    out, lse, _ = attend(q, k, v, *tensors, list(numbers), low.scale, dropout)
+    if lowered.facts.further_axes:
+        q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)
+    inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
+    out, lse, _ = attend(inputs, numbers, scale, lowered.dropout)
     out = out if finish is None else finish(out)
-    if not with_lse:
-        return out
-    lse = lse[..., : q.shape[2]]  # base 2, +inf for a query that sees nothing
+    if not lowered.facts.return_lse:
+        return out, None
+    lse = lse[..., : q.shape[2]]  # base 2, +inf for a fully masked query
     return out, torch.where(lse == float("inf"), float("-inf"), lse * log(2.0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ...core.constants import constant
 from . import INTERPRETED, tiles
+from .arguments import GRADIENTS, Inputs, Numbers
 from .backward import Grads, backward_k, backward_q
 from .forward import forward
 from .prepare import prepare
@@ -29,82 +29,8 @@ if INTERPRETED:
     mend()
 
 
-class Numbers(NamedTuple):
-    """The integers of a call, one list for the operator's schema; left and right are -1 for no limit."""
-
-    offset: int
-    left: int
-    right: int
-    lo: int
-    hi: int
-    bias_lo: int
-    bias_hi: int
-    rows_lo: int
-    rows_hi: int
-    cols_lo: int
-    cols_hi: int
-    mass_lo: int
-    mass_hi: int
-    queries: int  # how many at a time; 0: all
-
-
-class Inputs(NamedTuple):
-    """The operators' tensors; those before `starts` may have gradients."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    states: Tensor | None
-    table: Tensor | None
-    key_table: Tensor | None
-    value: Tensor | None
-    slopes: Tensor | None
-    scales: Tensor | None
-    decay_q: Tensor | None
-    decay_k: Tensor | None
-    starts: Tensor | None
-    p_q: Tensor | None
-    p_k: Tensor | None
-    keys: Tensor | None
-    spans: Tensor | None
-    doc_q: Tensor | None
-    doc_k: Tensor | None
-    doc_q_sees: Tensor | None
-    doc_k_sees: Tensor | None
-    extra: Tensor | None
-    seed: Tensor | None
-
-    def kind(self, num: Numbers) -> str:
-        """Which tiles suit: plain; bias, masked or not; content (rows or values), keys (columns too); wide: whole tiles lie
-        within the bands."""
-        spans = []
-        if self.table is not None:
-            spans.append(num.rows_hi - num.rows_lo)
-        if self.key_table is not None:
-            spans.append(num.cols_hi - num.cols_lo)
-        if self.value is not None:
-            spans.append(num.mass_hi - num.mass_lo)
-        if not spans:
-            masks = (self.p_q, self.keys, self.doc_q, self.extra, self.seed)
-            masked = "" if all(mask is None for mask in masks) else "masked "
-            return "plain" if self.bias is None else masked + "bias"
-        wide = min(spans) >= tiles.WIDE and self.q.dtype != torch.float32 and not self.shared
-        return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
-
-    def wide(self, num: Numbers) -> bool:
-        return self.kind(num).startswith("wide")
-
-    @property
-    def shared(self) -> bool:
-        """Token positions: distances may repeat within a row, so that a band's numbers are sums."""
-        return self.p_q is not None
-
-
 UNIT = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # see Slots
 THREE = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32
-INPUTS = Inputs._fields
-GRADIENTS = INPUTS[: INPUTS.index("starts")]
 
 
 def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:

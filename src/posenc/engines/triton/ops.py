@@ -1,7 +1,9 @@
 """The PyTorch operators: one opaque node forward and one backward, with fake kernels for torch.compile.
 
-Called one by one the same two functions are an ordinary autograd function (`Now`), which costs the host about half of what operators
-written in Python do.
+Called eagerly, the same two functions are an ordinary autograd function (`_Attention`), which costs the host about half of
+what operators written in Python do. An operator takes the tensors that are there and their places in `arguments.Inputs`:
+
+    Inputs(q, k, v, None, None, table, ...)   ->   tensors [q, k, v, table, ...],  present [0, 1, 2, 5, ...]
 """
 
 from __future__ import annotations
@@ -11,172 +13,119 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .functions import on, quick, traced
-from .launch import GRADIENTS, INPUTS, Inputs, Numbers, mass_size, padded, run_backward, run_forward
+from ...core.functions import apply_function
+from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
+from .functions import is_traced, launch_on
+from .launch import mass_size, padded, run_backward, run_forward
 
-__all__ = ["INPUTS", "Numbers", "attend"]
+
+def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
+    present = [place for place, tensor in enumerate(inputs) if tensor is not None]
+    return [inputs[place] for place in present], present
+
+
+def unpack(tensors: Sequence[Tensor], present: Sequence[int]) -> Inputs:
+    slots: list[Tensor | None] = [None] * len(INPUTS)
+    for place, tensor in zip(present, tensors, strict=True):
+        slots[place] = tensor
+    return Inputs(*slots)  # type: ignore[arg-type]
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    states: Tensor | None,
-    table: Tensor | None,
-    key_table: Tensor | None,
-    value: Tensor | None,
-    slopes: Tensor | None,
-    scales: Tensor | None,
-    decay_q: Tensor | None,
-    decay_k: Tensor | None,
-    starts: Tensor | None,
-    p_q: Tensor | None,
-    p_k: Tensor | None,
-    keys: Tensor | None,
-    spans: Tensor | None,
-    doc_q: Tensor | None,
-    doc_k: Tensor | None,
-    doc_q_sees: Tensor | None,
-    doc_k_sees: Tensor | None,
-    extra: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[int],
-    scale: float,
-    dropout: float,
+    tensors: list[Tensor], present: list[int], numbers: list[int], scale: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), mass (a band's buffer) or empty."""
-    x = Inputs(
-        q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
-        starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
-    )  # fmt: skip
-    with on(q):
-        return run_forward(x, Numbers(*numbers), scale, dropout)
+    inputs = unpack(tensors, present)
+    with launch_on(inputs.q):
+        return run_forward(inputs, Numbers(*numbers), scale, dropout)
 
 
 attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
 
 
 @attend_op.register_fake
-def _(q, k, v, bias, states, table, key_table, value, *rest):
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = q.new_empty(*q.shape[:2], padded(q.shape[2]), dtype=torch.float32)
-    if value is None:
-        return out, lse, q.new_empty(0)
-    shared = rest[5] is not None
-    return out, lse, q.new_empty(mass_size(q, Numbers(*rest[-3])), dtype=torch.int64 if shared else q.dtype)
+def _(tensors, present, numbers, scale, dropout):
+    x = unpack(tensors, present)
+    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    lse = x.q.new_empty(*x.q.shape[:2], padded(x.q.shape[2]), dtype=torch.float32)
+    if x.value is None:
+        return out, lse, x.q.new_empty(0)
+    dtype = torch.int64 if x.shared else x.q.dtype
+    return out, lse, x.q.new_empty(mass_size(x.q, Numbers(*numbers)), dtype=dtype)
 
 
 def backward(
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    mass: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    states: Tensor | None,
-    table: Tensor | None,
-    key_table: Tensor | None,
-    value: Tensor | None,
-    slopes: Tensor | None,
-    scales: Tensor | None,
-    decay_q: Tensor | None,
-    decay_k: Tensor | None,
-    starts: Tensor | None,
-    p_q: Tensor | None,
-    p_k: Tensor | None,
-    keys: Tensor | None,
-    spans: Tensor | None,
-    doc_q: Tensor | None,
-    doc_k: Tensor | None,
-    doc_q_sees: Tensor | None,
-    doc_k_sees: Tensor | None,
-    extra: Tensor | None,
-    seed: Tensor | None,
-    numbers: Sequence[int],
-    scale: float,
-    dropout: float,
-    wanted: Sequence[bool],
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:  # fmt: skip
-    """Gradients of the first inputs, GRADIENTS; empty where not `wanted`."""
-    x = Inputs(
-        q, k, v, bias, states, table, key_table, value, slopes, scales, decay_q, decay_k,
-        starts, p_q, p_k, keys, spans, doc_q, doc_k, doc_q_sees, doc_k_sees, extra, seed,
-    )  # fmt: skip
-    grads = _gradients(d_out, d_lse, out, lse, mass, x, numbers, scale, dropout, wanted)
-    return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
-
-
-def _gradients(d_out, d_lse, out, lse, mass, x: Inputs, numbers, scale, dropout, wanted) -> list[Tensor | None]:
-    """The same; None where not `wanted`."""
-    asked = dict(zip(GRADIENTS, wanted, strict=True))
-    with on(x.q):
-        grads = run_backward(d_out, d_lse, out, lse, mass, x, Numbers(*numbers), scale, dropout, asked)
-    return [
-        None if grad is None or not want else grad.to(given.dtype)
-        for grad, want, given in zip(grads, wanted, x, strict=False)
-    ]
+    d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, tensors: list[Tensor],
+    present: list[int], numbers: list[int], scale: float, dropout: float, wanted: list[int],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the tensors at the places `wanted` of Inputs."""
+    inputs = unpack(tensors, present)
+    asked = {name: place in wanted for place, name in enumerate(GRADIENTS)}
+    with launch_on(inputs.q):
+        grads = run_backward(d_out, d_lse, out, lse, mass, inputs, Numbers(*numbers), scale, dropout, asked)
+    return [grads[place].to(inputs[place].dtype) for place in wanted]  # type: ignore[union-attr]
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
 
 
 @attend_backward.register_fake
-def _(d_out, d_lse, out, lse, mass, *rest):
-    inputs, wanted = rest[: len(GRADIENTS)], rest[-1]
-    return tuple(out.new_empty(0) if x is None or not want else x.new_empty(x.shape) for x, want in zip(inputs, wanted))
+def _(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
+    inputs = unpack(tensors, present)
+    return [inputs[place].new_empty(inputs[place].shape) for place in wanted]
+
+
+def _differentiate(ctx, d_out, d_lse, needs: Sequence[bool], run) -> list[Tensor | None]:
+    """A gradient, or None, for each of the call's tensors."""
+    out, lse, mass, *tensors = ctx.saved_tensors
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    places = [place if need and place < len(GRADIENTS) else None for place, need in zip(ctx.present, needs)]
+    wanted = [place for place in places if place is not None]
+    found = iter(run(d_out, d_lse, out, lse, mass, tensors, ctx.present, ctx.numbers, ctx.scale, ctx.dropout, wanted))
+    return [None if place is None else next(found) for place in places]
 
 
 def _setup(ctx, inputs, output):
-    *tensors, ctx.numbers, ctx.scale, ctx.dropout = inputs
+    tensors, ctx.present, ctx.numbers, ctx.scale, ctx.dropout = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *tensors)
 
 
-def _backward(ctx, d_out, d_lse, d_mass, run=None):
-    out, lse, mass, *tensors = ctx.saved_tensors
-    d_out = torch.zeros_like(out) if d_out is None else d_out
-    needs = ctx.needs_input_grad
-    wanted = [bool(need) for need in needs[: len(GRADIENTS)]]
-    run = run or attend_backward
-    grads = run(d_out, d_lse, out, lse, mass, *tensors, ctx.numbers, ctx.scale, ctx.dropout, wanted)
-    given = [grad if tensor is not None and want else None for grad, tensor, want in zip(grads, tensors, wanted)]
-    return *given, *(None,) * (len(needs) - len(given))
+def _backward(ctx, d_out, d_lse, d_mass):
+    return _differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[0], attend_backward), None, None, None, None
 
 
 attend_op.register_autograd(_backward, setup_context=_setup)
 
 
-class Now(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
+    """`attend_op` in eager mode: present, numbers, scale, dropout, then the tensors."""
+
     @staticmethod
-    def forward(*inputs):
-        return forward(*inputs)
+    def forward(present, numbers, scale, dropout, *tensors):
+        return forward(tensors, present, numbers, scale, dropout)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _setup(ctx, inputs, output)
+        present, numbers, scale, dropout, *tensors = inputs
+        _setup(ctx, (tensors, present, numbers, scale, dropout), output)
 
     @staticmethod
-    def backward(ctx, *grads):
-        return _backward(ctx, *grads, run=Once.apply if torch.is_grad_enabled() else _now)
+    def backward(ctx, d_out, d_lse, d_mass):
+        run = _once if torch.is_grad_enabled() else backward
+        return None, None, None, None, *_differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[4:], run)
 
 
-def _now(d_out, d_lse, out, lse, mass, *rest):
-    *tensors, numbers, scale, dropout, wanted = rest
-    return _gradients(d_out, d_lse, out, lse, mass, Inputs(*tensors), numbers, scale, dropout, wanted)
+def _once(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
+    return _FirstDerivative.apply(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors)
 
 
-class Once(torch.autograd.Function):
+class _FirstDerivative(torch.autograd.Function):
     """`backward` where its own derivative may be asked for (create_graph, torch.func): there is none."""
 
     @staticmethod
-    def forward(*inputs):
-        return backward(*inputs)
+    def forward(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors):
+        return tuple(backward(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -187,6 +136,9 @@ class Once(torch.autograd.Function):
         raise RuntimeError("the triton engine has first derivatives only; for second ones use engine='reference'")
 
 
-def attend(*inputs) -> tuple[Tensor, Tensor, Tensor]:
+def attend(inputs: Inputs, numbers: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """`forward`, differentiable: as an operator where something traces or watches operators."""
-    return attend_op(*inputs) if traced(inputs[0]) else quick(Now, *inputs)
+    tensors, present = pack(inputs)
+    if is_traced(inputs.q):
+        return attend_op(tensors, present, list(numbers), scale, dropout)
+    return apply_function(_Attention, present, numbers, scale, dropout, *tensors)

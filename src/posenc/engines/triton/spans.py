@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .functions import on, traced
+from .functions import is_traced, launch_on
 
 
 @triton.jit(do_not_specialize=["row", "length"])
@@ -33,7 +33,7 @@ def _spans(keys: Tensor, batch: int) -> Tensor:
     keys = keys.contiguous()
     spans = keys.new_empty(batch, 3, dtype=torch.int32)
     if batch:
-        with on(keys):
+        with launch_on(keys):
             spans_kernel[(batch,)](keys, 0 if keys.shape[0] == 1 else keys.shape[1], keys.shape[1], spans, BLOCK=1024)
     return spans
 
@@ -47,4 +47,4 @@ def _(keys, batch):
 
 
 def spans_of(keys: Tensor, batch: int) -> Tensor:
-    return (spans_op if traced(keys) else _spans)(keys, batch)
+    return (spans_op if is_traced(keys) else _spans)(keys, batch)

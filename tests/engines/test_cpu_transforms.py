@@ -10,7 +10,7 @@ from posenc.core.errors import UnsupportedPlan
 from posenc.core.index import clip
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
-from posenc.functional import attend, engine_for
+from posenc.functional import attend, explain
 
 B, H, L, D = 2, 2, 5, 4
 INDEX = clip(2, 1)
@@ -97,8 +97,8 @@ def test_what_a_named_engine_says():
     chosen = []
 
     def run(q):
-        chosen.append(engine_for(q, *given[1:3], Plan(Positions(L), lookups=(Lookup(INDEX, bias=given[3]),))))
-        return attention(False, "sdpa")(q, *given[1:]).sum()
+        chosen.append(explain(q, *given[1:3], Plan(Positions(L), lookups=(Lookup(INDEX, bias=given[3]),))))
+        return attention(False, "auto")(q, *given[1:]).sum()
 
     with pytest.raises(UnsupportedPlan, match="no rules for torch.func .*; the reference engine has them"):
         grad(run)(given[0])

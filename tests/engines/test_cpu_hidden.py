@@ -68,7 +68,7 @@ def test_outside_the_limits(name, fault, of, tiles):
     for q_length, options in ((29, {"causal": True}), (33, {"window": (6, 2)})):
         positions = Positions((33 - q_length, q_length), 33)
         for train in (False, True):
-            sees = compare(make(name, positions), "sdpa", train, of, fault, 30 - 3 * train, **options)
+            sees = compare(make(name, positions), "auto", train, of, fault, 30 - 3 * train, **options)
             assert sees.any() and not sees.all()
 
 
@@ -79,7 +79,7 @@ def test_padding(name, of, tiles):
     real[0, 12] = False
     for options in ({}, {"causal": True}):
         for train in (False, True):
-            compare(make(name, Positions(33)), "sdpa", train, of, NAN, 12, key_mask=real, **options)
+            compare(make(name, Positions(33)), "auto", train, of, NAN, 12, key_mask=real, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,11 +89,11 @@ def test_decoding(name, of, rows):
     real = torch.ones(B, 33, dtype=torch.bool)
     real[0, 12] = False
     positions = Positions((33 - rows, rows), 33)
-    compare(make(name, positions), "sdpa", False, of, NAN, 12, key_mask=real, causal=True)
-    compare(make(name, positions), "sdpa", False, of, NAN, 31, causal=True)
+    compare(make(name, positions), "auto", False, of, NAN, 12, key_mask=real, causal=True)
+    compare(make(name, positions), "auto", False, of, NAN, 31, causal=True)
 
 
-@pytest.mark.parametrize("engine", ["reference", "sdpa"])
+@pytest.mark.parametrize("engine", ["reference", "auto"])
 @pytest.mark.parametrize("fault", [NAN, INF, -INF])
 def test_the_formula_itself(engine, fault):
     plan = Plan(Positions(torch.randperm(9)), lookups=(Lookup(clip(4, 3), bias=draw(H, 8)),))
@@ -103,4 +103,4 @@ def test_the_formula_itself(engine, fault):
 
 def test_pytorchs_own_attention_keeps_future_keys_to_themselves():
     """Plans without terms are PyTorch's call as it is; a NaN in a future value reaches rows of its kernel's block there."""
-    compare(Plan(Positions(33)), "sdpa", False, "key", NAN, 30, causal=True)
+    compare(Plan(Positions(33)), "auto", False, "key", NAN, 30, causal=True)

@@ -101,7 +101,7 @@ def compare(q, k, v, plan, *, extra=(), among=None, tolerance=1e-9, **options):
     """Output and gradients of every leaf, against the reference."""
     leaves = [q, k, v, *(tensor for _, tensor in plan.tensors()), *extra] if among is None else among
     results = []
-    for engine in ("reference", "sdpa"):
+    for engine in ("reference", "auto"):
         out = attend(q, k, v, plan, engine=engine, **options)
         weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
         grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
@@ -151,7 +151,7 @@ def test_without_gradients(name, q_length, k_length, options):
     plan = plans(places(q_length, k_length), v_size=5)[name]
     q, k, v = tensors(q_length, k_length, kv_heads=2, v_size=5)
     with torch.no_grad():
-        ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in ("sdpa", "reference"))
+        ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in ("auto", "reference"))
     torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
@@ -227,7 +227,7 @@ def test_a_query_with_nothing_to_see_gives_zeros():
     plan = plans(Positions(6))["keys and values"]
     seen = torch.zeros(B, 6, dtype=torch.bool)
     seen[0, 4:] = True
-    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="sdpa")
+    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="auto")
     assert (out[0, :, :4] == 0).all() and (out[1] == 0).all() and (out[0, :, 4:] != 0).any()
 
 
@@ -235,7 +235,7 @@ def test_a_query_with_nothing_to_see_gives_zeros():
 def test_empty(lengths):
     q, k, v = tensors(*lengths)
     plan = Plan(places(*lengths), lookups=(Lookup(clip(3, 3), bias=leaf(H, 7)),))
-    out = attend(q, k, v, plan, engine="sdpa")
+    out = attend(q, k, v, plan, engine="auto")
     assert out.shape == (B, H, lengths[0], D) and (out == 0).all()
 
 
@@ -352,7 +352,7 @@ def test_dropout(monkeypatch):
     small(monkeypatch)
     q, k, v = tensors(200, 200)
     v = torch.ones_like(v).requires_grad_()
-    out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="sdpa")
+    out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="auto")
     kept = out[..., 0] != 0
     torch.testing.assert_close(out, kept[..., None] * torch.full_like(out, 4 / 3))
     assert 0.7 < kept.double().mean() < 0.8
@@ -362,7 +362,7 @@ def test_dropout(monkeypatch):
 
 def test_a_plan_without_terms_is_pytorchs_own_attention():
     q, k, v = tensors(30, 30, kv_heads=2)
-    ours = attend(q, k, v, Plan(Positions(30), scale=0.3), causal=True, engine="sdpa")
+    ours = attend(q, k, v, Plan(Positions(30), scale=0.3), causal=True, engine="auto")
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
     assert torch.equal(ours, theirs)
 
@@ -371,15 +371,15 @@ def test_refuses_other_devices_in_words():
     q = torch.empty(1, H, 8, D, device="meta")
     plan = Plan(Positions(8), lookups=(Lookup(clip(3, 3), bias=torch.empty(H, 7, device="meta")),))
     with pytest.raises(NotImplementedError, match="on meta it runs plans without terms"):
-        attend(q, q, q, plan, engine="sdpa")
-    assert attend(q, q, q, Plan(Positions(8)), causal=True, engine="sdpa").shape == q.shape
+        attend(q, q, q, plan, engine="auto")
+    assert attend(q, q, q, Plan(Positions(8)), causal=True, engine="auto").shape == q.shape
 
 
 @pytest.mark.parametrize("name", ["none", "bias", "keys"])
 def test_nan_queries_are_not_turned_into_zeros(name):
     q, k, v = (x.detach() for x in tensors(9, 9))
     q[0, 1, 4, 2] = float("nan")
-    out = attend(q, k, v, plans(Positions(9))[name], engine="sdpa")
+    out = attend(q, k, v, plans(Positions(9))[name], engine="auto")
     assert out[0, 1, 4].isnan().all()
     assert out.isnan().sum() == D
 
@@ -393,7 +393,7 @@ def test_any_memory_layout(name, train):
         tensor.requires_grad_(train)
     q, k, v = (leaf(B, H, D, 9) for _ in range(3))
     results = []
-    for engine in ("reference", "sdpa"):
+    for engine in ("reference", "auto"):
         out = attend(*(x.transpose(2, 3) for x in (q, k, v)), plan, causal=True, engine=engine)
         gradient = torch.linspace(0, 1, out.numel(), dtype=out.dtype).view(B, H, D, 9).transpose(2, 3)
         results.append([out, *torch.autograd.grad(out, (q, k, v), gradient)])

@@ -63,7 +63,7 @@ def test_every_number_is_within_its_budget(name, length, dtype, monkeypatch):
     expected, allowed = budget.expect(q, k, v, plan, g)
     for pairs in (sizes.PAIRS, 0) if length > sizes.PAIRS else (sizes.PAIRS,):
         monkeypatch.setattr(sizes, "PAIRS", pairs)
-        for number, ours in results(partial(attend, engine="sdpa"), q, k, v, plan, g).items():
+        for number, ours in results(partial(attend, engine="auto"), q, k, v, plan, g).items():
             budget.assert_within(ours, expected[number], allowed[number], number)
 
 
@@ -89,7 +89,7 @@ def test_poisoned_memory_and_the_same_bits_twice(name, causal, poisoned):
     plan, g = make(name, Positions(length)), torch.randn(2, H, length, D)
     real = torch.ones(2, length, dtype=torch.bool)
     real[0, 100:] = False
-    attention = partial(attend, causal=causal, key_mask=real, engine="sdpa")
+    attention = partial(attend, causal=causal, key_mask=real, engine="auto")
     first, second = (results(attention, q, k, v, plan, g) for _ in range(2))
     for number, ours in first.items():
         assert ours.isfinite().all()
@@ -100,7 +100,7 @@ def test_positions_past_a_million():
     positions, near = Positions((10**6, 60), (10**6 - 20, 80)), Positions((20, 60), 80)
     q, k, v = torch.randn(B, H, 60, D), torch.randn(B, H, 80, D), torch.randn(B, H, 80, D)
     for name in PLANS:
-        outs = [attend(q, k, v, make(name, place), causal=True, engine="sdpa") for place in (positions, near)]
+        outs = [attend(q, k, v, make(name, place), causal=True, engine="auto") for place in (positions, near)]
         assert torch.equal(*outs)
 
 
@@ -120,7 +120,7 @@ def test_compiles_without_a_graph_break(name, backend):
     plan, g = make(name, Positions(40)), torch.randn(B, H, 40, D)
 
     def attention(q, k, v, plan):
-        return attend(q, k, v, plan, causal=True, engine="sdpa")
+        return attend(q, k, v, plan, causal=True, engine="auto")
 
     torch.compiler.reset()
     compiled = torch.compile(attention, fullgraph=True, backend=backend)
@@ -149,5 +149,5 @@ def test_extra_memory_is_a_fraction_of_a_dense_bias():
     plan = make("bias", Positions(length))
     with torch.no_grad():
         plain = peak_bytes(lambda: scaled_dot_product_attention(q, k, v))
-        ours = peak_bytes(lambda: attend(q, k, v, plan, engine="sdpa"))
+        ours = peak_bytes(lambda: attend(q, k, v, plan, engine="auto"))
     assert ours - plain <= 0.04 * dense

@@ -1,0 +1,52 @@
+"""Autograd functions at the price of their forward pass, and what torch.func allows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch.autograd import forward_ad
+
+
+def apply_function(function: type[torch.autograd.Function], *inputs):
+    """function.apply(*inputs). PyTorch inspects the signature of a function with `setup_context` at every call, which takes
+    longer than many a forward pass; only torch.func and torch.compile need that form."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*inputs)
+    return _with_context(function).apply(*inputs)
+
+
+@cache
+def _with_context(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """The same function in the form whose forward takes ctx."""
+
+    class Direct(function):  # type: ignore[misc, valid-type]
+        setup_context = staticmethod(torch.autograd.Function.setup_context)
+
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = function.forward(*inputs)
+            function.setup_context(ctx, inputs, output)
+            return output
+
+    Direct.__name__ = Direct.__qualname__ = function.__name__
+    return Direct
+
+
+def transform_reason(*, plain_grad: bool = False) -> str | None:
+    """Why a call inside torch.func or forward-mode differentiation cannot use fused attention, or None.
+
+    PyTorch's own attention has a first gradient in reverse mode (`plain_grad`: that is enough for one torch.func.grad); the
+    operators of the engines have theirs outside of torch.func alone.
+    """
+    eager = not torch.compiler.is_compiling()
+    forward_mode = eager and forward_ad._current_level >= 0
+    if not forward_mode and not torch._C._are_functorch_transforms_active():
+        return None
+    if eager and plain_grad and not forward_mode:
+        if [x.key().name for x in torch._C._functorch.get_interpreter_stack() or ()] == ["Grad"]:
+            return None
+    return (
+        "fused attention has no rules for torch.func (vmap, grad, jvp, jacrev, ...) and forward-mode differentiation; "
+        "the reference engine has them"
+    )

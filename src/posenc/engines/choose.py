@@ -1,0 +1,75 @@
+"""Which engine runs a call, and why. The one place that decides."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from ..core.errors import UnsupportedPlan
+from . import blocked, cpu, reference, sdpa, triton
+from .base import Engine
+from .lowering import LoweredPlan
+
+ENGINES: dict[str, Engine] = {"triton": triton, "sdpa": sdpa, "cpu": cpu, "blocked": blocked, "reference": reference}
+"""Every engine by name; `auto` takes the first that supports a call."""
+
+
+class Choice(NamedTuple):
+    """An engine's name, and why those before it do not run the call."""
+
+    engine: str
+    reasons: dict[str, str]
+
+    def __str__(self) -> str:
+        because = "".join(f"\n  not {name}: {reason}" for name, reason in self.reasons.items())
+        return f"engine {self.engine!r}{because}"
+
+
+def register_engine(name: str, engine: Engine, *, before: str | None = "blocked") -> None:
+    """Add an engine under a name. `auto` asks it before the engine `before`; None: only callers that name it run it."""
+    if name == "auto" or name in ENGINES:
+        raise ValueError(f"the name {name!r} is taken; the engines are {', '.join(ENGINES)}")
+    missing = [method for method in ("supports", "run") if not callable(getattr(engine, method, None))]
+    if missing:
+        raise TypeError(f"an engine needs supports(lowered) and run(q, k, v, lowered); {engine!r} lacks {missing}")
+    if before is not None and before not in ENGINES:
+        raise ValueError(f"before={before!r} is no engine; the engines are {', '.join(ENGINES)}")
+    others = dict(ENGINES)
+    ENGINES.clear()
+    for other, implementation in others.items():
+        if other == before:
+            ENGINES[name] = engine
+        ENGINES[other] = implementation
+    if before is None:
+        ENGINES[name] = engine  # after `blocked`, which supports everything
+
+
+def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
+    """A named engine runs or raises; only "auto" goes on to the next."""
+    if engine != "auto":
+        if engine not in ENGINES:
+            raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
+        reason = ENGINES[engine].supports(lowered)
+        if reason is not None:
+            raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
+        return Choice(engine, {})
+    reasons: dict[str, str] = {}
+    for name, candidate in ENGINES.items():
+        reason = candidate.supports(lowered)
+        if reason is None:
+            if name == "blocked" and lowered.facts.device.type == "cuda":
+                _warn_slow("; ".join(f"{other}: {why}" for other, why in reasons.items()))
+            return Choice(name, reasons)
+        reasons[name] = reason
+    raise UnsupportedPlan("no engine can run this: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+_warned: set[str] = set()
+
+
+def _warn_slow(reasons: str) -> None:
+    if not torch.compiler.is_compiling() and reasons not in _warned:
+        _warned.add(reasons)
+        warnings.warn(f"posenc computes dense scores in blocks on a GPU, because {reasons}", stacklevel=5)

@@ -1,0 +1,336 @@
+"""Lowering: plan + mask + shapes -> facts and at most one table of each kind, once a call, for every engine.
+
+    Plan ─┐                    ┌─ facts     hashable, no tensor is read: what a choice or a prepared launch depends on
+    Mask ─┼─▶ LoweredPlan ─────┤
+    q k v ┘                    └─ tables    bias [H, n], query table [H, n, E] with states, key table, value table
+
+A plan may have several lookups with different indices. Over a span lo .. hi of distances they become one table of each
+kind, with a row for each distance:
+
+    index a   rows 0 0 1 2 2          distance   lo  ..  hi
+    index b   rows   0 1 1            bias       a0+b0 a0+b0 a1+b1 a2+b1 a2+b1
+
+Expansion and sums are ordinary differentiable PyTorch, so autograd carries an engine's gradients on to buckets, slopes and
+projections. The gradient of an expanded row is summed in a fixed order, without atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.constants import constant
+from ..core.functions import apply_function
+from ..core.index import Grid, Index
+from ..core.mask import Mask
+from ..core.plan import Lookup, Plan
+from ..core.positions import Positions, Run, Side
+
+Span = tuple[int, int]
+TABLES = ("bias", "dot_query", "dot_key", "add_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a call without reading a tensor. Hashable: the key under which prepared work may be kept."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    q_length: int
+    k_length: int
+    head_dim: int
+    value_dim: int
+    spans: tuple[Span | None, Span | None, Span | None, Span | None]
+    """Distances that the tables of TABLES tell apart, lookups on the first axis only; None: no such table."""
+    states: bool
+    """Whether a query table is multiplied with other states than q."""
+    further_axes: bool
+    """Whether lookups read other axes than the first, or a grid."""
+    slopes: bool
+    decay: bool
+    pair: bool
+    scale: Literal["number", "tensor"]
+    positions: Literal["run", "starts", "tokens"]
+    """Consecutive positions at one offset; a start for each batch row; a position for each token."""
+    left: int | None
+    right: int | None
+    padding: bool
+    documents: bool
+    mask: Literal["none", "bool", "float", "learned"]
+    dropout: bool
+    gradient: bool
+    """Whether a gradient is wanted of any tensor."""
+    return_lse: bool
+
+    @property
+    def bias_span(self) -> Span | None:
+        return self.spans[0]
+
+    @property
+    def has_content(self) -> bool:
+        """Whether a table is multiplied with queries, keys or probabilities."""
+        return any(span is not None for span in self.spans[1:])
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything is added to scores or values, or the scale is a tensor."""
+        return (
+            self.bias_span is not None or self.has_content or self.further_axes or self.slopes or self.decay or self.pair
+            or self.scale == "tensor"
+        )  # fmt: skip
+
+    @property
+    def has_dense_mask(self) -> bool:
+        return self.mask != "none"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether causality or a window hides keys."""
+        return self.left is not None or self.right is not None
+
+
+class LoweredPlan:
+    """A plan and a mask for given tensors. `facts` are plain values; tables are made when an engine asks for them."""
+
+    __slots__ = ("__dict__", "dropout", "facts", "mask", "plan")
+
+    def __init__(self, plan: Plan, mask: Mask, facts: Facts, dropout: float):
+        self.plan, self.mask, self.facts, self.dropout = plan, mask, facts, dropout
+
+    def fold_query_shifts(self, q: Tensor) -> None:
+        """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is rotated already.
+        The facts say so from the start."""
+        self.plan = self.plan.fold_query_shifts(q)
+
+    # ---- tables over a span of distances --------------------------------------------------------------------------
+    def bias_table(self, lo: int, hi: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """[H or 1, n]"""
+        return self._sum_tables("bias", lo, hi, dtype)
+
+    def key_table(self, lo: int, hi: int, dtype: torch.dtype | None = None) -> Tensor | None:
+        """[H or 1, n, D]"""
+        return self._sum_tables("dot_key", lo, hi, dtype)
+
+    def value_table(self, lo: int, hi: int, dtype: torch.dtype | None = None) -> Tensor | None:
+        """[H or 1, n, Dv]"""
+        return self._sum_tables("add_value", lo, hi, dtype)
+
+    def query_table(
+        self, q: Tensor, lo: int, hi: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Table [H or 1, n, E] and states [B, H, Lq, E] whose product is what all lookups add; states None: q itself.
+
+        Tables for q are added; tables for other states are laid side by side, as are the states:
+        q·a + q·b + s·c  =  [q, s]·[a + b, c].
+        """
+        own: Tensor | None = None
+        others: list[tuple[Tensor, Tensor]] = []
+        for lookup in self._lookups("dot_query"):
+            assert lookup.dot_query is not None
+            table = expand_table(lookup.dot_query, lookup.index, lo, hi)
+            table = table if dtype is None else table.to(dtype)
+            if lookup.states is None:
+                own = add(own, table)
+            else:
+                others.append((table, lookup.states.to(dtype or q.dtype).expand(q.shape[0], -1, -1, -1)))
+        if not others:
+            return own, None
+        if own is not None:
+            others.insert(0, (own, q.to(dtype or q.dtype)))
+        if len(others) == 1:
+            return others[0]
+        heads = max(table.shape[0] for table, _ in others)
+        tables = [table.expand(heads, -1, -1) for table, _ in others]
+        return torch.cat(tables, -1), torch.cat([states for _, states in others], -1)
+
+    def _sum_tables(self, kind: str, lo: int, hi: int, dtype: torch.dtype | None) -> Tensor | None:
+        total: Tensor | None = None
+        for lookup in self._lookups(kind):
+            table = expand_table(getattr(lookup, kind), lookup.index, lo, hi)
+            total = add(total, table if dtype is None else table.to(dtype))
+        return total
+
+    def _lookups(self, kind: str) -> list[Lookup]:
+        return [x for x in self.plan.lookups if getattr(x, kind) is not None and not reads_further_axes(x)]
+
+    # ---- the rest -------------------------------------------------------------------------------------------------
+    @property
+    def scale(self) -> float | Tensor:
+        """A number, or a tensor [.., H, Lq, 1]."""
+        return self.plan.scale_of(self.facts.head_dim)
+
+    @cached_property
+    def offset(self) -> int | None:
+        """p_k - p_q of slots 0 and 0 where positions are consecutive and every batch row has the same offset, else None.
+
+        Explicit positions often are (`position_ids`): on a CPU they are looked at once, O(L), where L² scores follow.
+        """
+        positions = self.plan.positions
+        if positions.offset is not None or torch.compiler.is_compiling():
+            return positions.offset
+        q_start = _consecutive_start(positions.q)
+        k_start = q_start if positions.k is positions.q else _consecutive_start(positions.k)
+        if q_start is None or k_start is None:
+            return None
+        lowest, highest = torch.aminmax(k_start - q_start)
+        return int(lowest) if lowest == highest else None
+
+
+def lower_plan(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float = 0.0, return_lse: bool = False
+) -> LoweredPlan:
+    """q, k and v before or after their rotation: only shapes and flags are read."""
+    spans: dict[str, Span] = {}
+    states = further_axes = False
+    for lookup in plan.lookups:
+        if reads_further_axes(lookup):
+            further_axes = True
+            continue
+        index = lookup.index
+        assert isinstance(index, Index)
+        as_bias = lookup.query_shift is not None and not isinstance(plan.scale, Tensor)
+        states |= lookup.states is not None or (lookup.query_shift is not None and not as_bias)
+        for kind in TABLES:
+            if getattr(lookup, kind) is not None or (kind == "bias" and as_bias):
+                lo, hi = spans.get(kind, (index.lo, index.hi))
+                spans[kind] = (min(lo, index.lo), max(hi, index.hi))
+    if plan.pair is not None:
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
+    left, right = mask.limits
+    extra: Literal["none", "bool", "float", "learned"] = "none"
+    if mask.extra is not None:
+        extra = "bool" if mask.extra.dtype == torch.bool else "learned" if mask.extra.requires_grad else "float"
+    gradient = torch.is_grad_enabled() and (
+        extra == "learned"
+        or any(x.requires_grad for x in (q, k, v))
+        or any(tensor.requires_grad for _, tensor in plan.tensors())
+    )
+    facts = Facts(
+        q.device, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+        (spans.get("bias"), spans.get("dot_query"), spans.get("dot_key"), spans.get("add_value")),
+        states, further_axes, plan.slopes is not None, plan.decay is not None, plan.pair is not None,
+        "tensor" if isinstance(plan.scale, Tensor) else "number", _kind_of(plan.positions), left, right,
+        mask.key_mask is not None, mask.documents is not None, extra, dropout > 0.0, gradient, return_lse,
+    )  # fmt: skip
+    return LoweredPlan(plan, mask, facts, dropout)
+
+
+def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
+    """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
+    added = pair(p_q, p_k)
+    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
+    wanted = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
+    if not isinstance(added, Tensor):
+        raise TypeError(f"{wanted}, got {type(added).__name__}")
+    leading = [(1, batch), (1, heads)][4 - added.dim() :]
+    if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
+    if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
+        raise ValueError(f"{wanted}, got {list(added.shape)}")
+    return added
+
+
+def reads_further_axes(lookup: Lookup) -> bool:
+    """Whether it reads other axes than the first."""
+    return isinstance(lookup.index, Grid) or lookup.index.axis != 0
+
+
+def _kind_of(positions: Positions) -> Literal["run", "starts", "tokens"]:
+    if positions.runs is None:
+        return "tokens"
+    return "run" if positions.offset is not None else "starts"
+
+
+def _consecutive_start(side: Side) -> Tensor | None:
+    """[1] or [B]: the first position of each row, if those after it follow one by one."""
+    if isinstance(side, Run):
+        start = torch.as_tensor(side.start).reshape(-1).to(torch.int64)
+        return start if start.device.type == "cpu" else None
+    if side.device.type != "cpu":
+        return None
+    side = side.to(torch.int64)
+    first = side[..., :1]
+    return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1])) else None
+
+
+def add(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a + b
+
+
+# ---- one row for each distance -------------------------------------------------------------------------------------
+def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor:
+    """[X, n, ..] -> [X, hi - lo + 1, ..]: the table's row for each distance lo .. hi, which may reach past the index's span."""
+    assert isinstance(index, Index)
+    if index.rows is None and index.lo <= lo and hi <= index.hi:
+        return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
+    if type(lo) is not int or type(hi) is not int:  # lengths that torch.compile traces as unknown
+        return table.index_select(1, index.look(torch.arange(lo, hi + 1, device=table.device)))
+    return apply_function(_Expand, table, index, lo, hi)
+
+
+@lru_cache(maxsize=256)
+def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...]:
+    steps = [min(max(r, index.lo), index.hi) - index.lo for r in range(lo, hi + 1)]
+    return tuple(steps) if index.rows is None else tuple(index.rows[step] for step in steps)
+
+
+@lru_cache(maxsize=256)
+def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[int, ...], tuple[bool, ...] | None]:
+    """Which distances read each of the table's n rows: how many at the start and at the end repeat the first and the last
+    row; the other distances, equally many for each row; and which of those only fill up, or None.
+
+    Repeated ends are summed first: a row with many readers would make all others as long.
+    """
+    rows = _rows(index, lo, hi)
+    before, after = 0, 0
+    while before + 1 < len(rows) and rows[before + 1] == rows[0]:
+        before += 1
+    while after + 1 < len(rows) - before and rows[-after - 2] == rows[-1]:
+        after += 1
+    if n * max(before, after) < 4 * len(rows):
+        before, after = 0, 0
+    readers: list[list[int]] = [[] for _ in range(n)]
+    for step, row in enumerate(rows[before : len(rows) - after]):
+        readers[row].append(step)
+    most = max(1, max(map(len, readers)))
+    sources = tuple(step for own in readers for step in own + [0] * (most - len(own)))
+    filled = tuple(place >= len(own) for own in readers for place in range(most))
+    return before, after, sources, filled if any(filled) else None
+
+
+class _Expand(torch.autograd.Function):
+    """index_select along dim 1 whose gradient is a gather and a sum: PyTorch's own adds atomically, in any order."""
+
+    @staticmethod
+    def forward(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+        return table.index_select(1, constant(_rows(index, lo, hi), table.device))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        table, *ctx.distances = inputs
+        ctx.n = table.shape[1]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        before, after, sources, filled = _readers(*ctx.distances, ctx.n)
+        if before or after:
+            last = grad.shape[1] - after
+            whole, grad = grad, grad[:, before:last].clone()
+            if before:
+                grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
+            if after:
+                grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
+        picked = grad.index_select(1, constant(sources, grad.device))
+        if filled is not None:
+            shape = [1] * picked.dim()
+            shape[1] = len(filled)
+            picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
+        return picked.unflatten(1, (ctx.n, -1)).sum(2), None, None, None

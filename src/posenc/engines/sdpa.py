@@ -1,0 +1,51 @@
+"""PyTorch's own attention as it is, on any device: for plans that add nothing to scores or values.
+
+Positions that are added to the input or rotate queries and keys leave nothing else to do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..core.functions import transform_reason
+from ..core.plan import holds_nan
+from . import blocked
+from .lowering import LoweredPlan
+
+
+def supports(lowered: LoweredPlan) -> str | None:
+    facts = lowered.facts
+    if facts.has_terms:
+        return "the plan adds terms to the scores or values; PyTorch's attention takes none by distance"
+    if facts.padding or facts.documents or facts.has_dense_mask or lowered.mask.window is not None:
+        return "causality is the only mask it takes"
+    reason = transform_reason(plain_grad=True)
+    if reason is not None:
+        return reason
+    if facts.return_lse:
+        return "PyTorch's attention does not return the log-sum-exp"
+    if 0 in (facts.batch, facts.q_length, facts.k_length, facts.head_dim):
+        return "a tensor is empty"
+    # PyTorch aligns causality at the top left, posenc at the bottom right: the same only for a square, or one query
+    if lowered.mask.causal and facts.q_length != 1 and facts.q_length != facts.k_length:
+        return "causal attention of fewer queries than keys is aligned differently there"
+    return None
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+    # PyTorch's CPU kernel takes a query of NaN for a fully masked one and returns zeros: a fault would go unnoticed
+    if q.is_cpu and not torch.compiler.is_compiling() and holds_nan(q):
+        return blocked.run(q, k, v, lowered)
+    scale = lowered.scale
+    assert isinstance(scale, float)
+    # branches: where torch.compile leaves sizes open, a comparison alone is no bool
+    causal = grouped = False
+    if lowered.mask.causal and q.shape[2] > 1:
+        causal = True
+    if q.shape[1] != k.shape[1]:
+        grouped = True
+    dropout = lowered.dropout
+    out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return out, None

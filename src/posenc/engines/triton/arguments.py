@@ -1,0 +1,229 @@
+"""LoweredPlan -> the kernels' arguments: at most one table, one row term, one column term and one value term.
+
+bias       [H, span]             float32
+table      [H or 1, span, E]     rows = states . table inside the scale, for each query; states: q, or [B, H, Lq, E]
+key_table  [H or 1, span, D]     cols = k . table inside the scale, for each key and by -r
+value      [H or 1, span, Dv]    out += mass @ value, mass being the attention per distance
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.mask import Mask
+from ...core.positions import Positions
+from ..lowering import Facts, LoweredPlan, Span
+from . import tiles
+from .spans import spans_of
+
+FAR = 1 << 28  # a distance past every position: with it, every tile is far
+LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
+MARGIN = 128  # distances, see _kept_span
+QUERIES = 1024  # with more distances, that many queries at a time,
+ROWS = 1 << 15  # or so many that there are this many for all heads and batch rows: to fill a device
+
+
+class Numbers(NamedTuple):
+    """The integers of a call, one list for the operator's schema; left and right are -1 for no limit."""
+
+    offset: int = 0
+    left: int = -1
+    right: int = -1
+    lo: int = FAR
+    hi: int = FAR
+    bias_lo: int = 0
+    bias_hi: int = 0
+    rows_lo: int = 0
+    rows_hi: int = 0
+    cols_lo: int = 0
+    cols_hi: int = 0
+    mass_lo: int = 0
+    mass_hi: int = 0
+    queries: int = 0  # how many at a time; 0: all
+
+
+class Inputs(NamedTuple):
+    """The operators' tensors, the one list of them; those before `starts` may have gradients."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    states: Tensor | None = None
+    table: Tensor | None = None
+    key_table: Tensor | None = None
+    value: Tensor | None = None
+    slopes: Tensor | None = None
+    scales: Tensor | None = None
+    decay_q: Tensor | None = None
+    decay_k: Tensor | None = None
+    starts: Tensor | None = None
+    p_q: Tensor | None = None
+    p_k: Tensor | None = None
+    keys: Tensor | None = None
+    spans: Tensor | None = None
+    doc_q: Tensor | None = None
+    doc_k: Tensor | None = None
+    doc_q_sees: Tensor | None = None
+    doc_k_sees: Tensor | None = None
+    extra: Tensor | None = None
+    seed: Tensor | None = None
+
+    def kind(self, num: Numbers) -> str:
+        """Which tiles suit: plain; bias, masked or not; content (rows or values), keys (columns too); wide: whole tiles lie
+        within the bands."""
+        spans = []
+        if self.table is not None:
+            spans.append(num.rows_hi - num.rows_lo)
+        if self.key_table is not None:
+            spans.append(num.cols_hi - num.cols_lo)
+        if self.value is not None:
+            spans.append(num.mass_hi - num.mass_lo)
+        if not spans:
+            masks = (self.p_q, self.keys, self.doc_q, self.extra, self.seed)
+            masked = "" if all(mask is None for mask in masks) else "masked "
+            return "plain" if self.bias is None else masked + "bias"
+        wide = min(spans) >= tiles.WIDE and self.q.dtype != torch.float32 and not self.shared
+        return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
+
+    def wide(self, num: Numbers) -> bool:
+        return self.kind(num).startswith("wide")
+
+    @property
+    def shared(self) -> bool:
+        """Token positions: distances may repeat within a row, so that a band's numbers are sums."""
+        return self.p_q is not None
+
+
+INPUTS = Inputs._fields
+GRADIENTS = INPUTS[: INPUTS.index("starts")]
+
+
+def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Inputs, Numbers, float]:
+    """Tensors, integers and the scale (1 where it is a tensor)."""
+    facts, plan = lowered.facts, lowered.plan
+    tensors, numbers = _tables(q, lowered)
+    spans = [span for span in facts.spans if span is not None]
+    if plan.slopes is not None:
+        tensors["slopes"] = plan.slopes.float().contiguous()
+        spans.append((0, 0))
+    if spans:
+        numbers["lo"], numbers["hi"] = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+        _add_positions(tensors, numbers, plan.positions, facts)
+    scale = lowered.scale
+    if isinstance(scale, float) and scale <= 0:
+        scale = q.new_full((1, 1), scale, dtype=torch.float32)
+    if isinstance(scale, Tensor):
+        shape = (facts.batch, facts.heads, facts.q_length)
+        tensors["scales"] = scale.squeeze(-1).float().expand(shape).contiguous()
+        scale = 1.0
+    if plan.decay is not None:
+        for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
+            tensors[name] = decay.float().expand(facts.batch, facts.heads, length).contiguous()
+    numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
+    _add_masks(tensors, lowered.mask, facts)
+    if "table" in tensors and tensors["table"].shape[1] > LONGEST:
+        numbers["queries"] = max(QUERIES, ROWS // (facts.batch * facts.heads) // 64 * 64)
+    if facts.dropout:
+        tensors["seed"] = torch.randint(0, 2**62, (1,), device=q.device)
+    return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
+
+
+def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[str, int]]:
+    facts = lowered.facts
+    bias_span, query_span, key_span, value_span = facts.spans
+    visible = _visible_distances(lowered)
+    if query_span is not None and bias_span == query_span:  # the same distances: kept together, see launch._along
+        bias_span = _kept_span(bias_span, visible)
+    tensors: dict[str, Tensor | None] = {}
+    numbers: dict[str, int] = {}
+    if bias_span is not None:
+        numbers["bias_lo"], numbers["bias_hi"] = bias_span
+        bias = lowered.bias_table(*bias_span)
+        tensors["bias"] = None if bias is None else bias.expand(facts.heads, -1)
+    if query_span is not None:
+        span = _kept_span(query_span, visible)
+        numbers["rows_lo"], numbers["rows_hi"] = span
+        tensors["table"], tensors["states"] = lowered.query_table(q, *span)
+    if key_span is not None:
+        lo, hi = _kept_span(key_span, visible)
+        numbers["cols_lo"], numbers["cols_hi"] = -hi, -lo
+        table = lowered.key_table(lo, hi)
+        tensors["key_table"] = None if table is None else table.flip(1)
+    if value_span is not None:
+        span = _kept_span(value_span, visible)
+        numbers["mass_lo"], numbers["mass_hi"] = span
+        tensors["value"] = lowered.value_table(*span)
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}, numbers
+
+
+def _visible_distances(lowered: LoweredPlan) -> Span | None:
+    """The smallest and the largest distance that some query sees, for runs of positions; None where that is not known."""
+    facts, runs = lowered.facts, lowered.plan.positions.runs
+    if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
+        return None
+    offset, diff = runs[1].start - runs[0].start, facts.k_length - facts.q_length
+    first, last = 1 - facts.q_length, facts.k_length - 1
+    first = first if facts.left is None else max(first, diff - facts.left)
+    last = last if facts.right is None else min(last, diff + facts.right)
+    return first + offset, last + offset
+
+
+def _kept_span(span: Span, visible: Span | None) -> Span:
+    """The distances for which a content term is kept: not those that nobody sees; and of a wide span two tiles more on each
+    side, as far as that is visible, so that a tile at its end lies within the band."""
+    if visible is None:
+        return span
+    margin = MARGIN if span[1] - span[0] >= tiles.WIDE else 0
+    lo = min(max(span[0] - margin, visible[0]), span[1])
+    return lo, max(min(span[1] + margin, visible[1]), lo)
+
+
+def _add_positions(tensors: dict[str, Tensor], numbers: dict[str, int], positions: Positions, facts: Facts) -> None:
+    device, runs = facts.device, positions.runs
+    if runs is None:
+        tensors["p_q"] = _two_axes(positions.q_positions(device)).to(torch.int32).contiguous()
+        tensors["p_k"] = _two_axes(positions.k_positions(device)).to(torch.int32).contiguous()
+        return
+    q, k = runs
+    if q.start is k.start:
+        return
+    if isinstance(q.start, Tensor) or isinstance(k.start, Tensor):
+        starts = torch.as_tensor(k.start - q.start, device=device)
+        tensors["starts"] = starts.to(torch.int32).expand(facts.batch).contiguous()
+    else:
+        numbers["offset"] = k.start - q.start
+
+
+def _two_axes(positions: Tensor) -> Tensor:
+    return positions if positions.dim() == 2 else positions[None]
+
+
+def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts) -> None:
+    if mask.key_mask is not None:
+        tensors["keys"] = _bytes(mask.key_mask.contiguous())
+        tensors["spans"] = spans_of(tensors["keys"], facts.batch)
+    if mask.documents is not None:
+        tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
+        tensors["doc_q_sees"], tensors["doc_k_sees"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
+    if mask.extra is not None:
+        extra = _bytes(mask.extra) if mask.extra.dtype == torch.bool else mask.extra
+        tensors["extra"] = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    """The same memory, but for Inductor, which (in torch 2.11) takes no such view of a boolean tensor."""
+    return mask.to(torch.uint8) if torch.compiler.is_compiling() else mask.view(torch.uint8)
+
+
+def _document_bounds(own: Tensor, other: Tensor) -> Tensor:
+    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids only grow there, as in
+    packed texts; else from -1, "not known", to the end."""
+    rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
+    grows = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
+    own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
+    first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
+    return torch.stack((first.where(grows, -1), last.where(grows, length)), -1).to(torch.int32)
