@@ -17,7 +17,7 @@ help:
 	@echo "make test-slow    the slow tests"
 	@echo "make test-cpu     the numerical tests with the instructions of older CPUs"
 	@echo "make test-seeds   the numerical tests with ten seeds, on three instruction sets"
-	@echo "make fuzz         random draws for the engines: ARGS='--engine sdpa --count 1000 --seed 1', see --help"
+	@echo "make fuzz         random draws for the engines: ARGS='--engine cpu --count 1000 --seed 1', see --help"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"

@@ -13,8 +13,9 @@ on no measured error.
     c(n)    4 + 2 sqrt(n): roundings of a sum of n terms. Errors of either sign add up as a random walk, whose
             steps are at most u times the sum of absolute values; 2 is more than three of its standard deviations
 
-    scores  E_s  = u c(D) (|s| with every factor and term made positive) + w (operands that are rounded to q's dtype:
-                   rotated or shifted q and k once; tables, states and their product with q or k twice) + w^2 |bias|
+    scores  E_s  = u c(D) (|s| with every factor and term made positive) + w^2 |bias| + w (operands that are rounded to
+                   q's dtype: rotated q and k and shifted q once, a shift of another dtype once more; tables, states
+                   and their product with q or k twice)
             A table may be counted from one of its rows (a base, with differences to it): its size is |t| + max |t|
     p       log(p'/p) = -log(p_j + sum_{k != j} p_k exp(d_k - d_j)), |d| <= E_s. This is exact, so one probability of
             1 cannot move, however large its score. To it come the roundings of exp (EXP), of the sum, and of a stored
@@ -41,6 +42,8 @@ from torch import Tensor
 
 EXP = 24
 """Roundings of exp: PyTorch's fused attention on a CPU takes one that is right to 20."""
+HALF_EXP = 2.0**-12
+"""The relative error of the cheaper exp that PyTorch's fused attention on a CPU takes for bfloat16 and float16."""
 SMALLEST = 2.0**-126
 """Smaller probabilities may be taken for 0."""
 FURTHEST = 40.0
@@ -77,18 +80,19 @@ def expect(
     dots: float | None = None,
     kept: Tensor | None = None,
     recomputed: bool = False,
+    exp: float = 0.0,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Exact results in float64 and their budgets for a computation in the inputs' own dtypes.
 
     g and g_lse are the gradients of the output and of the log-sum-exp; without either, only "out" and "lse" come back.
     `dots` is the unit roundoff of products where it is not that of q's dtype (TensorFloat-32: 2^-11). `kept` [B, H, Lq,
     Lk] is what dropout multiplied the probabilities with: 0 or 1 / (1 - rate). `recomputed`: see above; without it a
-    backward pass must have the forward pass's probabilities.
+    backward pass must have the forward pass's probabilities. `exp` is the relative error of a kernel's exp beyond EXP.
     """
     given = _tensors(q, k, v, plan, mask)
     geometry = _geometry(q, k, plan, causal, window, key_mask, documents, mask)
     units = _units(q, plan, geometry, dots)
-    return _compute(given, geometry, units, g, g_lse, kept, recomputed)
+    return _compute(given, geometry, units, g, g_lse, kept, recomputed, exp)
 
 
 def bounds(*arguments, **options) -> dict[str, Tensor]:
@@ -221,8 +225,9 @@ def _units(q, plan, geometry, dots) -> _Units:
     sums = unit(torch.promote_types(q.dtype, torch.float32))
     low = unit(q.dtype) if unit(q.dtype) > sums else 0.0
     rotation = None if plan is None else plan.rotate
+    shift = None if plan is None else plan.shift
     rounded = low * (
-        (plan is not None and plan.shift is not None)
+        (0 if shift is None else 1 + (shift.dtype != q.dtype))  # the shift itself, and its sum with q
         + (rotation is not None and rotation.q is not None)
         + (rotation is not None and rotation.k is not None)
         + (plan is not None and isinstance(plan.scale, Tensor))
@@ -360,13 +365,13 @@ class _Dense:
 
 # ---- the budget ----------------------------------------------------------------------------------------------------
 @torch.enable_grad()
-def _compute(given, geometry, units, g, g_lse, kept, recomputed):
+def _compute(given, geometry, units, g, g_lse, kept, recomputed, exp):
     true, size = _Dense(given, geometry, False), _Dense(given, geometry, True)
     soft = _softmax(true, geometry.allowed)
     kept = 1.0 if kept is None else kept.double()
     out = true.values(soft.p * kept)
     expected = {"out": out.detach(), "lse": soft.lse.detach()}
-    errors = _Errors(given, units, soft, size, kept)
+    errors = _Errors(given, units, soft, size, kept, exp)
     allowed = {"out": errors.of_output(), "lse": errors.of_lse()}
     if g is None and g_lse is None:
         return expected, allowed
@@ -384,6 +389,7 @@ class _Soft:
     """The softmax of the scores over the keys that may be seen."""
 
     p: Tensor
+    log_p: Tensor  # -inf where hidden
     lse: Tensor  # [B, H, Lq], -inf for a query that sees nothing
     above: Tensor  # log-sum-exp - max s, [B, H, Lq, 1]
     empty: Tensor  # bool [B, H, Lq]
@@ -399,13 +405,14 @@ def _softmax(true: _Dense, allowed: Tensor) -> _Soft:
     empty = total.detach() == 0.0
     total = total.masked_fill(empty, 1.0)
     lse = (total.log() + top).masked_fill(empty, float("-inf")).squeeze(-1)
-    return _Soft(weights / total, lse, total.detach().log(), empty.squeeze(-1), ~allowed)
+    log_p = (s - top - total.log()).detach()
+    return _Soft(weights / total, log_p, lse, total.detach().log(), empty.squeeze(-1), ~allowed)
 
 
 class _Errors:
     """The module's table, line by line."""
 
-    def __init__(self, given: dict[str, Tensor], units: _Units, soft: _Soft, size: _Dense, kept):
+    def __init__(self, given: dict[str, Tensor], units: _Units, soft: _Soft, size: _Dense, kept, exp: float):
         self.given, self.units, self.size, self.kept, self.hidden = given, units, size, kept, soft.hidden
         self.p, self.lse = soft.p.detach(), soft.lse.detach().nan_to_num(neginf=0.0).abs()
         u, keys = units.sums, self.p.shape[3]
@@ -413,8 +420,11 @@ class _Errors:
         self.scores = size.scores.detach()
         e_s = u * (c(self.wide) + 4) * self.scores + units.low**2 * size.parts["biases"].detach()
         e_s = e_s + units.products * size.parts["products"].detach() + units.tables * size.parts["tables"].detach()
-        self.e_s = e_s.masked_fill(soft.hidden, 0.0).clamp(max=FURTHEST)
-        self.exp = (EXP + c(keys)) * u
+        e_s = e_s.masked_fill(soft.hidden, 0.0)
+        # a probability is at most 1, so a score beyond FURTHEST says no more; the log-sum-exp follows the scores
+        self.e_lse = (soft.log_p + e_s).logsumexp(-1).clamp(min=0.0) if keys else e_s.sum(-1)
+        self.e_s = e_s.clamp(max=FURTHEST)
+        self.exp = (EXP + c(keys)) * u + exp
         self.stored = torch.minimum(4 * u * (self.lse[..., None] + 1), soft.above)
         self.sum = units.low + units.values + u * (c(keys) + 4)  # roundings of p and of its sums with values
         self.e_p = self._of_p(self.stored + self.exp)
@@ -428,8 +438,7 @@ class _Errors:
         return ((e_p + self.sum * self.p) * self.kept + vanished).masked_fill(self.hidden, 0.0)
 
     def of_lse(self) -> Tensor:
-        moved = (self.p * self.e_s.exp()).sum(-1).clamp(min=1.0).log()
-        return moved + self.exp + 4 * self.units.sums * self.lse
+        return self.e_lse + self.exp + 4 * self.units.sums * self.lse
 
     def of_output(self) -> Tensor:
         low = self.units.low

@@ -1,4 +1,4 @@
-"""attend and scores: the checks at the public edge."""
+"""attend, scores and merge: what they validate, and that attention over parts of the keys merges into the whole."""
 
 import warnings
 
@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import Lookup, Plan, Positions, Rotation, UnsupportedPlan, index
 from posenc.core.plan import FEW, holds_nan
+from posenc.engines import blocked
 from tests.plans import plan_of, tensors
 
 
@@ -103,7 +104,7 @@ def lookup(**tables):
     [
         (
             lambda w: Plan(Positions(4, 7)),
-            r"made for 4 queries and 7 keys, got 5 and 7; make it with Where\(q=5, k=7\)",
+            r"made for 4 queries and 7 keys, got 5 and 7; make it with Positions\(q=5, k=7\)",
         ),
         (lambda w: Plan(Positions(torch.zeros(3, 5, dtype=torch.int64), 7)), "3 rows, the batch has 2"),
         (
@@ -166,7 +167,7 @@ def test_wrong_masks_get_a_sentence(masks, words):
 def test_a_decoding_query_at_the_wrong_place_is_pointed_out():
     q, k, v = tensors(lq=1)
     encoding = posenc.ALiBi(heads=4)
-    with pytest.warns(UserWarning, match=r"Where\(q=\(6, 1\), k=\(0, 7\)\)"):
+    with pytest.warns(UserWarning, match=r"Positions\(q=\(6, 1\), k=\(0, 7\)\)"):
         posenc.attend(q, k, v, encoding.plan(Positions(1, 7)), causal=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,12 +208,12 @@ def test_a_plan_is_checked_within_one_graph():
 def test_an_encoding_is_no_plan():
     q = torch.randn(2, 4, 5, 8)
     encoding = posenc.T5(heads=4)
-    for call in (posenc.attend, posenc.attend, posenc.explain):
-        with pytest.raises(TypeError, match=r"got the encoding T5; give plan=encoding.plan\(Where\(q=5, k=5\)\)"):
+    for call in (posenc.attend, posenc.explain):
+        with pytest.raises(TypeError, match=r"got the encoding T5; give plan=encoding.plan\(Positions\(q=5, k=5\)\)"):
             call(q, q, q, encoding)
     with pytest.raises(TypeError, match="got the encoding T5"):
         posenc.scores(q, q, encoding)
-    with pytest.raises(TypeError, match="must be a Plan.*got Where"):
+    with pytest.raises(TypeError, match="must be a Plan.*got Positions"):
         posenc.attend(q, q, q, Positions(5))
 
 
@@ -299,3 +300,56 @@ def test_an_integer_key_mask_is_zero_or_one():
                      lambda wrong=wrong: layer(x, key_mask=wrong)):  # fmt: skip
             with pytest.raises(ValueError, match="must be 0 .* or 1"):
                 call()
+
+
+# ---- return_lse and merge ----
+ENGINES = ("reference", "cpu", "blocked")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lse_is_of_the_scores(engine, monkeypatch):
+    monkeypatch.setattr(blocked, "FEWEST", 3)  # several blocks of queries
+    monkeypatch.setattr(blocked, "SCORES", 1)
+    q, k, v = (x.requires_grad_() for x in tensors(lq=10, lk=12))
+    plan = plan_of(("bias", "dot_query", "add_value", "decay"), q, k, v)
+    out, lse = posenc.attend(q, k, v, plan, causal=True, engine=engine, return_lse=True)
+    s = posenc.scores(q, k, plan, causal=True)
+    torch.testing.assert_close(out, posenc.attend(q, k, v, plan, causal=True, engine="reference"))
+    torch.testing.assert_close(lse, s.logsumexp(-1))
+    g = torch.randn_like(lse)
+    ours, theirs = (torch.autograd.grad(x, (q, k), g, retain_graph=True) for x in (lse, s.logsumexp(-1)))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parts_merge_into_the_whole(engine):
+    q, k, v = (x.requires_grad_() for x in tensors(lq=6, lk=20))
+    k.data[0, 0, 3] = 9.0  # one part far above the others
+    table = torch.randn(4, 41, dtype=torch.float64).requires_grad_()
+    mask = torch.rand(2, 20) > 0.3
+    mask[1] = False  # a fully masked batch row
+
+    def plan(begin, length):
+        return Plan(Positions((14, 6), (begin, length)), lookups=(Lookup(index.clip(20, 20), bias=table),))
+
+    whole = posenc.attend(q, k, v, plan(0, 20), key_mask=mask, engine=engine)
+    parts = []
+    for begin, end in ((0, 7), (7, 8), (8, 20), (20, 20)):
+        at = slice(begin, end)
+        name = engine if begin < end else "auto"  # the cpu engine takes no empty tensors
+        part = (q, k[:, :, at], v[:, :, at], plan(begin, end - begin))
+        parts.append(posenc.attend(*part, key_mask=mask[:, at], engine=name, return_lse=True))
+    out, lse = posenc.merge(parts)
+    torch.testing.assert_close(out, whole)
+    assert (lse[1] == float("-inf")).all() and lse[0].isfinite().all() and not out[1].any()
+    g = torch.randn_like(out)
+    leaves = (q, k, v, table)
+    torch.testing.assert_close(torch.autograd.grad(out, leaves, g), torch.autograd.grad(whole, leaves, g))
+
+
+def test_parts_that_do_not_fit_are_refused():
+    out, lse = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3)
+    with pytest.raises(ValueError, match="at least one"):
+        posenc.merge([])
+    with pytest.raises(ValueError, match=r"all alike, got \[\(\[1, 2, 3, 4\], \[1, 2, 3\]\), \(\[1, 2, 2, 4\]"):
+        posenc.merge([(out, lse), (out[:, :, :2], lse[:, :, :2])])

@@ -1,4 +1,4 @@
-"""The sdpa engine against the float64 reference: every slot, awkward lengths, gradients of every tensor."""
+"""The cpu engine against the float64 reference: every slot, awkward lengths, gradients of every tensor."""
 
 import warnings
 
@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import posenc
+from posenc.core.errors import UnsupportedPlan
 from posenc.core.index import Grid, clip, deberta_buckets, exact, log_buckets
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
+from posenc.engines import blocked
 from posenc.engines import further_axes as axes
-from posenc.engines.cpu import rows, sizes
-from posenc.functional import attend
+from posenc.engines.cpu import sizes
+from posenc.functional import attend, explain
 
 B, H, D = 2, 4, 8
 
@@ -84,9 +86,11 @@ def small(monkeypatch, pairs=0):
     """Tiny blocks, so that short sequences meet every sort of tile; sequences of `pairs` keys count as short."""
     for name, value in dict(
         BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, FORWARD=3000, FUSED=1, ROWS=11, BACKWARD=2000,
-        SCORES=1, FEWEST=16, LARGE=300, PAIRS=pairs, MANY=1, LOW=10,
+        LARGE=300, PAIRS=pairs, MANY=1, LOW=10,
     ).items():  # fmt: skip
         monkeypatch.setattr(sizes, name, value)
+    monkeypatch.setattr(blocked, "SCORES", 1)
+    monkeypatch.setattr(blocked, "FEWEST", 16)
 
 
 NAMES = list(plans(Positions(4)))
@@ -97,19 +101,30 @@ def places(q_length, k_length):
     return Positions(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
 
 
-def compare(q, k, v, plan, *, extra=(), among=None, tolerance=1e-9, **options):
-    """Output and gradients of every leaf, against the reference."""
+def engine_for(plan):
+    """The cpu engine runs every plan here but those with a scale for each query."""
+    return "blocked" if isinstance(plan.scale, torch.Tensor) else "cpu"
+
+
+def compare(q, k, v, plan, *, extra=(), among=None, tolerance=1e-9, engine=None, **options):
+    """Output, log-sum-exp and the gradients of every leaf, against the reference."""
     leaves = [q, k, v, *(tensor for _, tensor in plan.tensors()), *extra] if among is None else among
     results = []
-    for engine in ("reference", "auto"):
-        out = attend(q, k, v, plan, engine=engine, **options)
+    for name in ("reference", engine or engine_for(plan)):
+        out = attend(q, k, v, plan, engine=name, **options)
         weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-        grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
-        zero = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
-        results.append([out, *zero])
+        results.append([out, *gradients_of((out * weight).sum(), leaves)])
+        out, lse = attend(q, k, v, plan, engine=name, return_lse=True, **options)
+        both = (out * weight).sum() + (lse.masked_fill(lse.isneginf(), 0.0) * weight[..., 0].cos()).sum()
+        results[-1] += [out, lse, *gradients_of(both, leaves)]
     for ours, theirs in zip(results[1], results[0]):
-        assert ours.isfinite().all()
+        assert not ours.isnan().any()
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def gradients_of(loss, leaves):
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,7 +166,7 @@ def test_without_gradients(name, q_length, k_length, options):
     plan = plans(places(q_length, k_length), v_size=5)[name]
     q, k, v = tensors(q_length, k_length, kv_heads=2, v_size=5)
     with torch.no_grad():
-        ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in ("auto", "reference"))
+        ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in (engine_for(plan), "reference"))
     torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
@@ -227,7 +242,7 @@ def test_a_query_with_nothing_to_see_gives_zeros():
     plan = plans(Positions(6))["keys and values"]
     seen = torch.zeros(B, 6, dtype=torch.bool)
     seen[0, 4:] = True
-    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="auto")
+    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="cpu")
     assert (out[0, :, :4] == 0).all() and (out[1] == 0).all() and (out[0, :, 4:] != 0).any()
 
 
@@ -245,7 +260,7 @@ def test_explicit_positions(monkeypatch):
     shuffled = torch.stack([torch.randperm(50), torch.randperm(50) * 3])
     for name, plan in plans(Positions(shuffled[:, :37], shuffled)).items():
         del name
-        compare(*tensors(37, 50), plan)
+        compare(*tensors(37, 50), plan, engine="blocked")
 
 
 @pytest.mark.parametrize("shape", ["same", "rows", "tail", "starts", "bytes"])
@@ -259,7 +274,6 @@ def test_positions_that_are_runs_are_found(shape, monkeypatch):
         "starts": Positions((shift + 30, 10), (shift, 40)),
         "bytes": Positions(steps.to(torch.uint8), (0, 40)),
     }[shape]
-    monkeypatch.setattr(rows, "run", lambda *_: pytest.fail("not found"))
     for name in ("bias", "slopes", "keys and values", "disentangled", "exact"):
         compare(*tensors(positions.q_length, 40), plans(positions)[name], causal=True)
         compare(*tensors(positions.q_length, 40), plans(positions)[name])
@@ -268,8 +282,6 @@ def test_positions_that_are_runs_are_found(shape, monkeypatch):
 def test_positions_that_are_no_runs(monkeypatch):
     """A jump, a turn, or rows whose queries stand elsewhere among their keys."""
     steps, shift = torch.arange(40), torch.tensor([[3], [70]])
-    taken, real = [], rows.run
-    monkeypatch.setattr(rows, "run", lambda *given: taken.append(1) or real(*given))
     jump = torch.cat((steps[:39], steps[39:] + 1))
     wheres = [
         Positions(jump),
@@ -278,8 +290,10 @@ def test_positions_that_are_no_runs(monkeypatch):
         Positions((shift[:, 0], 40), (0, 40)),
     ]
     for positions in wheres:
-        compare(*tensors(40, 40), plans(positions)["bias"])
-    assert len(taken) == len(wheres)
+        q, k, v = tensors(40, 40)
+        plan = plans(positions)["bias"]
+        assert "not contiguous" in explain(q, k, v, plan).reasons["cpu"]
+        compare(q, k, v, plan, engine="blocked")
 
 
 def test_starts_of_rows():
@@ -287,7 +301,7 @@ def test_starts_of_rows():
     for plan in plans(Positions((start, 20), (start, 20))).values():
         compare(*tensors(20, 20), plan, causal=True)
     for plan in plans(Positions((start, 20), 20)).values():
-        compare(*tensors(20, 20), plan)
+        compare(*tensors(20, 20), plan, engine="auto")
 
 
 def test_documents_and_masks(monkeypatch):
@@ -296,9 +310,9 @@ def test_documents_and_masks(monkeypatch):
     ids[1] += ids[1] % 2
     added = leaf(H, 45, 45)
     for plan in plans(Positions(45)).values():
-        compare(*tensors(45, 45), plan, documents=ids, causal=True)
-        compare(*tensors(45, 45), plan, mask=added, extra=[added])
-        compare(*tensors(45, 45), plan, mask=torch.rand(B, 1, 45, 45) > 0.3)
+        compare(*tensors(45, 45), plan, documents=ids, causal=True, engine="blocked")
+        compare(*tensors(45, 45), plan, mask=added, extra=[added], engine="blocked")
+        compare(*tensors(45, 45), plan, mask=torch.rand(B, 1, 45, 45) > 0.3, engine="blocked")
 
 
 def test_pair_and_what_it_closes_over(monkeypatch):
@@ -308,7 +322,7 @@ def test_pair_and_what_it_closes_over(monkeypatch):
     def pair(p_q, p_k):
         return (weight * torch.log1p((p_k[..., None, :] - p_q[..., :, None]).abs().double()))[None]
 
-    compare(*tensors(45, 45), Plan(Positions(45), pair=pair), extra=[weight])
+    compare(*tensors(45, 45), Plan(Positions(45), pair=pair), extra=[weight], engine="blocked")
 
 
 def test_grid_and_second_axis(monkeypatch):
@@ -316,14 +330,14 @@ def test_grid_and_second_axis(monkeypatch):
     row, column = torch.arange(42) // 6, torch.arange(42) % 6
     grid = Grid((clip(6, 6), clip(5, 5, axis=1)))
     positions = Positions(torch.stack([row, column], -1)[None])
-    compare(*tensors(42, 42), Plan(positions, lookups=(Lookup(grid, bias=leaf(H, grid.n)),)))
+    compare(*tensors(42, 42), Plan(positions, lookups=(Lookup(grid, bias=leaf(H, grid.n)),)), engine="blocked")
     segments = (torch.arange(42) > 20).long()
     positions = Positions(42, 42, more=[(segments, segments)])
     lookups = (
         Lookup(clip(5, 5), dot_query=leaf(H, 11, D)),
         Lookup(clip(1, 1, axis=1), dot_query=leaf(H, 3, D), bias=leaf(H, 3)),
     )
-    compare(*tensors(42, 42), Plan(positions, lookups=lookups))
+    compare(*tensors(42, 42), Plan(positions, lookups=lookups), engine="blocked")
 
 
 @pytest.mark.parametrize("heads", [1, H])
@@ -352,7 +366,7 @@ def test_dropout(monkeypatch):
     small(monkeypatch)
     q, k, v = tensors(200, 200)
     v = torch.ones_like(v).requires_grad_()
-    out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="auto")
+    out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="blocked")
     kept = out[..., 0] != 0
     torch.testing.assert_close(out, kept[..., None] * torch.full_like(out, 4 / 3))
     assert 0.7 < kept.double().mean() < 0.8
@@ -362,7 +376,7 @@ def test_dropout(monkeypatch):
 
 def test_a_plan_without_terms_is_pytorchs_own_attention():
     q, k, v = tensors(30, 30, kv_heads=2)
-    ours = attend(q, k, v, Plan(Positions(30), scale=0.3), causal=True, engine="auto")
+    ours = attend(q, k, v, Plan(Positions(30), scale=0.3), causal=True, engine="sdpa")
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
     assert torch.equal(ours, theirs)
 
@@ -370,8 +384,8 @@ def test_a_plan_without_terms_is_pytorchs_own_attention():
 def test_refuses_other_devices_in_words():
     q = torch.empty(1, H, 8, D, device="meta")
     plan = Plan(Positions(8), lookups=(Lookup(clip(3, 3), bias=torch.empty(H, 7, device="meta")),))
-    with pytest.raises(NotImplementedError, match="on meta it runs plans without terms"):
-        attend(q, q, q, plan, engine="auto")
+    with pytest.raises(UnsupportedPlan, match="built on PyTorch's fused CPU attention, the tensors are on meta"):
+        attend(q, q, q, plan, engine="cpu")
     assert attend(q, q, q, Plan(Positions(8)), causal=True, engine="auto").shape == q.shape
 
 
@@ -379,7 +393,7 @@ def test_refuses_other_devices_in_words():
 def test_nan_queries_are_not_turned_into_zeros(name):
     q, k, v = (x.detach() for x in tensors(9, 9))
     q[0, 1, 4, 2] = float("nan")
-    out = attend(q, k, v, plans(Positions(9))[name], engine="auto")
+    out = attend(q, k, v, plans(Positions(9))[name], engine="cpu")
     assert out[0, 1, 4].isnan().all()
     assert out.isnan().sum() == D
 
@@ -393,7 +407,7 @@ def test_any_memory_layout(name, train):
         tensor.requires_grad_(train)
     q, k, v = (leaf(B, H, D, 9) for _ in range(3))
     results = []
-    for engine in ("reference", "auto"):
+    for engine in ("reference", "cpu"):
         out = attend(*(x.transpose(2, 3) for x in (q, k, v)), plan, causal=True, engine=engine)
         gradient = torch.linspace(0, 1, out.numel(), dtype=out.dtype).view(B, H, D, 9).transpose(2, 3)
         results.append([out, *torch.autograd.grad(out, (q, k, v), gradient)])
@@ -405,11 +419,12 @@ def test_short_sequences_take_the_way_that_was_faster_for_them():
     from posenc.core.mask import Mask
     from posenc.engines.cpu import short
     from posenc.engines.cpu.terms import terms_of
+    from posenc.engines.lowering import lower_plan
 
     def taken(batch, length, size=32, values=False):
-        encoding = posenc.create("shaw", heads=4, head_dim=size, k=16, values=values)
+        encoding = posenc.create("shaw", heads=4, head_dim=size, values=values)
         q = torch.randn(batch, 4, length, size)
-        return short.applies(q, *terms_of(q, encoding.plan(Positions(length)), Mask()))
+        return short.applies(q, *terms_of(q, lower_plan(q, q, q, encoding.plan(Positions(length)), Mask())))
 
     assert taken(32, 64) and taken(1, 512, values=True)
     assert not taken(1, 64) and not taken(32, 512) and not taken(1, 513, values=True)

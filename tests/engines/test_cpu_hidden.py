@@ -68,7 +68,7 @@ def test_outside_the_limits(name, fault, of, tiles):
     for q_length, options in ((29, {"causal": True}), (33, {"window": (6, 2)})):
         positions = Positions((33 - q_length, q_length), 33)
         for train in (False, True):
-            sees = compare(make(name, positions), "auto", train, of, fault, 30 - 3 * train, **options)
+            sees = compare(make(name, positions), "cpu", train, of, fault, 30 - 3 * train, **options)
             assert sees.any() and not sees.all()
 
 
@@ -79,7 +79,7 @@ def test_padding(name, of, tiles):
     real[0, 12] = False
     for options in ({}, {"causal": True}):
         for train in (False, True):
-            compare(make(name, Positions(33)), "auto", train, of, NAN, 12, key_mask=real, **options)
+            compare(make(name, Positions(33)), "cpu", train, of, NAN, 12, key_mask=real, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,8 +89,8 @@ def test_decoding(name, of, rows):
     real = torch.ones(B, 33, dtype=torch.bool)
     real[0, 12] = False
     positions = Positions((33 - rows, rows), 33)
-    compare(make(name, positions), "auto", False, of, NAN, 12, key_mask=real, causal=True)
-    compare(make(name, positions), "auto", False, of, NAN, 31, causal=True)
+    compare(make(name, positions), "cpu", False, of, NAN, 12, key_mask=real, causal=True)
+    compare(make(name, positions), "cpu", False, of, NAN, 31, causal=True)
 
 
 @pytest.mark.parametrize("engine", ["reference", "auto"])

@@ -1,4 +1,4 @@
-"""The sdpa engine where numbers are large: decays that grow with the length, scores that leave one key per query."""
+"""The cpu engine where numbers are large: decays that grow with the length, scores that leave one key per query."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def small(monkeypatch):
 def results(q, k, v, plan, **options):
     leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
     leaves = [x for x in leaves if x.requires_grad]
-    out = attend(q, k, v, plan, engine="auto", **options)
+    out = attend(q, k, v, plan, engine="cpu", **options)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     return [out.detach(), *(torch.autograd.grad((out * weight).sum(), leaves) if leaves else ())]
 
@@ -63,7 +63,7 @@ def test_error_of_decay_is_that_of_its_difference(length, strength):
     weight = torch.linspace(-1, 1, B * H * length * D).view(B, H, length, D)
     ours = [x.clone().requires_grad_() for x in given]
     plan = Plan(Positions(length), decay=(c.clone(), ours[3]))
-    out = attend(*ours[:3], plan, causal=True, engine="auto")
+    out = attend(*ours[:3], plan, causal=True, engine="cpu")
     found = [out, *torch.autograd.grad((out * weight).sum(), ours)]
 
     q, k, v, c = true = [x.double().requires_grad_() for x in given]
@@ -95,7 +95,7 @@ def test_a_decay_that_rises_and_falls(monkeypatch):
     wave = 30 * torch.linspace(0, 40, 90, dtype=torch.float64).sin().expand(B, H, -1)
     plan = Plan(Positions(90), decay=(wave.clone().requires_grad_(), wave.flip(-1).clone().requires_grad_()))
     for options in ({}, {"causal": True}):
-        ours = attend(q, k, v, plan, engine="auto", **options)
+        ours = attend(q, k, v, plan, engine="cpu", **options)
         torch.testing.assert_close(ours, attend(q, k, v, plan, engine="reference", **options), atol=1e-9, rtol=1e-9)
     assert any(len(tiles) > 1 for tiles in parts)
 
@@ -130,7 +130,7 @@ def test_each_query_gives_its_whole_weight_back(name, size, length):
     """The columns of dv sum to the number of queries, where every query's gradient is 1, whatever the scores."""
     plan, causal = scheme_plan(name, length)
     q, k, v = ((torch.randn(B, H, length, D) * s).requires_grad_() for s in (size, size, 1.0))
-    out = attend(q, k, v, plan, causal=causal, engine="auto")
+    out = attend(q, k, v, plan, causal=causal, engine="cpu")
     gradients = torch.autograd.grad(out.sum(), [q, k, v, *(x for _, x in plan.tensors() if x.requires_grad)])
     assert all(x.isfinite().all() for x in (out, *gradients))
     # two sums of `length` numbers whose sizes add up to `length`; t5's weights are exp of scores less PyTorch's log-sums
@@ -146,7 +146,7 @@ def test_one_key_per_query(name, size):
     plan, causal = scheme_plan(name, D)
     tokens = torch.linalg.qr(torch.randn(B, H, D, D)).Q * size
     q, k, v = (x.clone().requires_grad_() for x in (tokens, tokens, torch.randn(B, H, D, D)))
-    out = attend(q, k, v, plan, causal=causal, engine="auto")
+    out = attend(q, k, v, plan, causal=causal, engine="cpu")
     weight = torch.randn(out.shape)
     dq, dk, dv = torch.autograd.grad((out * weight).sum(), (q, k, v))
     assert torch.equal(dv, weight)

@@ -92,13 +92,13 @@ def test_a_layer_with_functional_call():
         torch.testing.assert_close(gradient.sum(0), total, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_what_a_named_engine_says():
+def test_a_named_engine_refuses_torch_func():
     given = tensors()
     chosen = []
 
     def run(q):
-        chosen.append(explain(q, *given[1:3], Plan(Positions(L), lookups=(Lookup(INDEX, bias=given[3]),))))
-        return attention(False, "auto")(q, *given[1:]).sum()
+        chosen.append(explain(q, *given[1:3], Plan(Positions(L), lookups=(Lookup(INDEX, bias=given[3]),))).engine)
+        return attention(False, "cpu")(q, *given[1:]).sum()
 
     with pytest.raises(UnsupportedPlan, match="no rules for torch.func .*; the reference engine has them"):
         grad(run)(given[0])
@@ -114,9 +114,9 @@ def test_second_derivatives_say_which_engine_has_them():
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("position, kv_heads", [("none", 2), ("none", 1), ("rope", 2), ("shaw", 2)])
-def test_a_second_length_compiles(position, dynamic, kv_heads):
-    options = {} if position == "none" else {"position": position}
+@pytest.mark.parametrize("encoding, kv_heads", [("none", 2), ("none", 1), ("rope", 2), ("shaw", 2)])
+def test_a_second_length_compiles(encoding, dynamic, kv_heads):
+    options = {} if encoding == "none" else {"encoding": encoding}
     layer = posenc.Attention(16, 2, kv_heads=kv_heads, causal=True, **options)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")

@@ -42,7 +42,7 @@ def test_every_subset(name, causal):
     numbers = range(len(given))
     for some in chain.from_iterable(combinations(numbers, n) for n in range(1, len(given) + 1)):
         results = []
-        for engine in ("auto", "reference"):
+        for engine in ("cpu", "reference"):
             leaves = [x.clone().requires_grad_(n in some) for n, x in enumerate(given)]
             out = attend(*leaves[:3], make(name, leaves[3:]), causal=causal, engine=engine)
             assert out.requires_grad, (engine, some)

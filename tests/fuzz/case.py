@@ -76,7 +76,7 @@ class Case:
     summed: bool = False  # the gradient of the output is one number, expanded
     lse: bool = False
     dropout: float = 0.0
-    blocks: int = 0  # sizes of the sdpa engine's blocks, so that few tokens are many blocks; 0: its own
+    blocks: int = 0  # sizes of the cpu and blocked engines' blocks, so that few tokens are many blocks; 0: their own
     poison: bool = False  # fresh memory holds NaN
 
     def __repr__(self) -> str:

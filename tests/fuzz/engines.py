@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from posenc import UnsupportedPlan, attend
+from posenc.engines import blocked
 from posenc.engines.cpu import sizes
 from tests import budget
 from tests.fuzz.case import Case, draw, features, names, resize
 from tests.fuzz.refused import Refused
-from tests.fuzz.render import BLOCKS, render, script
+from tests.fuzz.render import BLOCKED, BLOCKS, render, script
 from tests.fuzz.shrink import simpler
 
 __all__ = ["check", "draw", "features", "resize", "script", "simpler"]
@@ -36,8 +37,7 @@ def check(case: Case, engine: str, device: str = "cpu") -> list[str]:
         except UnsupportedPlan as reason:
             raise Refused(str(reason)) from None
     both = {} if not wanted else {"g": g, "g_lse": g_lse}
-    again = recomputes(call[3], engine)
-    expected, allowed = budget.expect(*call, **both, **options, kept=kept, recomputed=again)
+    expected, allowed = budget.expect(*call, **both, **options, kept=kept, **arithmetic(call, engine))
     least = resolution(call, engine, g, g_lse)
     for name, actual in results.items():
         if actual is not None and name != "lse" and actual.dtype != leaves.get(name, call[0]).dtype:
@@ -70,15 +70,21 @@ def resolution(call, engine: str, g: Tensor, g_lse: Tensor) -> float:
     return 2.0**-59 * terms * k.shape[2] * q.shape[3] * max(1.0, most(q, k, g, *tables))
 
 
-def recomputes(plan, engine: str) -> bool:
-    """Whether backward scores come from another product than forward ones: in kernels that keep no probabilities.
+def arithmetic(call, engine: str) -> dict:
+    """What `budget.expect` needs to know of an engine's arithmetic.
 
-    The cpu engine leaves plans without content to such a kernel of PyTorch's; what it computes itself is normalised.
+    recomputed: backward scores come from another product than forward ones, in kernels that keep no probabilities. The
+    cpu engine leaves plans without content to such a kernel of PyTorch's; what it computes itself is normalised.
+    exp: that kernel of PyTorch's has a cheaper one for half precision.
     """
+    q, _, _, plan = call
     content = plan.decay is not None or any(
         x is not None for one in plan.lookups for x in (one.dot_query, one.dot_key, one.add_value)
     )
-    return engine == "triton" or (engine in ("cpu", "auto") and not content)
+    on_cpu = engine in ("cpu", "sdpa", "auto")
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    recomputed = engine == "triton" or (on_cpu and not content)
+    return {"recomputed": recomputed, "exp": budget.HALF_EXP if on_cpu and half else 0.0}
 
 
 def _run(case, engine, call, options, wanted, leaves, g, g_lse):
@@ -139,16 +145,18 @@ def rate_faults(call, options, kept: Tensor, rate: float) -> list[str]:
 
 @contextmanager
 def _settings(case: Case):
-    """The cpu engine's block sizes, and fresh memory."""
-    changed = BLOCKS.get(case.blocks, {})
-    before = {name: getattr(sizes, name) for name in changed}
+    """The block sizes of the cpu and blocked engines, and fresh memory."""
+    changed = []
+    if case.blocks:
+        changed = [(sizes, *one) for one in BLOCKS[case.blocks].items()] + [(blocked, *one) for one in BLOCKED.items()]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     mode = torch.get_deterministic_debug_mode()  # use_deterministic_algorithms would import the compiler
     try:
-        for name, value in changed.items():
-            setattr(sizes, name, value)
+        for module, name, value in changed:
+            setattr(module, name, value)
         torch.set_deterministic_debug_mode("error" if case.poison else mode)
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        for name, value in before.items():
-            setattr(sizes, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)

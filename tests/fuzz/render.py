@@ -52,7 +52,7 @@ def render(case: Case, device: str = "cpu") -> str:
         if name != "v" and case.magnitude != 1.0:
             made = made.replace("dtype=dtype)", f"dtype=dtype).mul_({case.magnitude})")
         lines.append(f'{name} = leaves["{name}"] = {made}')
-    lines += _where(case)
+    lines += _positions(case)
     lines += _plan(case)
     lines += _options(case)
     lines.append("g = real(B, H, Lq, Dv, dtype=dtype)")
@@ -63,7 +63,7 @@ def render(case: Case, device: str = "cpu") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _where(case: Case) -> list[str]:
+def _positions(case: Case) -> list[str]:
     s, d = case.start, case.ahead
     if case.positions == "aligned":
         lines = []
@@ -92,7 +92,7 @@ def _where(case: Case) -> list[str]:
             lines.append(f"s{number} = whole(0, {places - 1}, B, max(Lq, Lk)).to(device)")
             pairs.append(f"(s{number}[:, :Lq], s{number}[:, :Lk])")
         positions += f", more=[{', '.join(pairs)}]"
-    return [*lines, f"where = {positions})"]
+    return [*lines, f"positions = {positions})"]
 
 
 def _index(table: Table) -> str:
@@ -107,7 +107,7 @@ def _index(table: Table) -> str:
     if table.kind == "deberta":
         return f"index.deberta_buckets({n[0]}, {n[1]})"
     if table.kind == "exact":
-        return f"index.exact(where, most={None if n[0] < 0 else n[0]})"
+        return f"index.exact(positions, most={None if n[0] < 0 else n[0]})"
     if table.kind == "axis":
         return f"index.clip({n[1]}, {n[2]}, axis={n[0]})"
     parts = ", ".join(f"index.clip({n[i]}, {n[i + 1]}, axis={i // 2})" for i in range(0, len(n), 2))
@@ -239,19 +239,22 @@ def _options(case: Case) -> list[str]:
 
 
 BLOCKS = {
-    1: dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, MANY=1, PAIRS=0, FEWEST=16, SCORES=1),
+    1: dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, MANY=1, PAIRS=0),
     2: dict(BLOCK=32, SMALL=8, FAR=4, FEW=2, CHUNK=12, DIAGONAL=14, ROWS=15, LOW=12, MANY=1, PAIRS=200, LIGHT=1 << 30),
     3: dict(BLOCK=16, SMALL=16, FAR=1, FEW=1, CHUNK=5, DIAGONAL=5, ROWS=7, LOW=7, MANY=1, PAIRS=0, SHORT=0, TOGETHER=1, LARGE=1),
 }  # fmt: skip
-"""Sizes of the sdpa engine's blocks that make many blocks of few tokens."""
+"""Sizes of the cpu engine's blocks that make many blocks of few tokens."""
+BLOCKED = dict(FEWEST=16, SCORES=1)
+"""The same for the blocked engine."""
 
 
 def script(case: Case, engine: str, device: str) -> str:
     """The whole story of one case: run it in the repository's root."""
     lines = [render(case, device)]
-    if case.blocks and engine in ("cpu", "auto"):
-        lines.append("from posenc.engines.cpu import sizes\n")
+    if case.blocks:
+        lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import sizes\n")
         lines += [f"sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
+        lines += [f"blocked.{name} = {value}" for name, value in BLOCKED.items()]
     if case.poison:
         lines.append("torch.use_deterministic_algorithms(True)  # fresh memory holds NaN")
     wanted = names(case) if case.wanted is None else list(case.wanted)
@@ -276,8 +279,8 @@ def script(case: Case, engine: str, device: str) -> str:
             "                            allow_unused=True)\nresults.update(zip(wanted, grads))"
         )
     more = ", kept=kept" if case.dropout else ""
-    lines.append("from tests.fuzz.engines import recomputes")
-    more += f", recomputed=recomputes(call[3], {engine!r})"
+    lines.append("from tests.fuzz.engines import arithmetic")
+    more += f", **arithmetic(call, {engine!r})"
     lines.append(
         f"\nfrom tests import budget\n\nexpected, allowed = budget.expect(*call, g, g_lse, **options{more})\n"
         "for name, x in results.items():\n"

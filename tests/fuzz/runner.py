@@ -1,4 +1,4 @@
-"""python -m tests.fuzz --engine sdpa --count 1000 --seed 1: draw cases, check them, shrink what fails, report.
+"""python -m tests.fuzz --engine cpu --count 1000 --seed 1: draw cases, check them, shrink what fails, report.
 
 The last line is "N draws, F failures, seed S" (with how many draws the engine refused); the exit code is 1 where
 something failed. Every failure comes with the command that draws it again and a script of its smallest form.

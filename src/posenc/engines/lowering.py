@@ -17,9 +17,9 @@ projections. The gradient of an expanded row is summed in a fixed order, without
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from typing import Literal
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +32,9 @@ from ..core.plan import Lookup, Plan
 from ..core.positions import Positions, Run, Side
 
 Span = tuple[int, int]
-TABLES = ("bias", "dot_query", "dot_key", "add_value")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a call without reading a tensor. Hashable: the key under which prepared work may be kept."""
 
     device: torch.device
@@ -49,7 +47,8 @@ class Facts:
     head_dim: int
     value_dim: int
     spans: tuple[Span | None, Span | None, Span | None, Span | None]
-    """Distances that the tables of TABLES tell apart, lookups on the first axis only; None: no such table."""
+    """Distances that the tables for bias, queries, keys and values distinguish, lookups on the first axis only; None: no
+    such table."""
     states: bool
     """Whether a query table is multiplied with other states than q."""
     further_axes: bool
@@ -67,7 +66,7 @@ class Facts:
     mask: Literal["none", "bool", "float", "learned"]
     dropout: bool
     gradient: bool
-    """Whether a gradient is wanted of any tensor."""
+    """Whether any tensor requires a gradient."""
     return_lse: bool
 
     @property
@@ -75,17 +74,20 @@ class Facts:
         return self.spans[0]
 
     @property
+    def reads_distance(self) -> bool:
+        """Whether any term depends on the distance on the first axis."""
+        return self.slopes or self.spans != NO_SPANS
+
+    @property
     def has_content(self) -> bool:
         """Whether a table is multiplied with queries, keys or probabilities."""
-        return any(span is not None for span in self.spans[1:])
+        _, query, key, value = self.spans
+        return query is not None or key is not None or value is not None
 
     @property
     def has_terms(self) -> bool:
         """Whether anything is added to scores or values, or the scale is a tensor."""
-        return (
-            self.bias_span is not None or self.has_content or self.further_axes or self.slopes or self.decay or self.pair
-            or self.scale == "tensor"
-        )  # fmt: skip
+        return self.reads_distance or self.further_axes or self.decay or self.pair or self.scale == "tensor"
 
     @property
     def has_dense_mask(self) -> bool:
@@ -97,13 +99,18 @@ class Facts:
         return self.left is not None or self.right is not None
 
 
+NO_SPANS = (None, None, None, None)
+
+
 class LoweredPlan:
     """A plan and a mask for given tensors. `facts` are plain values; tables are made when an engine asks for them."""
 
-    __slots__ = ("__dict__", "dropout", "facts", "mask", "plan")
+    __slots__ = ("_offset", "_offset_is_known", "dropout", "facts", "mask", "plan")
 
     def __init__(self, plan: Plan, mask: Mask, facts: Facts, dropout: float):
         self.plan, self.mask, self.facts, self.dropout = plan, mask, facts, dropout
+        self._offset = plan.positions.offset
+        self._offset_is_known = facts.positions == "run"
 
     def fold_query_shifts(self, q: Tensor) -> None:
         """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is rotated already.
@@ -167,60 +174,79 @@ class LoweredPlan:
         """A number, or a tensor [.., H, Lq, 1]."""
         return self.plan.scale_of(self.facts.head_dim)
 
-    @cached_property
+    @property
     def offset(self) -> int | None:
         """p_k - p_q of slots 0 and 0 where positions are consecutive and every batch row has the same offset, else None.
 
-        Explicit positions often are (`position_ids`): on a CPU they are looked at once, O(L), where L² scores follow.
+        Explicit positions often are (`position_ids`): on a CPU they are read once, O(L), where L² scores follow.
         """
-        positions = self.plan.positions
-        if positions.offset is not None or torch.compiler.is_compiling():
-            return positions.offset
-        q_start = _consecutive_start(positions.q)
-        k_start = q_start if positions.k is positions.q else _consecutive_start(positions.k)
-        if q_start is None or k_start is None:
-            return None
-        lowest, highest = torch.aminmax(k_start - q_start)
-        return int(lowest) if lowest == highest else None
+        if not self._offset_is_known:
+            self._offset_is_known = True
+            if not torch.compiler.is_compiling():
+                self._offset = _read_offset(self.plan.positions)
+        return self._offset
 
 
 def lower_plan(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float = 0.0, return_lse: bool = False
 ) -> LoweredPlan:
     """q, k and v before or after their rotation: only shapes and flags are read."""
-    spans: dict[str, Span] = {}
+    batch, heads, q_length, head_dim = q.shape
+    _, kv_heads, k_length, value_dim = v.shape
+    has_tensor_scale = isinstance(plan.scale, Tensor)
+    bias = query = key = value = None
     states = further_axes = False
     for lookup in plan.lookups:
-        if reads_further_axes(lookup):
+        index = lookup.index
+        if isinstance(index, Grid) or index.axis != 0:
             further_axes = True
             continue
-        index = lookup.index
-        assert isinstance(index, Index)
-        as_bias = lookup.query_shift is not None and not isinstance(plan.scale, Tensor)
-        states |= lookup.states is not None or (lookup.query_shift is not None and not as_bias)
-        for kind in TABLES:
-            if getattr(lookup, kind) is not None or (kind == "bias" and as_bias):
-                lo, hi = spans.get(kind, (index.lo, index.hi))
-                spans[kind] = (min(lo, index.lo), max(hi, index.hi))
+        has_bias = lookup.bias is not None
+        if lookup.query_shift is not None:  # what `fold_query_shifts` makes of it
+            has_bias, states = has_bias or not has_tensor_scale, states or has_tensor_scale
+        if has_bias:
+            bias = _widen_span(bias, index)
+        if lookup.dot_query is not None:
+            query = _widen_span(query, index)
+            states = states or lookup.states is not None
+        if lookup.dot_key is not None:
+            key = _widen_span(key, index)
+        if lookup.add_value is not None:
+            value = _widen_span(value, index)
+    has_pair = plan.pair is not None
     if plan.pair is not None:
-        plan = replace(plan, pair=partial(_call_pair, plan.pair, q.shape[0], q.shape[1]))
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads))
     left, right = mask.limits
     extra: Literal["none", "bool", "float", "learned"] = "none"
     if mask.extra is not None:
         extra = "bool" if mask.extra.dtype == torch.bool else "learned" if mask.extra.requires_grad else "float"
+    positions: Literal["run", "starts", "tokens"] = "run"
+    if plan.positions.offset is None:
+        positions = "tokens" if plan.positions.runs is None else "starts"
     gradient = torch.is_grad_enabled() and (
-        extra == "learned"
-        or any(x.requires_grad for x in (q, k, v))
-        or any(tensor.requires_grad for _, tensor in plan.tensors())
+        q.requires_grad or k.requires_grad or v.requires_grad or extra == "learned" or _requires_grad(plan)
     )
     facts = Facts(
-        q.device, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-        (spans.get("bias"), spans.get("dot_query"), spans.get("dot_key"), spans.get("add_value")),
-        states, further_axes, plan.slopes is not None, plan.decay is not None, plan.pair is not None,
-        "tensor" if isinstance(plan.scale, Tensor) else "number", _kind_of(plan.positions), left, right,
+        q.device, q.dtype, batch, heads, kv_heads, q_length, k_length, head_dim, value_dim, (bias, query, key, value),
+        states, further_axes, plan.slopes is not None, plan.decay is not None, has_pair,
+        "tensor" if has_tensor_scale else "number", positions, left, right,
         mask.key_mask is not None, mask.documents is not None, extra, dropout > 0.0, gradient, return_lse,
     )  # fmt: skip
     return LoweredPlan(plan, mask, facts, dropout)
+
+
+def _widen_span(span: Span | None, index: Index) -> Span:
+    return (index.lo, index.hi) if span is None else (min(span[0], index.lo), max(span[1], index.hi))
+
+
+def _requires_grad(plan: Plan) -> bool:
+    """Whether any tensor of a plan does, those of the pre-pass included."""
+    rotation = plan.rotate
+    prepass = [plan.shift] if rotation is None else [plan.shift, *(rotation.q or ()), *(rotation.k or ())]
+    decay = plan.decay or ()
+    if any(isinstance(x, Tensor) and x.requires_grad for x in (*prepass, plan.scale, plan.slopes, *decay)):
+        return True
+    return any(tensor.requires_grad for lookup in plan.lookups for _, tensor in lookup.tensors())
 
 
 def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
@@ -243,10 +269,13 @@ def reads_further_axes(lookup: Lookup) -> bool:
     return isinstance(lookup.index, Grid) or lookup.index.axis != 0
 
 
-def _kind_of(positions: Positions) -> Literal["run", "starts", "tokens"]:
-    if positions.runs is None:
-        return "tokens"
-    return "run" if positions.offset is not None else "starts"
+def _read_offset(positions: Positions) -> int | None:
+    q_start = _consecutive_start(positions.q)
+    k_start = q_start if positions.k is positions.q else _consecutive_start(positions.k)
+    if q_start is None or k_start is None:
+        return None
+    lowest, highest = torch.aminmax(k_start - q_start)
+    return int(lowest) if lowest == highest else None
 
 
 def _consecutive_start(side: Side) -> Tensor | None:

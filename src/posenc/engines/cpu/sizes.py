@@ -38,7 +38,3 @@ LIGHT = 1 << 21
 """... if none has more multiplications than this for its scores."""
 LARGE = 1 << 18
 """Numbers from which on a matrix product keeps the cores busy by itself; smaller ones go in stacks (5 × the speed)."""
-SCORES = 1 << 22
-"""Scores of one block of an unstructured plan: 16 MiB of float32 ..."""
-FEWEST = 64
-"""... but at least this many query rows."""

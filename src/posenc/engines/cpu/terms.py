@@ -68,8 +68,7 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
         return "the scale is a tensor"
     if facts.documents or facts.has_dense_mask:
         return "documents and dense masks are no function of the distance"
-    by_distance = facts.slopes or any(span is not None for span in facts.spans)
-    if by_distance and lowered.offset is None:
+    if facts.reads_distance and lowered.offset is None:
         return "the positions are not contiguous"
     return None
 
