@@ -1,8 +1,10 @@
-"""Autograd functions at the price of their forward pass, and what torch.func allows."""
+"""Autograd functions at the price of their forward pass, caches that torch.compile may meet, and what torch.func allows."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache, wraps
+from typing import TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -31,6 +33,24 @@ def _with_context(function: type[torch.autograd.Function]) -> type[torch.autogra
 
     Direct.__name__ = Direct.__qualname__ = function.__name__
     return Direct
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def cache_in_eager_mode(maxsize: int) -> Callable[[F], F]:
+    """lru_cache, except that torch.compile traces the function itself: it would ignore the cache, with a warning."""
+
+    def decorate(function: F) -> F:
+        cached = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def call(*arguments):
+            return function(*arguments) if torch.compiler.is_compiling() else cached(*arguments)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def transform_reason(*, plain_grad: bool = False) -> str | None:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.constants import constant
-from ..core.functions import apply_function
+from ..core.functions import apply_function, cache_in_eager_mode
 from ..core.index import Grid, Index
 from ..core.mask import Mask
 from ..core.plan import Lookup, Plan
@@ -300,18 +300,19 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
     assert isinstance(index, Index)
     if index.rows is None and index.lo <= lo and hi <= index.hi:
         return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
-    if type(lo) is not int or type(hi) is not int:  # lengths that torch.compile traces as unknown
+    # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
+    if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
         return table.index_select(1, index.look(torch.arange(lo, hi + 1, device=table.device)))
     return apply_function(_Expand, table, index, lo, hi)
 
 
-@lru_cache(maxsize=256)
+@cache_in_eager_mode(maxsize=256)
 def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...]:
     steps = [min(max(r, index.lo), index.hi) - index.lo for r in range(lo, hi + 1)]
     return tuple(steps) if index.rows is None else tuple(index.rows[step] for step in steps)
 
 
-@lru_cache(maxsize=256)
+@cache_in_eager_mode(maxsize=256)
 def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[int, ...], tuple[bool, ...] | None]:
     """Which distances read each of the table's n rows: how many at the start and at the end repeat the first and the last
     row; the other distances, equally many for each row; and which of those only fill up, or None.

@@ -124,7 +124,7 @@ def _backward(
 def _(grad, grad_lse, out, sums, left, tensors, present, band, scale, wanted):
     q, k, v, terms = _unpack(tensors, present)
     given = (q, k, v, *(terms[place - 3] for place in wanted))
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given]
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given if t is not None]
 
 
 def _refuse(ctx, *grads):
