@@ -12,7 +12,7 @@ from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
 from posenc.engines import blocked
 from posenc.engines import further_axes as axes
-from posenc.engines.cpu import sizes
+from posenc.engines.cpu import block_sizes
 from posenc.functional import attend, explain
 
 B, H, D = 2, 4, 8
@@ -85,10 +85,10 @@ def plans(positions, dtype=torch.float64, v_size=D):
 def small(monkeypatch, pairs=0):
     """Tiny blocks, so that short sequences meet every sort of tile; sequences of `pairs` keys count as short."""
     for name, value in dict(
-        BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, FORWARD=3000, FUSED=1, ROWS=11, BACKWARD=2000,
-        LARGE=300, PAIRS=pairs, MANY=1, LOW=10,
+        QUERY_BLOCK=24, EDGE_BLOCK=8, MIN_FAR_KEYS=4, DECODE_ROWS=3, SKEW_ROWS=5, DIAGONAL_ROWS=6, FORWARD_MEMORY=3000, FUSED_MEMORY=1, SCORE_ROWS=11, SCORE_MEMORY=2000,
+        LARGE_MATRIX=300, SHORT_KEYS=pairs, MANY_BATCH_ROWS=1, SHORT_ROWS=10,
     ).items():  # fmt: skip
-        monkeypatch.setattr(sizes, name, value)
+        monkeypatch.setattr(block_sizes, name, value)
     monkeypatch.setattr(blocked, "SCORES", 1)
     monkeypatch.setattr(blocked, "FEWEST", 16)
 
@@ -178,20 +178,20 @@ def test_grouped_queries(name, kv_heads):
 
 
 STACKS = {3_000: [1] * 6, 6_000: [1] * 3, 8_000: [2, 1], 10_000: [3]}
-"""Memory, and how many of a batch's three rows share each slab: alone and in two parts, alone, one left over, all."""
+"""Memory, and how many of a batch's three rows share each head_block: alone and in two parts, alone, one left over, all."""
 
 
 @pytest.mark.parametrize("name", ["keys", "keys and values", "disentangled", "two indices", "exact"])
 @pytest.mark.parametrize("memory", STACKS)
 def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
-    from posenc.engines.cpu.slab import slabs
+    from posenc.engines.cpu.head_block import split_heads
     from posenc.engines.cpu.terms import Terms
 
     q, k, v = (leaf(3, heads, 40, D) for heads in (H, 2, 2))
-    cut = slabs(q, k, Terms(*[None] * 8), memory=memory, rows=14, width=40, stacked=True)
-    assert [slab.rows.stop - slab.rows.start for slab in cut] == STACKS[memory]
-    for size, value in dict(LOW=16, MANY=1, BACKWARD=memory).items():
-        monkeypatch.setattr(sizes, size, value)
+    cut = split_heads(q, k, Terms(*[None] * 8), memory=memory, rows=14, width=40, stacked=True)
+    assert [head_block.batch.stop - head_block.batch.start for head_block in cut] == STACKS[memory]
+    for size, value in dict(SHORT_ROWS=16, MANY_BATCH_ROWS=1, SCORE_MEMORY=memory).items():
+        monkeypatch.setattr(block_sizes, size, value)
     compare(q, k, v, plans(Positions(40))[name], window=(30, 6))
 
 
@@ -417,14 +417,14 @@ def test_any_memory_layout(name, train):
 
 def test_short_sequences_take_the_way_that_was_faster_for_them():
     from posenc.core.mask import Mask
-    from posenc.engines.cpu import short
-    from posenc.engines.cpu.terms import terms_of
+    from posenc.engines.cpu import short_forward
+    from posenc.engines.cpu.terms import make_terms
     from posenc.engines.lowering import lower_plan
 
     def taken(batch, length, size=32, values=False):
         encoding = posenc.create("shaw", heads=4, head_dim=size, values=values)
         q = torch.randn(batch, 4, length, size)
-        return short.applies(q, *terms_of(q, lower_plan(q, q, q, encoding.plan(Positions(length)), Mask())))
+        return short_forward.applies(q, *make_terms(q, lower_plan(q, q, q, encoding.plan(Positions(length)), Mask())))
 
     assert taken(32, 64) and taken(1, 512, values=True)
     assert not taken(1, 64) and not taken(32, 512) and not taken(1, 513, values=True)

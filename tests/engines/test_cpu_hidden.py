@@ -7,7 +7,7 @@ from posenc.core.index import clip
 from posenc.core.mask import make_mask
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
-from posenc.engines.cpu import sizes
+from posenc.engines.cpu import block_sizes
 from posenc.functional import attend
 
 B, H, D = 2, 2, 4
@@ -56,9 +56,18 @@ def tiles(request, monkeypatch):
     """Tiny blocks: sequences take every sort of tile, or all their pairs in memory."""
     pairs = 0 if request.param == "long" else 200
     for name, value in dict(
-        BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, DIAGONAL=6, ROWS=11, LOW=10, MANY=1, PAIRS=pairs
+        QUERY_BLOCK=24,
+        EDGE_BLOCK=8,
+        MIN_FAR_KEYS=4,
+        DECODE_ROWS=3,
+        SKEW_ROWS=5,
+        DIAGONAL_ROWS=6,
+        SCORE_ROWS=11,
+        SHORT_ROWS=10,
+        MANY_BATCH_ROWS=1,
+        SHORT_KEYS=pairs,
     ).items():
-        monkeypatch.setattr(sizes, name, value)
+        monkeypatch.setattr(block_sizes, name, value)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,8 @@ import posenc
 from posenc.core.index import clip
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
-from posenc.engines.cpu import sizes
-from posenc.engines.cpu.forward import Tiles
+from posenc.engines.cpu import block_sizes
+from posenc.engines.cpu.forward import TileRunner
 from posenc.functional import attend
 
 B, H, D = 1, 2, 16
@@ -21,8 +21,10 @@ def gates(length, strength):
 
 
 def small(monkeypatch):
-    for name, value in dict(BLOCK=24, SMALL=8, FAR=4, FEW=3, CHUNK=5, ROWS=11, LOW=10).items():
-        monkeypatch.setattr(sizes, name, value)
+    for name, value in dict(
+        QUERY_BLOCK=24, EDGE_BLOCK=8, MIN_FAR_KEYS=4, DECODE_ROWS=3, SKEW_ROWS=5, SCORE_ROWS=11, SHORT_ROWS=10
+    ).items():
+        monkeypatch.setattr(block_sizes, name, value)
 
 
 def results(q, k, v, plan, **options):
@@ -87,8 +89,8 @@ def test_error_of_decay_is_that_of_its_difference(length, strength):
 def test_a_decay_that_rises_and_falls(monkeypatch):
     """No base lies between its rows and keys: far tiles are computed pair by pair."""
     small(monkeypatch)
-    parts, real = [], Tiles.decaying
-    monkeypatch.setattr(Tiles, "decaying", lambda self, tile: parts.append(real(self, tile)) or parts[-1])
+    parts, real = [], TileRunner.split_decaying
+    monkeypatch.setattr(TileRunner, "split_decaying", lambda self, tile: parts.append(real(self, tile)) or parts[-1])
     q, k, v = (torch.randn(B, H, 90, D, dtype=torch.float64) for _ in range(3))
     for x in (q, k, v):
         x.requires_grad_()

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from posenc.core.index import clip, exact, log_buckets
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
-from posenc.engines.cpu import sizes
+from posenc.engines.cpu import block_sizes
 from posenc.functional import attend
 from tests import budget, seeds
 
@@ -56,13 +56,13 @@ def results(attention, q, k, v, plan, g):
 @pytest.mark.parametrize("name", PLANS)
 def test_every_number_is_within_its_budget(name, length, dtype, monkeypatch):
     """Whether all sequences count as short, or none does."""
-    for constant, value in dict(MANY=1, LIGHT=1 << 30).items():
-        monkeypatch.setattr(sizes, constant, value)
+    for constant, value in dict(MANY_BATCH_ROWS=1, LIGHT_PRODUCTS=1 << 30).items():
+        monkeypatch.setattr(block_sizes, constant, value)
     q, k, v = tensors(B, length, dtype)
     plan, g = make(name, Positions(length), dtype), torch.randn(B, H, length, D).to(dtype)
     expected, allowed = budget.expect(q, k, v, plan, g)
-    for pairs in (sizes.PAIRS, 0) if length > sizes.PAIRS else (sizes.PAIRS,):
-        monkeypatch.setattr(sizes, "PAIRS", pairs)
+    for pairs in (block_sizes.SHORT_KEYS, 0) if length > block_sizes.SHORT_KEYS else (block_sizes.SHORT_KEYS,):
+        monkeypatch.setattr(block_sizes, "SHORT_KEYS", pairs)
         for number, ours in results(partial(attend, engine="cpu"), q, k, v, plan, g).items():
             budget.assert_within(ours, expected[number], allowed[number], number)
 
@@ -74,9 +74,18 @@ def poisoned(request, monkeypatch):
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all()
     for name, value in dict(
-        BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, MANY=1, PAIRS=request.param
+        QUERY_BLOCK=64,
+        EDGE_BLOCK=16,
+        MIN_FAR_KEYS=8,
+        DECODE_ROWS=3,
+        SKEW_ROWS=24,
+        DIAGONAL_ROWS=28,
+        SCORE_ROWS=30,
+        SHORT_ROWS=25,
+        MANY_BATCH_ROWS=1,
+        SHORT_KEYS=request.param,
     ).items():
-        monkeypatch.setattr(sizes, name, value)
+        monkeypatch.setattr(block_sizes, name, value)
     yield
     torch.use_deterministic_algorithms(before)
 
@@ -130,13 +139,13 @@ def test_compiles_without_a_graph_break(name, backend):
 
 
 def test_the_operator_keeps_pytorchs_rules():
-    from posenc.engines.cpu import op
+    from posenc.engines.cpu import ops
 
     q, k, v = (torch.randn(B, H, 9, D, requires_grad=True) for _ in range(3))
     bias = torch.randn(H, 3, requires_grad=True)
-    for right, split in ((0, False), (op.NONE, True)):
-        band = [9, 9, 0, -1, 1, op.NONE, right]
-        torch.library.opcheck(op._forward, ([q, k, v, bias], [0, 1, 2, 3], band, 0.2, split))
+    for right, split in ((0, False), (ops.NO_LIMIT, True)):
+        band = [9, 9, 0, -1, 1, ops.NO_LIMIT, right]
+        torch.library.opcheck(ops._forward, ([q, k, v, bias], [0, 1, 2, 3], band, 0.2, split))
 
 
 def test_extra_memory_is_a_fraction_of_a_dense_bias():

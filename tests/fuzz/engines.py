@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import UnsupportedPlan, attend
 from posenc.engines import blocked
-from posenc.engines.cpu import sizes
+from posenc.engines.cpu import block_sizes
 from tests import budget
 from tests.fuzz.case import Case, draw, features, names, resize
 from tests.fuzz.refused import Refused
@@ -148,7 +148,9 @@ def _settings(case: Case):
     """The block sizes of the cpu and blocked engines, and fresh memory."""
     changed = []
     if case.blocks:
-        changed = [(sizes, *one) for one in BLOCKS[case.blocks].items()] + [(blocked, *one) for one in BLOCKED.items()]
+        changed = [(block_sizes, *one) for one in BLOCKS[case.blocks].items()] + [
+            (blocked, *one) for one in BLOCKED.items()
+        ]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     mode = torch.get_deterministic_debug_mode()  # use_deterministic_algorithms would import the compiler
     try:

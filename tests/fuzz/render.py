@@ -239,9 +239,9 @@ def _options(case: Case) -> list[str]:
 
 
 BLOCKS = {
-    1: dict(BLOCK=64, SMALL=16, FAR=8, FEW=3, CHUNK=24, DIAGONAL=28, ROWS=30, LOW=25, MANY=1, PAIRS=0),
-    2: dict(BLOCK=32, SMALL=8, FAR=4, FEW=2, CHUNK=12, DIAGONAL=14, ROWS=15, LOW=12, MANY=1, PAIRS=200, LIGHT=1 << 30),
-    3: dict(BLOCK=16, SMALL=16, FAR=1, FEW=1, CHUNK=5, DIAGONAL=5, ROWS=7, LOW=7, MANY=1, PAIRS=0, SHORT=0, TOGETHER=1, LARGE=1),
+    1: dict(QUERY_BLOCK=64, EDGE_BLOCK=16, MIN_FAR_KEYS=8, DECODE_ROWS=3, SKEW_ROWS=24, DIAGONAL_ROWS=28, SCORE_ROWS=30, SHORT_ROWS=25, MANY_BATCH_ROWS=1, SHORT_KEYS=0),
+    2: dict(QUERY_BLOCK=32, EDGE_BLOCK=8, MIN_FAR_KEYS=4, DECODE_ROWS=2, SKEW_ROWS=12, DIAGONAL_ROWS=14, SCORE_ROWS=15, SHORT_ROWS=12, MANY_BATCH_ROWS=1, SHORT_KEYS=200, LIGHT_PRODUCTS=1 << 30),
+    3: dict(QUERY_BLOCK=16, EDGE_BLOCK=16, MIN_FAR_KEYS=1, DECODE_ROWS=1, SKEW_ROWS=5, DIAGONAL_ROWS=5, SCORE_ROWS=7, SHORT_ROWS=7, MANY_BATCH_ROWS=1, SHORT_KEYS=0, SHORT_BIAS_KEYS=0, SHARED_MEMORY=1, LARGE_MATRIX=1),
 }  # fmt: skip
 """Sizes of the cpu engine's blocks that make many blocks of few tokens."""
 BLOCKED = dict(FEWEST=16, SCORES=1)
@@ -252,8 +252,8 @@ def script(case: Case, engine: str, device: str) -> str:
     """The whole story of one case: run it in the repository's root."""
     lines = [render(case, device)]
     if case.blocks:
-        lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import sizes\n")
-        lines += [f"sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
+        lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import block_sizes\n")
+        lines += [f"block_sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
         lines += [f"blocked.{name} = {value}" for name, value in BLOCKED.items()]
     if case.poison:
         lines.append("torch.use_deterministic_algorithms(True)  # fresh memory holds NaN")

@@ -1,7 +1,9 @@
-"""Engines run plans. An engine is a module with two functions and knows no encoding:
+"""Engines run lowered plans and know no encoding: see base.py (what an engine is), lowering.py (plan + mask -> LoweredPlan) and
+choose.py (which engine runs a call).
 
-    refuses(q, k, v, plan, mask, dropout) -> str | None      why it cannot run this, or None
-    run(q, k, v, plan, mask, dropout) -> [B, H, Lq, Dv]      q shifted and rotated already, as is k
-
-`attend` imports them; nothing here imports an encoding.
+    triton      fused kernels on GPUs
+    sdpa        PyTorch's attention as it is, for plans without terms
+    cpu         PyTorch's fused CPU attention with terms by distance
+    blocked     the formula in blocks of queries: any plan, any device
+    reference   the formula, dense: the oracle of all others
 """

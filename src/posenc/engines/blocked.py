@@ -47,8 +47,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
             parts.append(checkpoint(reference.attention, *arguments, use_reentrant=False))
         else:
             parts.append(reference.attention(*arguments))
-    outs, sums = zip(*parts, strict=True)
-    return torch.cat(outs, 2), torch.cat(sums, 2)
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def _cast_tables(plan: Plan, precision: torch.dtype) -> Plan:

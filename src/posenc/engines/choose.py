@@ -1,4 +1,4 @@
-"""Which engine runs a call, and why. The one place that decides."""
+"""Which engine runs a call, and why. Nothing else decides this."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 
 def register_engine(name: str, engine: Engine, *, before: str | None = "blocked") -> None:
-    """Add an engine under a name. `auto` asks it before the engine `before`; None: only callers that name it run it."""
+    """Add an engine under a name. `auto` tries it before the engine `before`; None: only calls that name it run it."""
     if name == "auto" or name in ENGINES:
         raise ValueError(f"the name {name!r} is taken; the engines are {', '.join(ENGINES)}")
     missing = [method for method in ("supports", "run") if not callable(getattr(engine, method, None))]

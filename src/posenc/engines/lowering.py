@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -290,8 +290,15 @@ def _consecutive_start(side: Side) -> Tensor | None:
     return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1])) else None
 
 
-def add(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a + b
+@overload
+def add(a: Tensor | None, b: Tensor) -> Tensor: ...
+@overload
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
+def add(a, b):
+    """a + b, where None adds nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
 # ---- one row for each distance -------------------------------------------------------------------------------------
@@ -350,7 +357,8 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        before, after, sources, filled = _readers(*ctx.distances, ctx.n)
+        index, lo, hi = ctx.distances
+        before, after, sources, filled = _readers(index, lo, hi, ctx.n)
         if before or after:
             last = grad.shape[1] - after
             whole, grad = grad, grad[:, before:last].clone()

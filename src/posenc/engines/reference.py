@@ -1,7 +1,7 @@
 """The formula as written, dense, in float32 or better: the oracle of every other engine. Supports every slot.
 
-It reads the raw plan and rotates by the plain formula: neither the lowering nor a rotation kernel stands between it and the
-definition.
+It reads the raw plan and rotates by the plain formula: it depends on neither the lowering nor a
+rotation kernel.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of rotated q, k, v. `rows` are the query slots that q holds: plan and mask are for all of them."""
     positions = plan.positions
-    weights, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
+    probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
     if dropout > 0.0:
-        weights = torch.nn.functional.dropout(weights, dropout)
-    values = repeat_heads(v, q.shape[1]).to(weights.dtype)
-    out = weigh(weights, values, lambda: mask.allowed(positions.q_length, k.shape[2], q.device, rows))
+        probabilities = torch.nn.functional.dropout(probabilities, dropout)
+    values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
+    out = weigh_values(probabilities, values, lambda: mask.allowed(positions.q_length, k.shape[2], q.device, rows))
     for lookup in plan.lookups:
         if lookup.add_value is not None:
-            table = lookup.add_value.to(weights.dtype)
-            at = _expand_rows(lookup.index.of(positions, q.device, rows), weights)
-            by_row = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(3, at, weights)
+            table = lookup.add_value.to(probabilities.dtype)
+            at = _expand_rows(lookup.index.of(positions, q.device, rows), probabilities)
+            by_row = probabilities.new_zeros(*probabilities.shape[:3], table.shape[1]).scatter_add(3, at, probabilities)
             out = out + by_row @ table
     return out.to(q.dtype), lse
 
@@ -110,7 +110,7 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
 
 
 def masked(s: Tensor, mask: Mask, rows: slice = ALL, q_length: int | None = None) -> Tensor:
-    """s with the additive mask added and -inf where a key may not be seen. s holds `rows` of q_length queries."""
+    """s plus the additive mask, -inf where a key is masked. s holds `rows` of q_length queries."""
     added = mask.added(rows)
     if added is not None:
         s = s + added.to(s.dtype)
@@ -118,28 +118,23 @@ def masked(s: Tensor, mask: Mask, rows: slice = ALL, q_length: int | None = None
     return s if allowed is None else s.masked_fill(~allowed, float("-inf"))
 
 
-def softmax(s: Tensor) -> Tensor:
-    """Over keys; a row with nothing to see gives zeros, and zero gradients."""
-    return softmax_lse(s)[0]
-
-
 def softmax_lse(s: Tensor) -> tuple[Tensor, Tensor]:
-    """`softmax`, and the log of the sums it divides by, -inf for a row with nothing to see."""
+    """Probabilities and the log-sum-exp. A fully masked row gives zeros and -inf, and zero gradients."""
     if s.shape[-1] == 0:
         return s, s.new_full(s.shape[:-1], float("-inf"))
-    top = s.detach().amax(-1, keepdim=True)
-    top = top.masked_fill(top == float("-inf"), 0.0)
-    weights = (s - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    blind = total == 0.0
-    total = total.masked_fill(blind, 1.0)
-    return weights / total, (total.log() + top).masked_fill(blind, float("-inf")).squeeze(-1)
+    m_i = s.detach().amax(-1, keepdim=True)
+    m_i = m_i.masked_fill(m_i == float("-inf"), 0.0)
+    probabilities = (s - m_i).exp()
+    l_i = probabilities.sum(-1, keepdim=True)
+    is_fully_masked = l_i == 0.0
+    l_i = l_i.masked_fill(is_fully_masked, 1.0)
+    return probabilities / l_i, (l_i.log() + m_i).masked_fill(is_fully_masked, float("-inf")).squeeze(-1)
 
 
-def weigh(weights: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> Tensor:
-    """weights [.., Lq, Lk] v [.., Lk, D]. A value that is not allowed does not count, even if it is NaN or inf."""
-    out = weights @ v
-    # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation
+def weigh_values(probabilities: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> Tensor:
+    """probabilities [.., Lq, Lk] v [.., Lk, D]. A masked value does not count, even if it is NaN or inf."""
+    out = probabilities @ v
+    # values are read on a CPU only: elsewhere it would cost a synchronisation
     if not out.is_cpu or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return out
     if not holds_nan(out):
@@ -147,7 +142,7 @@ def weigh(weights: Tensor, v: Tensor, allowed: Callable[[], Tensor | None]) -> T
     visible = allowed()  # 0 times NaN is NaN: such values are counted, not multiplied
     if visible is None:
         return out
-    out = weights @ v.masked_fill(~v.isfinite(), 0.0)
+    out = probabilities @ v.masked_fill(~v.isfinite(), 0.0)
     for fault, held in ((INF, v == INF), (-INF, v == -INF), (NAN, v.isnan())):
         count = visible.to(v.dtype) @ held.to(v.dtype)
         out = out + torch.zeros_like(count).masked_fill_(count > 0, fault)

@@ -35,7 +35,7 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
-    # PyTorch's CPU kernel takes a query of NaN for a fully masked one and returns zeros: a fault would go unnoticed
+    # PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed
     if q.is_cpu and not torch.compiler.is_compiling() and holds_nan(q):
         return blocked.run(q, k, v, lowered)
     scale = lowered.scale

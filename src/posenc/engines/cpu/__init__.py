@@ -1,13 +1,15 @@
-"""PyTorch's fused CPU attention plus O(L) views: position at the price of attention without it.
+"""PyTorch's fused CPU attention with positional terms, for contiguous positions: O(L) extra memory where tables allow it.
 
-    contiguous, some queries         ->  few.py   (a mask of their own, one call)
-    contiguous positions             ->  terms.py (one table of each kind)  ->  op.py: forward.py, backward.py
-    few places on further axes       ->  ../further_axes.py (more channels), then as above
+    __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
+                  ├─ further axes ──────────────▶ ../further_axes.py  more channels, then as below
+                  └─ terms.py (one table of each kind) ──▶ ops.py (PyTorch operators)
+                        forward    forward.py          fused attention in tiles, merged by log-sum-exp
+                                   short_forward.py    materialised scores, for short sequences with content
+                        backward   fused_backward.py   PyTorch's kernel and bias_gradient.py, for terms without content
+                                   backward.py         materialised scores, for all others
 
-band.py says where the terms vary, slab.py which heads share a call, skew.py and mask.py make the masks.
-Where terms hold content, pairs.py has the scores of a block in memory, for backward.py and for short.py (the forward
-pass of short sequences), with the matrix products of products.py. Where they do not, fused.py is the backward pass on
-PyTorch's own kernel, and diagonals.py adds the bias's gradient. sizes.py holds every block size.
+band.py knows where the terms vary, head_block.py which heads run together, band_mask.py and skewed_buffer.py make the masks,
+block_scores.py materialises scores, matmul.py multiplies stacks, block_sizes.py holds every block size.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from ...core.functions import transform_reason
 from ...core.plan import holds_nan
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
-from . import few, op
-from .terms import structure_reason, terms_of
+from . import decode, ops
+from .terms import make_terms, structure_reason
 
-WIDEST = 256  # heads with channels for further axes
+WIDEST = 256  # head size with channels for further axes
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -36,13 +38,13 @@ def supports(lowered: LoweredPlan) -> str | None:
         return reason
     reason = further_axes.supports(facts, lowered.plan, WIDEST)
     if reason is None and sum(further_axes.sizes(facts.dtype, lowered.plan)) * 4 > facts.k_length:
-        return "tokens stand at many places on further axes"
+        return "tokens have many different positions on further axes"
     return reason
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     eager = not torch.compiler.is_compiling()
-    # PyTorch's CPU kernel takes a query of NaN for a fully masked one and returns zeros: a fault would go unnoticed
+    # PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed
     if eager and holds_nan(q):
         return blocked.run(q, k, v, lowered)
     facts = lowered.facts
@@ -52,10 +54,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return finish(out), lse
     scale = lowered.scale
     assert isinstance(scale, float)  # structure_reason
-    if eager and few.applies(q, k, v, lowered):
-        out = few.run(q, k, v, lowered, scale)
-        hidden = facts.padding or (q.shape[2] > 1 and facts.is_limited)
-        if not (hidden and holds_nan(out)):  # else the operator finds out whose it is
+    if eager and decode.applies(q, k, v, lowered):
+        out = decode.run(q, k, v, lowered, scale)
+        is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
+        if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator overwrites
             return out, None
-    terms, band = terms_of(q, lowered)
-    return op.attend(q, k, v, terms, band, scale, facts.return_lse)
+    terms, band = make_terms(q, lowered)
+    return ops.attend(q, k, v, terms, band, scale, facts.return_lse)

@@ -1,10 +1,10 @@
-"""Terms: a plan over contiguous positions, reduced to at most one table of each sort.
+"""Terms: a plan over contiguous positions, reduced to at most one table of each kind.
 
     s_ij = scale [ q_i·k_j + states_i·table_q[r] + k_j·table_k[r] ] + bias[r] + (decay_q_i - decay_k_j)
     o_i  = Σ_j a_ij ( v_j + table_v[r] )              r = clamp(j - i + offset, lo, hi) - lo
 
-Lookups that share a factor are added (or laid side by side) here, by ordinary differentiable operations, so that
-the operator sees distances only and autograd carries its gradients on to buckets, slopes and projections.
+lowering.py makes the tables by ordinary differentiable operations: the operator reads distances only, and autograd
+carries its gradients on to buckets, slopes and projections.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..lowering import LoweredPlan, add
-from .band import Band
+from .band import BandGeometry
 
 
 class Terms(NamedTuple):
@@ -26,18 +26,18 @@ class Terms(NamedTuple):
     states: Tensor | None  # [B, H, Lq, E]; None: q
     table_k: Tensor | None  # [H or 1, n, D]
     table_v: Tensor | None  # [H or 1, n, Dv]
-    decay_q: Tensor | None  # [B or 1, H, Lq]; it moves whole rows, but decay_k alone would grow with the length
+    decay_q: Tensor | None  # [B or 1, H, Lq]; constant along a row, but decay_k alone would grow with the length
     decay_k: Tensor | None  # [B or 1, H, Lk]; both are given or neither
     key_mask: Tensor | None  # [B or 1, Lk]
 
     @property
-    def content(self) -> bool:
-        """Whether a row's or a column's own numbers enter, so that the scores' addition is no plain table."""
+    def has_content(self) -> bool:
+        """Whether a term depends on the query or the key itself, so that no table by distance expresses it."""
         return any(t is not None for t in (self.table_q, self.table_k, self.table_v, self.decay_k))
 
-    def of(self, rows: slice, heads: slice, copies: int) -> Terms:
-        """Those of some of the batch's rows and some heads, one head after the other: states [X, Lq, E],
-        decays [X, L], and tables that differ from head to head once for each of `copies` rows."""
+    def select(self, batch: slice, heads: slice, copies: int) -> Terms:
+        """The terms of some batch rows and heads, stacked: states [X, Lq, E], decays [X, L], and tables that differ from
+        head to head once for each of `copies` batch rows."""
 
         def table(all_heads: Tensor | None) -> Tensor | None:
             if all_heads is None or all_heads.shape[0] == 1:
@@ -48,7 +48,7 @@ class Terms(NamedTuple):
         def stack(each_row: Tensor | None) -> Tensor | None:
             if each_row is None:
                 return None
-            own = each_row[:, heads] if each_row.shape[0] == 1 else each_row[rows, heads]
+            own = each_row[:, heads] if each_row.shape[0] == 1 else each_row[batch, heads]
             return own.expand(copies, *own.shape[1:]).flatten(0, 1)
 
         tables = [table(t) for t in (self.bias, self.table_q, self.table_k, self.table_v)]
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
 
 
 def structure_reason(lowered: LoweredPlan) -> str | None:
-    """Why a plan is not one over contiguous positions that a table by distance expresses, or None."""
+    """Why a table by distance over contiguous positions does not express this plan, or None."""
     facts = lowered.facts
     if facts.dropout:
         return "dropout needs the probabilities themselves"
@@ -73,7 +73,7 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
     return None
 
 
-def terms_of(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, Band]:
+def make_terms(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, BandGeometry]:
     facts, plan = lowered.facts, lowered.plan
     offset = lowered.offset or 0
     reach = (offset - facts.q_length + 1, offset + facts.k_length - 1)
@@ -81,9 +81,9 @@ def terms_of(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, Band]:
     if facts.slopes:
         spans.append(reach)
     lo, hi = (min(lo for lo, _ in spans), max(hi for _, hi in spans)) if spans else (0, 0)
-    # rows that no pair reaches would only cost memory
+    # rows of distances that do not occur would only cost memory
     lo, hi = min(max(lo, reach[0]), reach[1]), max(min(hi, reach[1]), reach[0])
-    band = Band(facts.q_length, facts.k_length, offset, lo, hi, facts.left, facts.right)
+    band = BandGeometry(facts.q_length, facts.k_length, offset, lo, hi, facts.left, facts.right)
 
     precision = torch.promote_types(q.dtype, torch.float32)
     bias = lowered.bias_table(lo, hi, precision)

@@ -6,7 +6,7 @@ import torch
 from posenc.core.index import clip, deberta_buckets, log_buckets
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
-from posenc.engines.cpu import few, sizes
+from posenc.engines.cpu import block_sizes, decode
 from posenc.functional import attend
 from tests import budget, seeds
 
@@ -48,8 +48,8 @@ def plans(positions, dtype=torch.float64, size=1.0):
 @pytest.fixture
 def taken(monkeypatch):
     """How often the path was taken."""
-    calls, real = [], few.run
-    monkeypatch.setattr(few, "run", lambda *arguments: calls.append(1) or real(*arguments))
+    calls, real = [], decode.run
+    monkeypatch.setattr(decode, "run", lambda *arguments: calls.append(1) or real(*arguments))
     return calls
 
 
@@ -94,7 +94,7 @@ def test_steps_past_powers_of_two_and_far_places(taken):
 @pytest.mark.parametrize("index", [clip(3, 2), clip(0, 0), BUCKETS, clip(40, 40), deberta_buckets(4, 8)], ids=str)
 def test_blocks_are_copied_to_the_right_places(size, index, monkeypatch, taken):
     """Far, near and far again, in parts of a block, in one, in several; the query before, among and after its keys."""
-    monkeypatch.setattr(sizes, "COPIED", size)
+    monkeypatch.setattr(block_sizes, "COPY_BLOCK", size)
     lookups = (Lookup(index, bias=draw(H, index.n)), Lookup(index, dot_query=draw(1, index.n, D)))
     q, k, v = tensors(1, 37)
     for place in (-300, -16, -1, 0, 5, 17, 36, 40, 1_000_003):
@@ -117,7 +117,7 @@ def test_several_queries_give_the_same_bits_as_in_training():
 
 
 def test_longer_than_what_is_kept(monkeypatch):
-    monkeypatch.setattr(sizes, "KEPT", 16)
+    monkeypatch.setattr(block_sizes, "CACHED_DISTANCES", 16)
     plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),), slopes=draw(H))
     ours, theirs = (attend(*tensors_of(plan), plan, causal=True, engine=engine) for engine in ("cpu", "reference"))
     torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
@@ -180,7 +180,7 @@ def test_every_number_is_within_its_budget(name, dtype, taken):
 
 
 def test_positions_leave_the_cached_rows_usable_in_inference_mode_and_out():
-    few._blocks.cache_clear()
+    decode._distance_blocks.cache_clear()
     plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=draw(H, 8)),))
     given = tensors_of(plan)
     with torch.inference_mode():

@@ -1,12 +1,15 @@
-"""Some queries (decoding): one fused call with a ready mask, and as few other calls as can be, for a step is that short.
+"""Decoding: a few queries in one fused call with a mask made for it, and few other calls, since a step is that short.
 
-    one query      bias [H, n] ──rows──▶ blocks of distances, near and far ──copies──▶ [H, K] is the mask
-    some, reversed                                                     [H, R + K - 1], strides (1, 1), is the mask
+    one query        bias [H, n] ─ table rows ─▶ blocks of 64 distances ─ copies ─▶ mask [H, K]
 
-An index is constant outside its span, so all far blocks are copies of one. Which rows and copies a mask is made of are
-whole numbers, and the next step's are mostly the same: they are kept. Nothing learned is.
-What depends on the query or keys themselves is added to the mask of one query. Several with padding or content are
-computed as in training: they would give other bits here.
+        distance    ... far far far | near near near | far ...
+        blocks           A   A   A       B  C  D        E          the far field is copies of one block
+
+    a few queries    the bias by distance [H, R + K - 1] with strides (1, 1), queries reversed: a Hankel view (forward.py)
+
+Which table rows and blocks a mask consists of are whole numbers, and mostly the same in the next step: they are cached.
+Nothing learned is. With one query, terms that depend on the query or keys are mask to the mask. Several queries with
+padding or content run as in training: here they would give other bits.
 """
 
 from __future__ import annotations
@@ -20,77 +23,77 @@ from torch.nn.functional import scaled_dot_product_attention
 from ...core.index import Grid, Index
 from ...core.plan import Plan
 from ..lowering import LoweredPlan, add
-from . import sizes
-from .forward import one_size
-from .slab import NEVER
+from . import block_sizes
+from .forward import pad_head_sizes
+from .head_block import NEG_INF
 
 
 def applies(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> bool:
-    """For a structured plan: few queries, no gradient wanted, and no values of its own (they need the probabilities)."""
+    """Whether queries are few, nothing needs a gradient, and no term needs the probabilities (positional values)."""
     facts, rows = lowered.facts, q.shape[2]
     _, query_span, key_span, value_span = facts.spans
-    if rows >= sizes.FEW or value_span is not None or facts.gradient or facts.return_lse:
+    if rows >= block_sizes.DECODE_ROWS or value_span is not None or facts.gradient or facts.return_lse:
         return False
     return rows == 1 or not (facts.padding or facts.decay or query_span is not None or key_span is not None)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor:
-    plan, mask = lowered.plan, lowered.mask
+    plan, key_mask = lowered.plan, lowered.mask.key_mask
     _, heads, rows, size = q.shape
     keys, v_size = k.shape[2], v.shape[3]
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
-    left, right = mask.limits
-    first = 0 if left is None else max(0, keys - rows - left)  # keys before it are seen by no row
+    left, right = lowered.facts.left, lowered.facts.right
+    first = 0 if left is None else max(0, keys - rows - left)  # keys before it are visible to no query
     if first:
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
     if rows > 1:
         q = q.flip(2)
     lowest = (lowered.offset or 0) + first - rows + 1  # the last query's distance to the first key
-    added = _table(plan, lowest, rows + keys - 1, precision)
+    mask = _bias_by_distance(plan, lowest, rows + keys - 1, precision)
     if rows == 1:
-        added = _with_content(added, q, k, plan, lowest, scale, precision)
-        if added is not None and added.shape[1] != heads:
-            added = added.expand(-1, heads, 1, -1)
+        mask = _add_content(mask, q, k, plan, lowest, scale, precision)
+        if mask is not None and mask.shape[1] != heads:
+            mask = mask.expand(-1, heads, 1, -1)
     else:
         if left is not None or right is not None:
-            added = _limited(q, added, rows, keys, left, right, precision)
-        if added is not None:
-            steps = (0, added.stride(1) if added.shape[1] > 1 else 0, 1, 1)
-            added = added.as_strided((1, heads, rows, keys), steps)
-    if mask.key_mask is not None:
-        real = mask.key_mask[:, None, None, first:]
-        added = torch.where(real, 0.0 if added is None else added, NEVER).to(precision)
-        added = added.expand(-1, heads, 1, -1)
+            mask = _mask_limits(q, mask, rows, keys, left, right, precision)
+        if mask is not None:
+            steps = (0, mask.stride(1) if mask.shape[1] > 1 else 0, 1, 1)
+            mask = mask.as_strided((1, heads, rows, keys), steps)
+    if key_mask is not None:
+        real = key_mask[:, None, None, first:]
+        mask = torch.where(real, 0.0 if mask is None else mask, NEG_INF).to(precision)
+        mask = mask.expand(-1, heads, 1, -1)
     if size != v_size or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        q, k, v = one_size(q, k, v)
-    out = scaled_dot_product_attention(q, k, v, added, scale=scale, enable_gqa=heads != k.shape[1])
+        q, k, v = pad_head_sizes(q, k, v)
+    out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=heads != k.shape[1])
     if rows > 1:
         out = out.flip(2)
     return out if size <= v_size else out[..., :v_size]
 
 
-def _table(plan: Plan, lowest: int, count: int, precision: torch.dtype) -> Tensor | None:
+def _bias_by_distance(plan: Plan, lowest: int, count: int, precision: torch.dtype) -> Tensor | None:
     """[1, H or 1, 1, count]: the bias by distance."""
     table = None
     for lookup in plan.lookups:
         bias = lookup.bias
         if bias is not None:
             bias = bias if bias.dtype == precision else bias.to(precision)
-            table = add(table, _spread(bias, 1, lookup.index, lowest, count))
+            table = add(table, _expand_by_distance(bias, 1, lookup.index, lowest, count))
     if plan.slopes is not None:
-        away = _some(_away, precision, lowest, count, plan.slopes.device)
+        away = _slice_cached(_negative_distances, precision, lowest, count, plan.slopes.device)
         table = add(table, plan.slopes.to(precision)[None, :, None, None] * away)
     return table
 
 
-def _spread(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
-    """[X, n] -> [batch, X / batch, 1, count]: the numbers of the distances from the lowest on.
+def _expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
+    """[X, n] -> [batch, X / batch, 1, count]: the table by distance, from the lowest on.
 
-    Copies of whole blocks are made at memory speed, and by all cores: each then has its heads' part in its own cache.
+    Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache.
     """
-    size, each = sizes.COPIED, table.shape[0] // batch
+    size, each = block_sizes.COPY_BLOCK, table.shape[0] // batch
     first, last = lowest // size, (lowest + count - 1) // size
-    rows, copies = _blocks(index, first, last, size, batch * each, table.device)
+    rows, copies = _distance_blocks(index, first, last, size, batch * each, table.device)
     table = table.index_select(1, rows)
     if copies is not None:
         table = table.view(-1, size).index_select(0, copies)
@@ -99,12 +102,12 @@ def _spread(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: 
 
 
 @lru_cache(maxsize=16)
-def _blocks(
+def _distance_blocks(
     index: Index, first: int, last: int, size: int, tables: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """The table rows of the blocks that differ among first .. last, and of which of them each table's blocks are copies.
+    """The table rows of the distinct blocks among first .. last, and for every block of every table which of them it copies.
 
-    Block b holds the distances from b * size on; beyond the span's own blocks one on each side stands for all.
+    Block b holds the distances from b * size on. Outside the index's span, one block on each side serves for all.
     """
     with torch.inference_mode(False), torch.no_grad():
         block = torch.arange(first, last + 1, device=device).clamp(index.lo // size - 1, index.hi // size + 1)
@@ -116,7 +119,7 @@ def _blocks(
         return rows, (table[:, None] * (b - a) + block - a).flatten()
 
 
-def _limited(
+def _mask_limits(
     q: Tensor,
     table: Tensor | None,
     rows: int,
@@ -125,21 +128,21 @@ def _limited(
     right: int | None,
     precision: torch.dtype,
 ) -> Tensor:
-    """-inf outside the limits, which are around the distance of the last query to the last key."""
+    """-inf outside the limits, which are relative to the distance of the last query to the last key."""
     if table is None:
         table = torch.zeros(1, 1, 1, rows + keys - 1, dtype=precision, device=q.device)
     last = keys - 1
     if left is not None and last > left:
-        table[..., : last - left] = NEVER
+        table[..., : last - left] = NEG_INF
     if right is not None:
-        table[..., last + right + 1 :] = NEVER
+        table[..., last + right + 1 :] = NEG_INF
     return table
 
 
-def _with_content(
-    added: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float, precision: torch.dtype
+def _add_content(
+    mask: Tensor | None, q: Tensor, k: Tensor, plan: Plan, lowest: int, scale: float, precision: torch.dtype
 ) -> Tensor | None:
-    """added and what depends on the query or on keys: [B or 1, H, 1, K]."""
+    """mask plus the terms that depend on the query or on keys: [B or 1, H, 1, K]."""
     keys = k.shape[2]
     for lookup in plan.lookups:
         if lookup.dot_query is None and lookup.dot_key is None:
@@ -147,21 +150,21 @@ def _with_content(
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
             dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
-            # of a matrix: ten times as fast as of [B, H, 1, n]
-            added = add(added, _spread(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
+            # as a matrix: ten times as fast as [B, H, 1, n]
+            mask = add(mask, _expand_by_distance(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
-            added = add(added, found * scale)
+            mask = add(mask, found * scale)
     if plan.decay is not None:
         c_q, c_k = (c.to(precision) for c in plan.decay)
-        added = add(added, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
-    return added
+        mask = add(mask, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
+    return mask
 
 
 def _key_dots(heads: int, k: Tensor, table: Tensor, index: Index | Grid, lowest: int) -> Tensor:
-    """k_j·table[r], [B, H, 1, K]: far keys share a row, so only the near ones need rows of their own."""
+    """k_j·table[r], [B, H, 1, K]: far keys share a table row; only near ones need their own."""
     keys, kv_heads = k.shape[2], k.shape[1]
-    at = _look(index, lowest, keys, k.device)
+    at = _find_rows(index, lowest, keys, k.device)
     begin, end = 0, keys
     if isinstance(index, Index):
         begin = min(max(index.lo - lowest, 0), keys)
@@ -183,14 +186,14 @@ def _far_dots(k: Tensor, row: Tensor) -> Tensor:
     return (k @ rows.transpose(-1, -2)).transpose(-1, -2)
 
 
-def _look(index: Index | Grid, lowest: int, count: int, device: torch.device) -> Tensor:
+def _find_rows(index: Index | Grid, lowest: int, count: int, device: torch.device) -> Tensor:
     """[count]: the table rows of the distances from the lowest on."""
-    return _some(_rows, index, lowest, count, device)
+    return _slice_cached(_rows_of_distances, index, lowest, count, device)
 
 
-def _some(make, what, lowest: int, count: int, device: torch.device) -> Tensor:
-    """make(...) of these distances, as a view of a longer run, which the next steps find made."""
-    if count > sizes.KEPT:
+def _slice_cached(make, what, lowest: int, count: int, device: torch.device) -> Tensor:
+    """make(...) of these distances: a view of a longer, cached run that serves the next steps too."""
+    if count > block_sizes.CACHED_DISTANCES:
         return make.__wrapped__(what, lowest, count, device)
     whole = 1 << count.bit_length()
     start = lowest // whole * whole
@@ -198,13 +201,13 @@ def _some(make, what, lowest: int, count: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _rows(index: Index, start: int, count: int, device: torch.device) -> Tensor:
+def _rows_of_distances(index: Index, start: int, count: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return index.look(torch.arange(start, start + count, device=device))
 
 
 @lru_cache(maxsize=4)
-def _away(dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
+def _negative_distances(dtype: torch.dtype, start: int, count: int, device: torch.device) -> Tensor:
     """-|r|"""
     with torch.inference_mode(False), torch.no_grad():
         return -torch.arange(start, start + count, device=device).abs().to(dtype)
