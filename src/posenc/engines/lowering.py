@@ -253,14 +253,14 @@ def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor)
     """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
     added = pair(p_q, p_k)
     shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
-    wanted = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
+    expected = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
     if not isinstance(added, Tensor):
-        raise TypeError(f"{wanted}, got {type(added).__name__}")
+        raise TypeError(f"{expected}, got {type(added).__name__}")
     leading = [(1, batch), (1, heads)][4 - added.dim() :]
     if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
-        raise ValueError(f"{wanted}, got {list(added.shape)}")
+        raise ValueError(f"{expected}, got {list(added.shape)}")
     if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
-        raise ValueError(f"{wanted}, got {list(added.shape)}")
+        raise ValueError(f"{expected}, got {list(added.shape)}")
     return added
 
 
@@ -339,7 +339,7 @@ def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[in
         readers[row].append(step)
     most = max(1, max(map(len, readers)))
     sources = tuple(step for own in readers for step in own + [0] * (most - len(own)))
-    filled = tuple(place >= len(own) for own in readers for place in range(most))
+    filled = tuple(step >= len(own) for own in readers for step in range(most))
     return before, after, sources, filled if any(filled) else None
 
 

@@ -37,7 +37,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if reason is not None or not facts.further_axes:
         return reason
     reason = further_axes.supports(facts, lowered.plan, WIDEST)
-    if reason is None and sum(further_axes.sizes(facts.dtype, lowered.plan)) * 4 > facts.k_length:
+    if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * 4 > facts.k_length:
         return "tokens have many different positions on further axes"
     return reason
 
