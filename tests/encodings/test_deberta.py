@@ -108,7 +108,7 @@ def test_buckets_are_transformers(size):
     distance = torch.arange(-2000, 2001)
     for reach in sorted({size, size + 1, size + 2, *(n for n in (12, 50, 61, 128, 512, 1000) if n > size)}):
         theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
-        assert torch.equal(posenc.index.deberta_buckets(size, reach).look(-distance), theirs), reach
+        assert torch.equal(posenc.index.deberta_buckets(size, reach).lookup(-distance), theirs), reach
 
 
 @pytest.mark.parametrize("size, reach", [(5, 12), (9, 50), (8, 8)])
@@ -118,8 +118,8 @@ def test_the_scheme_reads_transformers_rows(size, reach):
     encoding = posenc.DeBERTa(d_model=8, heads=2, buckets=size, max_distance=reach)
     distance = torch.arange(-200, 201)
     theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
-    assert torch.equal(encoding.index.look(-distance), theirs)
-    assert torch.equal(encoding.back_index.look(distance), theirs)
+    assert torch.equal(encoding.index.lookup(-distance), theirs)
+    assert torch.equal(encoding.back_index.lookup(distance), theirs)
 
 
 def test_buckets_without_end_are_refused():

@@ -36,7 +36,7 @@ def test_unknown_options_are_named_with_the_allowed_ones():
     with pytest.raises(posenc.OptionError, match="no option 'bucket'; its options are buckets, max_distance"):
         posenc.create("t5", heads=2, bucket=4)
     with pytest.raises(TypeError, match="takes no options"):
-        posenc.create("none", k=3)
+        posenc.create("none", max_distance=3)
 
 
 def test_missing_options_are_named():

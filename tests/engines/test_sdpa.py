@@ -407,7 +407,7 @@ def test_short_sequences_take_the_way_that_was_faster_for_them():
     from posenc.engines.cpu.terms import terms_of
 
     def taken(batch, length, size=32, values=False):
-        encoding = posenc.create("shaw", heads=4, head_dim=size, k=16, values=values)
+        encoding = posenc.create("shaw", heads=4, head_dim=size, max_distance=16, values=values)
         q = torch.randn(batch, 4, length, size)
         return short.applies(q, *terms_of(q, encoding.plan(Positions(length)), Mask()))
 

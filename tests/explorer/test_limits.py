@@ -42,8 +42,8 @@ def drawn(told):
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", ["/export.csv?view=compare&a=clipped:k=100000000", "/export.csv?view=compare&a=t5:buckets=100000000",
-                                  "/export.csv?view=compare&b=shaw:k=100000000", "/export.csv?view=compare&c=learned:max_length=1e12"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/export.csv?view=compare&a=clipped:max_distance=100000000", "/export.csv?view=compare&a=t5:buckets=100000000",
+                                  "/export.csv?view=compare&b=shaw:max_distance=100000000", "/export.csv?view=compare&c=learned:max_length=1e12"])  # fmt: skip
 def test_one_get_takes_neither_memory_nor_time(client, path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client.get("/export.csv?view=extend")  # the drawing process has started

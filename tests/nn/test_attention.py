@@ -111,7 +111,7 @@ def test_order_is_seen_but_for_none(name):
 def test_gradients_of_every_parameter(name):
     attn = layer(name, d_model=8, heads=2).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
-    names = [n for n, _ in attn.named_parameters() if n.startswith("position.")]
+    names = [n for n, _ in attn.named_parameters() if n.startswith("encoding.")]
     parameters = dict(attn.named_parameters())
 
     def run(*values):
@@ -266,7 +266,7 @@ def test_encodings_of_the_past_are_refused_by_a_layer_that_is_not_causal(name):
         with pytest.raises(posenc.OptionError, match="describes the past alone.*give causal=True"):
             posenc.Attention(16, 4, encoding=position)
     with pytest.raises(posenc.OptionError, match="describes the past alone"):
-        posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), longest=50))
+        posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), max_length=50))
     posenc.Attention(16, 4, encoding=name, causal=True)
 
 

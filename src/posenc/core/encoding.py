@@ -62,12 +62,12 @@ class Encoding(_Recorded):
     """Whether `embed` needs the whole input at once, so that a cache cannot go on from a part of it."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
-    _here: Tensor
+    _device_marker: Tensor
 
     def __init__(self):
         super().__init__()
         # Follows .to(device) for encodings without parameters; empty, so meta-device construction cannot spoil it.
-        self.register_buffer("_here", torch.empty(0), persistent=False)
+        self.register_buffer("_device_marker", torch.empty(0), persistent=False)
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         """x [B, L, d_model] with the position added; the queries' side of `where` holds the positions."""
@@ -131,7 +131,7 @@ class Encoding(_Recorded):
         for candidate in (x, positions.q, positions.k):
             if isinstance(candidate, Tensor):
                 return candidate.device
-        return self._here.device
+        return self._device_marker.device
 
 
 def _is_plain(value: Any) -> bool:

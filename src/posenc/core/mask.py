@@ -94,7 +94,7 @@ def make_mask(q: Tensor, k: Tensor, *, causal, window, key_mask, documents, mask
     if window is not None:
         window = make_window(window)
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
+        key_mask = as_bool_mask(key_mask, "key_mask")
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
             raise ValueError(
                 f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(key_mask.shape)}"
@@ -149,7 +149,7 @@ def make_window(window) -> Window:
     return left, right
 
 
-def _boolean(mask: Tensor, name: str) -> Tensor:
+def as_bool_mask(mask: Tensor, name: str) -> Tensor:
     """A mask of real keys as bools. Additive masks (0 and -inf) would be read the wrong way round, so only bools and
     the integers 0 and 1 are taken; integers are looked at where that costs no synchronisation (or in anomaly mode).
     """

@@ -53,7 +53,7 @@ def _tile(
 
 
 @triton.jit
-def _turn(
+def _rotate_kernel(
     q, q_out, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row,
     k, k_out, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
     cos, sin, phase_batch, length, tiles, q_groups, groups,
@@ -81,7 +81,9 @@ def _turn(
               length, PAIRS, REST, REST_TILE, REST_WIDE, BLOCK, K_GROUP, HALF)  # fmt: skip
 
 
-def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, back: bool = False):
+def rotate_tensors(
+    tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, back: bool = False
+):
     """One or two tensors [B, H, L, D] of one length and head size, turned (`back`: the other way) by cos, sin
     [B or 1, L, pairs], each with the strides of its own kind.
     """
@@ -105,7 +107,7 @@ def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor
     # neighbours in the grid should be neighbours in memory: [B, L, H, D] has the heads of a row side by side
     rows_first, tiles = q.stride(1) >= q.stride(2), triton.cdiv(length * pairs, block)
     double = torch.float64 in (q.dtype, cos.dtype)
-    _turn[(tiles * sum(programs) * batch,)](
+    _rotate_kernel[(tiles * sum(programs) * batch,)](
         q, q_out, *q.stride()[:3], *q_out.stride()[:3], k, k_out, *k.stride()[:3], *k_out.stride()[:3],
         cos, sin, 0 if cos.shape[0] == 1 else cos.stride(0), length, tiles, programs[0], sum(programs),
         PAIRS=pairs, REST=rest, REST_TILE=share, REST_WIDE=triton.next_power_of_2(max(share, 1)), BLOCK=block,

@@ -131,7 +131,7 @@ class _OnePass(torch.autograd.Function):
         ctx.save_for_forward(cos, sin)
         ctx.layout, ctx.back, ctx.shapes = layout, back, [x.shape for x in tensors]
         ctx.set_materialize_grads(False)
-        return _turned(tensors, cos, sin, layout, back)
+        return _rotate_eagerly(tensors, cos, sin, layout, back)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
@@ -151,11 +151,13 @@ def _given(tensors: tuple[Tensor | None, ...], ctx, back: bool) -> tuple[Tensor 
     return tuple(None if x is None else next(turned) for x in tensors)
 
 
-def _turned(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, back: bool) -> tuple[Tensor, ...]:
+def _rotate_eagerly(
+    tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, back: bool
+) -> tuple[Tensor, ...]:
     if tensors[0].is_cuda:
-        from .rotary_kernel import turn
+        from .rotary_kernel import rotate_tensors
 
-        return turn(tensors, cos, sin, layout, back)
+        return rotate_tensors(tensors, cos, sin, layout, back)
     return tuple(_in_blocks(x, cos, -sin if back else sin, layout) for x in tensors)
 
 
@@ -168,7 +170,7 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     rows = max(BLOCK // max(x.shape[0] * x.shape[1] * width, 1), 8)
     for start in range(0, x.shape[2] if width else 0, rows):
         block = slice(start, start + rows)
-        _turn_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
+        _rotate_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
     return out
 
 
@@ -178,7 +180,7 @@ BLOCK = 2**19
 """Numbers in a block: a few megabytes, which the cores' caches hold."""
 
 
-def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
     """Write x [B, H, rows, R], turned, into out of the same shape."""
     result = out if out.dtype == cos.dtype else torch.empty(out.shape, dtype=cos.dtype)
     x = x.to(cos.dtype)

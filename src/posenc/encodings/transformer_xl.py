@@ -56,8 +56,8 @@ class TransformerXL(Encoding):
         base: float = 10000.0,
         layout: Literal["concatenated", "interleaved"] = "concatenated",
         dropout: float = 0.0,
-        u: nn.Parameter | None = None,
-        v: nn.Parameter | None = None,
+        content_bias: nn.Parameter | None = None,
+        position_bias: nn.Parameter | None = None,
         std: float = 0.02,
     ):
         super().__init__()
@@ -75,16 +75,18 @@ class TransformerXL(Encoding):
             causal, clamp_length, base, layout, dropout, std,
         )  # fmt: skip
         shape = (heads, head_dim)
-        self._own = [name for name, given in (("u", u), ("v", v)) if given is None]
-        self.u = _shared("u", u, shape)
-        self.v = _shared("v", v, shape)
-        self.w_r = nn.Linear(d_model, heads * head_dim, bias=False)
+        self._own = [
+            name for name, given in (("content_bias", content_bias), ("position_bias", position_bias)) if given is None
+        ]
+        self.content_bias = _shared("content_bias", content_bias, shape)
+        self.position_bias = _shared("position_bias", position_bias, shape)
+        self.position_proj = nn.Linear(d_model, heads * head_dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for name in self._own:
             nn.init.normal_(getattr(self, name), std=self.std)
-        nn.init.normal_(self.w_r.weight, std=self.std)
+        nn.init.normal_(self.position_proj.weight, std=self.std)
 
     def check_causal(self, causal: bool) -> str | None:
         if self.causal and not causal:
@@ -98,22 +100,22 @@ class TransformerXL(Encoding):
         return index.exact(positions, most=self.clamp_length, future=not self.causal)
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
-        return Plan(positions, shift=self.u, lookups=(self._positions(positions, self.index(positions)),))
+        return Plan(positions, shift=self.content_bias, lookups=(self._positions(positions, self.index(positions)),))
 
     def _positions(self, positions: Positions, rows: Index | Sparse) -> Lookup:
-        weight = self.w_r.weight
+        weight = self.position_proj.weight
         real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
         make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
         waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
-        table = self.w_r(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
-        return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
+        table = self.position_proj(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
 
-    def _beyond_u(self, other: Tensor) -> Tensor:
+    def _beyond_content_bias(self, other: Tensor) -> Tensor:
         """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
         precision = torch.promote_types(other.dtype, torch.float32)
-        return other.to(precision) - self.u.to(precision)
+        return other.to(precision) - self.content_bias.to(precision)
 
 
 class XLNet(TransformerXL):
@@ -139,9 +141,9 @@ class XLNet(TransformerXL):
         clamp_length: int | None = None,
         base: float = 10000.0,
         dropout: float = 0.0,
-        u: nn.Parameter | None = None,
-        v: nn.Parameter | None = None,
-        w: nn.Parameter | None = None,
+        content_bias: nn.Parameter | None = None,
+        position_bias: nn.Parameter | None = None,
+        segment_bias: nn.Parameter | None = None,
         std: float = 0.02,
     ):
         require_choice("attn_type", attn_type, ("bi", "uni"))
@@ -149,14 +151,15 @@ class XLNet(TransformerXL):
         # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
         super().__init__(
             d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
-            clamp_length=clamp_length, base=base, dropout=dropout, u=u, v=v, std=std,
+            clamp_length=clamp_length, base=base, dropout=dropout,
+            content_bias=content_bias, position_bias=position_bias, std=std,
         )  # fmt: skip
         self.attn_type, self.bi_data = attn_type, bi_data
-        if w is None:
-            self._own.append("w")
-        self.w = _shared("w", w, (heads, self.head_dim))
-        self.g = nn.Parameter(torch.empty(2, heads, self.head_dim))
-        self._own.append("g")
+        if segment_bias is None:
+            self._own.append("segment_bias")
+        self.segment_bias = _shared("segment_bias", segment_bias, (heads, self.head_dim))
+        self.segment_table = nn.Parameter(torch.empty(2, heads, self.head_dim))
+        self._own.append("segment_table")
         self.reset_parameters()
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
@@ -164,9 +167,11 @@ class XLNet(TransformerXL):
             positions = self._both_ways(positions, x)
         lookups = [self._positions(positions, self.index(positions))]
         if len(positions.q_axes) > 1:
-            table = self.g.transpose(0, 1)
-            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_u(self.w)))
-        return Plan(positions, shift=self.u, lookups=tuple(lookups))
+            table = self.segment_table.transpose(0, 1)
+            lookups.append(
+                Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_content_bias(self.segment_bias))
+            )
+        return Plan(positions, shift=self.content_bias, lookups=tuple(lookups))
 
     def _both_ways(self, positions: Positions, x: Tensor | None) -> Positions:
         if x is None:

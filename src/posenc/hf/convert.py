@@ -144,10 +144,13 @@ def _xlnet(module: Any, shared: Any) -> Attention:
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     position = attention.encoding
-    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
+    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.position_proj, "r")]
     pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in turned]
     pairs.append((attention.o_proj.weight, module.o))
-    names = (("u", "r_w_bias"), ("v", "r_r_bias"), ("w", "r_s_bias"), ("g", "seg_embed"))
+    names = (
+        ("content_bias", "r_w_bias"), ("position_bias", "r_r_bias"),
+        ("segment_bias", "r_s_bias"), ("segment_table", "seg_embed"),
+    )  # fmt: skip
     return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in names]
 
 

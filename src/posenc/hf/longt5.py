@@ -128,13 +128,13 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         radius = self.block_len - 1
         keys = torch.arange(-radius, rows + radius, device=table.device)
         r = keys - torch.arange(rows, device=table.device)[:, None]
-        bias = embedding(self.posenc_index.look(r), table).permute(2, 0, 1)
+        bias = embedding(self.posenc_index.lookup(r), table).permute(2, 0, 1)
         return bias.masked_fill(r.abs() > radius, NEVER)
 
     def posenc_rows(self, q, k, v, far_k, far_v, near, table, blocks, seen) -> Tensor:
         """Some queries of blocks [B or 1, rows] over their window and all summaries; seen [B, keys] where one is padding."""
         r = torch.arange(far_k.shape[2], device=q.device) - blocks[..., None]
-        far = embedding(self.posenc_index.look(r), table).permute(0, 3, 1, 2)
+        far = embedding(self.posenc_index.lookup(r), table).permute(0, 3, 1, 2)
         bias = torch.cat((near.expand(far.shape[0], -1, -1, -1), far), dim=-1)
         if seen is not None:
             bias = bias.masked_fill(~seen[:, None, None], NEVER)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.mask import _boolean
+from ..core.mask import as_bool_mask
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
 
@@ -104,7 +104,7 @@ def describe_context(
     batch, keys = context.shape[:2]
     facts = {} if cache is None or cache.context is None else dict(cache.context)
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
+        key_mask = as_bool_mask(key_mask, "key_mask")
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != keys:
             raise ValueError(
                 f"key_mask must be [B, context] = [{batch}, {keys}] (True: a real key), got {list(key_mask.shape)}"
@@ -133,7 +133,7 @@ def _key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], dev
     """bool over all keys; given for x alone or for every key; what is not mentioned is real."""
     keys = past + memory + queries
     if given is not None:
-        given = _boolean(given, "key_mask")
+        given = as_bool_mask(given, "key_mask")
         if tuple(given.shape) == (batch, keys):
             return given
         if tuple(given.shape) != (batch, queries):

@@ -70,7 +70,7 @@ class ManyAxes(Encoding):
         rows = max(column.shape[0] for column in columns)
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p.index_select(-1, constant(self.axis_of, device, torch.int64))
-        dtype = torch.promote_types(self._here.dtype, torch.float32)
+        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
         return times(phases_of(p + self.offset, turns, dtype), factor)
 
     text = False

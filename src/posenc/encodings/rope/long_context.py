@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...core.mask import _boolean
+from ...core.mask import as_bool_mask
 from ...core.phases import digits, phases
 from ...core.rotation import rotate
 from .rope import RoPE, digits_on
@@ -200,7 +200,7 @@ def _run(
 ) -> Tensor:
     """One softmax over the pieces of each block of queries."""
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
+        key_mask = as_bool_mask(key_mask, "key_mask")
         keys = turn.offset + q.shape[2]
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
             raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")

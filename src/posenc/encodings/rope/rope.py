@@ -94,7 +94,7 @@ class RoPE(Encoding):
         return turns_of(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
 
     def _phases(self, side: Side, turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
-        dtype = torch.promote_types(self._here.dtype, torch.float32)
+        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
         return times(phases_of(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
 
 

@@ -203,25 +203,25 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicYaRN(Scaling):
-    """YaRN whose factor is the total length n over the original one: s(n) = max(n, longest) / original.
+    """YaRN whose factor is the total length n over the original one: s(n) = max(n, max_length) / original.
 
-    longest    the length the model was extended to by training; default: it was not, and up to the original length
+    max_length the length the model was extended to by training; default: it was not, and up to the original length
                nothing changes
     Frequencies and magnitude, 0.1 ln(s) + 1, change with each token, so keys are cached unrotated; `freeze_at=n` is
     YaRN(factor=s(n)) at every length.
     """
 
     original: int
-    longest: int | None = None
+    max_length: int | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
     freeze_at: int | None = None
 
     def __post_init__(self):
-        _positive(self, "original", "longest", "freeze_at")
-        if self.longest is not None and self.longest < self.original:
-            raise OptionError(f"longest={self.longest} must be at least original={self.original}")
+        _positive(self, "original", "max_length", "freeze_at")
+        if self.max_length is not None and self.max_length < self.original:
+            raise OptionError(f"max_length={self.max_length} must be at least original={self.original}")
         self.fixed()  # the betas are checked there
 
     def fixed(self, total: int | None = None) -> YaRN:
@@ -236,7 +236,7 @@ class DynamicYaRN(Scaling):
 
     @property
     def _least(self) -> int:
-        return self.longest or self.original
+        return self.max_length or self.original
 
     @property
     def magnitude(self) -> float:

@@ -156,7 +156,7 @@ def _by_distance(table: Tensor, dim: int, index: Index, lo: int, hi: int) -> Ten
     if (index.lo, index.hi) == (lo, hi):
         return index.expand(table, dim)
     distances = torch.arange(lo, hi + 1, device=table.device)
-    return table.index_select(dim, index.look(distances))
+    return table.index_select(dim, index.lookup(distances))
 
 
 def _side_by_side(q: Tensor, queries: list[tuple[Tensor, Tensor | None]], precision: torch.dtype):
