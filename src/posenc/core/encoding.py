@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class _Recorded(nn.Module):
 
     _options: dict[str, Any]
 
-    def __new__(cls, *args: Any, **options: Any):
+    def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)  # copies and pickles come here without options, and bring theirs
         object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
         return self
@@ -64,7 +64,7 @@ class Encoding(_Recorded):
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         # Follows .to(device) for encodings without parameters; empty, so meta-device construction cannot spoil it.
         self.register_buffer("_device_marker", torch.empty(0), persistent=False)

@@ -28,6 +28,8 @@ class Run:
 
 
 Side = Run | Tensor  # a Tensor is [L] or [B, L], one axis
+PositionsLike = int | tuple[int | Tensor, int] | Run | Tensor  # what Positions takes for one side
+FurtherAxis = tuple[PositionsLike, PositionsLike] | tuple[PositionsLike, PositionsLike, tuple[int, int]]
 
 
 def _reach(q: Side, k: Side) -> tuple[int, int]:
@@ -94,7 +96,15 @@ class Positions:
     where packed documents have lengths of their own and the queries are the last of the keys.
     """
 
-    def __init__(self, q, k=None, *, more=(), reach: tuple[int, int] | None = None, total: int | Tensor | None = None):
+    def __init__(
+        self,
+        q: PositionsLike,
+        k: PositionsLike | None = None,
+        *,
+        more: Sequence[FurtherAxis] = (),
+        reach: tuple[int, int] | None = None,
+        total: int | Tensor | None = None,
+    ):
         q_axes = _axes(q, "q")
         k_axes = q_axes if k is None else _axes(k, "k")
         if len(q_axes) != len(k_axes):
@@ -153,7 +163,7 @@ class Positions:
         return self._reach if self._reach is not None else _reach(self.q, self.k)
 
     @property
-    def further(self) -> list[tuple]:
+    def further(self) -> list[FurtherAxis]:
         """The axes after the first, as `more` takes them."""
         pairs = enumerate(zip(self.q_axes[1:], self.k_axes[1:], strict=True), 1)
         known = {number: (min(q[0], k[0]), max(q[1], k[1])) for number, (q, k) in self._bounds.items()}

@@ -6,13 +6,23 @@ import difflib
 import importlib
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..core.errors import OptionError
 from ..core.formulas import head_size
 
 if TYPE_CHECKING:
     from ..core.encoding import Encoding
+    from .absolute import Learned, Sinusoidal
+    from .bias import T5, ALiBi, Clipped
+    from .deberta import DeBERTa
+    from .none import NoPosition
+    from .relative_logits import RelativeLogits
+    from .rope.axial import AxialRoPE, MRoPE, Sinusoidal2D
+    from .rope.rope import RoPE
+    from .rope.xpos import XPos
+    from .shaw import Shaw
+    from .transformer_xl import TransformerXL, XLNet
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,48 @@ def causal_options(name: str) -> dict[str, object]:
     return dict(CAUSAL.get(info(name).name, {}))
 
 
-def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):
+@overload
+def create(name: Literal["none"], **options: Any) -> NoPosition: ...
+@overload
+def create(name: Literal["sinusoidal"], **options: Any) -> Sinusoidal: ...
+@overload
+def create(name: Literal["sinusoidal_2d"], **options: Any) -> Sinusoidal2D: ...
+@overload
+def create(name: Literal["learned"], **options: Any) -> Learned: ...
+@overload
+def create(name: Literal["shaw"], **options: Any) -> Shaw: ...
+@overload
+def create(name: Literal["clipped"], **options: Any) -> Clipped: ...
+@overload
+def create(name: Literal["t5"], **options: Any) -> T5: ...
+@overload
+def create(name: Literal["transformer_xl"], **options: Any) -> TransformerXL: ...
+@overload
+def create(name: Literal["xlnet"], **options: Any) -> XLNet: ...
+@overload
+def create(name: Literal["deberta"], **options: Any) -> DeBERTa: ...
+@overload
+def create(name: Literal["rope"], **options: Any) -> RoPE: ...
+@overload
+def create(name: Literal["mrope"], **options: Any) -> MRoPE: ...
+@overload
+def create(name: Literal["axial"], **options: Any) -> AxialRoPE: ...
+@overload
+def create(name: Literal["xpos"], **options: Any) -> XPos: ...
+@overload
+def create(name: Literal["relative_logits"], **options: Any) -> RelativeLogits: ...
+@overload
+def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
+@overload
+def create(name: str, **options: Any) -> Encoding: ...
+def create(
+    name: str,
+    *,
+    d_model: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    **options: Any,
+) -> Encoding:
     """An encoding by name. The sizes d_model, heads and head_dim may always be given: each encoding takes those it needs
     (head_dim defaults to d_model / heads). Any other option must be one of the encoding's own.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +148,9 @@ class Attention(nn.Module):
         )  # fmt: skip
         slot.commit(appended, tokens.marks)  # the last thing: what raises leaves the cache as it was
         return out
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's gives Any
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         if cache is None:
