@@ -179,3 +179,13 @@ def test_t5_starts_as_t5_does():
 def test_t5_says_what_is_wrong(options, words):
     with pytest.raises(ValueError, match=words):
         posenc.T5(heads=2, **options)
+
+
+def test_t5_options_from_a_configuration():
+    from transformers import T5Config
+
+    config = T5Config(d_model=16, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=20)
+    encoding = posenc.T5.from_hf(config)
+    assert encoding.index == posenc.index.log_buckets(8, 20, causal=False)
+    assert tuple(encoding.table.shape) == (8, 4) and encoding.std == 16**-0.5
+    assert posenc.T5.from_hf(config, causal=True).index == posenc.index.log_buckets(8, 20, causal=True)

@@ -180,3 +180,21 @@ def test_shared_projections_need_a_host():
     encoding = posenc.DeBERTa(d_model=8, heads=2, projections="shared")
     with pytest.raises(ValueError, match="as many key heads"):
         posenc.Attention(8, 2, kv_heads=1, encoding=encoding)(torch.zeros(1, 3, 8))
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_options_from_a_configuration(second):
+    from transformers import DebertaConfig, DebertaV2Config
+
+    sizes = dict(hidden_size=16, num_attention_heads=2, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    if not second:
+        encoding = posenc.DeBERTa.from_hf(DebertaConfig(**sizes, max_position_embeddings=20))
+        assert tuple(encoding.table.shape) == (40, 16) and encoding.norm is None
+        assert encoding.pos_key.bias is None and encoding.pos_query.bias is not None
+        return
+    config = DebertaV2Config(**sizes, position_buckets=8, max_relative_positions=16, norm_rel_ebd="x | Layer_Norm")
+    encoding = posenc.DeBERTa.from_hf(config)
+    assert tuple(encoding.table.shape) == (16, 16) and encoding.norm is not None and encoding.pos_key.bias is not None
+    assert encoding.index == posenc.index.deberta_buckets(8, 16)
+    config.share_att_key = True
+    assert posenc.DeBERTa.from_hf(config, table=encoding.table).pos_key is None

@@ -254,3 +254,12 @@ def test_two_tokens_a_million_apart_are_cheap():
     assert plan.lookups[0].dot_query.shape == (2, 3, 4)
     plan = encoding.plan(Positions(torch.tensor([[0, 1, 2], [10**9, 10**9 + 1, 10**9 + 2]])))
     assert plan.lookups[0].dot_query.shape == (2, 5, 4)
+
+
+def test_xlnet_options_from_a_configuration():
+    from transformers import XLNetConfig
+
+    encoding = posenc.XLNet.from_hf(XLNetConfig(d_model=16, n_head=2, attn_type="uni", clamp_len=5))
+    assert (encoding.causal, encoding.clamp_length, encoding.head_dim) == (True, 5, 8)
+    names = {"content_bias", "position_bias", "position_proj.weight", "segment_bias", "segment_table"}
+    assert set(encoding.state_dict()) == names

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..encodings.rope.scaling import Scaling
 from .errors import OptionError
 from .plan import Plan
 from .positions import Positions
@@ -135,7 +134,7 @@ class Encoding(_Recorded):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a setting and no tensor or module."""
+    """Whether a value is a setting (a number, a name, a scaling) and not a tensor or a module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, Scaling))
+    return value is None or isinstance(value, (bool, int, float, str)) or is_dataclass(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -90,6 +92,21 @@ class T5(Encoding):
         self.index = index.log_buckets(buckets, max_distance, causal=causal)
         self.table = nn.Parameter(torch.empty(require_table("the table", buckets, heads)))
         self.reset_parameters()
+
+    @classmethod
+    def from_hf(cls, source: Any, *, causal: bool | None = None) -> T5:
+        """The options of transformers' T5, mT5, UMT5 or LongT5: of a configuration or of an attention layer.
+
+        causal defaults to is_decoder, which a configuration of a whole encoder-decoder does not have for its decoder.
+        The table is new; `posenc.hf.to_posenc` copies the weights of a layer.
+        """
+        return cls(
+            heads=source.n_heads if hasattr(source, "n_heads") else source.num_heads,
+            d_model=source.d_model,
+            buckets=source.relative_attention_num_buckets,
+            max_distance=source.relative_attention_max_distance,
+            causal=source.is_decoder if causal is None else causal,
+        )
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)

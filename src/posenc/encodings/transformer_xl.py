@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,22 @@ class XLNet(TransformerXL):
         self.segment_table = nn.Parameter(torch.empty(2, heads, self.head_dim))
         self._own.append("segment_table")
         self.reset_parameters()
+
+    @classmethod
+    def from_hf(cls, source: Any) -> XLNet:
+        """The options of transformers' XLNet: of a configuration or of an attention layer, which knows its sizes alone.
+
+        The parameters are new; `posenc.hf.to_posenc` copies the weights of a layer.
+        """
+        clamp = getattr(source, "clamp_len", -1)
+        return cls(
+            d_model=source.d_model,
+            heads=source.n_head,
+            head_dim=source.d_head,
+            attn_type=getattr(source, "attn_type", "bi"),
+            bi_data=getattr(source, "bi_data", False),
+            clamp_length=clamp if clamp > 0 else None,
+        )
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self.bi_data:

@@ -99,7 +99,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         engine = engine_for(q, k, v, plan, window=radius) if self.posenc_engine == "auto" else self.posenc_engine
         if engine == "triton":
             far = self.posenc_plan(Positions(blocks, far_k.shape[2]), tables[1])
-            both = (
+            both: tuple[tuple[Any, ...], ...] = (
                 (q, k, v, plan, {"window": radius, "key_mask": seen[:, :length] if padded else None}),
                 (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
             )

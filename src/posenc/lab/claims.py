@@ -125,7 +125,7 @@ def t5_near_is_exact(_: Measured) -> Finding:
     for causal in (True, False):
         encoding = posenc.create("t5", heads=1, causal=causal)
         index = encoding.index
-        rows = [index.rows[max(index.lo, -distance) - index.lo] for distance in range(200)]
+        rows = index.lookup(-torch.arange(200)).tolist()
         exact[causal] = next(d for d in range(199) if rows[d] == rows[d + 1]) - 1
     return Finding(
         f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "

@@ -300,7 +300,7 @@ class MRoPE(ManyAxes):
 
         setup = read(config, dialect)
         if setup.sections is None:
-            raise ValueError("this configuration has no mrope_section; use posenc.rope.from_config")
+            raise ValueError("this configuration has no mrope_section; use posenc.RoPE.from_config")
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
 
 

@@ -6,14 +6,11 @@ weight = posenc.rope.convert(weight, heads=32, to="half")
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from ...core.errors import OptionError
-from .configs import read, write
-from .fields import validate
+from .configs import write
 from .long_context import dual_chunk, rerope, self_extend
 from .position_ids import clip_positions, grid_positions, mixed_positions, random_positions
 from .rope import RoPE
@@ -24,30 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def from_config(
-    config,
-    dialect: str = "hf",
-    *,
-    layer_type: str | None = None,
-    length: int | None = None,
-    head_dim: int | None = None,
-    layout: str | None = None,
-) -> RoPE:
-    """The RoPE that a model's configuration asks for: base, sizes, layout and scaling.
-
-    The arguments are those of `posenc.scaling.from_config`; head_dim and layout stand in for what the configuration
-    does not say, or says otherwise. DeepSeek's keys are [content | position] channels; here the rotated ones come
-    first, so concatenate them as [position | content] (scores are the same).
-    """
-    setup, head_dim = read(config, dialect, layer_type=layer_type, length=length), validate("head_dim", head_dim)
-    if setup.sections is not None:
-        raise OptionError("this configuration has mrope_section: use posenc.MRoPE.from_config")
-    if head_dim is not None:
-        part = setup.rotary_dim if setup.head_dim is not None and setup.rotary_dim != setup.head_dim else None
-        setup = replace(setup, head_dim=head_dim, rotary_dim=part)
-    if layout is not None:
-        setup = replace(setup, layout=layout)
-    return RoPE(**setup.options())
+from_config = RoPE.from_config
 
 
 def to_config(rope: RoPE, dialect: str = "hf") -> dict:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -54,6 +57,36 @@ class RoPE(Encoding):
         # Python numbers, made here: compiled code must not trace a memoised function
         self._plain = inverse_frequencies(rotary_dim, self.base)
         self._digits = digits(self.frequencies())
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Any,
+        dialect: str = "hf",
+        *,
+        layer_type: str | None = None,
+        length: int | None = None,
+        head_dim: int | None = None,
+        layout: Layout | None = None,
+    ) -> RoPE:
+        """The RoPE of a model's configuration: base, sizes, layout and scaling.
+
+        The arguments are those of `posenc.scaling.from_config`; head_dim and layout complete or override the
+        configuration. DeepSeek's keys are [content | position] channels; here the rotated channels come first, so
+        concatenate them as [position | content] (the scores are the same).
+        """
+        from .configs import read
+        from .fields import validate
+
+        setup, head_dim = read(config, dialect, layer_type=layer_type, length=length), validate("head_dim", head_dim)
+        if setup.sections is not None:
+            raise OptionError("this configuration has mrope_section: use posenc.MRoPE.from_config")
+        if head_dim is not None:
+            part = setup.rotary_dim if setup.head_dim is not None and setup.rotary_dim != setup.head_dim else None
+            setup = replace(setup, head_dim=head_dim, rotary_dim=part)
+        if layout is not None:
+            setup = replace(setup, layout=layout)
+        return cls(**setup.options())
 
     def frequencies(self, total: int | None = None) -> tuple[float, ...]:
         """The inverse frequencies of a sequence of `total` tokens (None: no longer than the original length)."""

@@ -413,7 +413,7 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
     layer_type  which of several rotations, for models that have one for each kind of layer
     length      the length that is served, for the readers that fix the frequencies once ("vllm", "llama.cpp")
 
-    Unknown, missing and contradictory keys raise. `posenc.rope.from_config` gives the whole RoPE.
+    Unknown, missing and contradictory keys raise. `posenc.RoPE.from_config` gives the whole RoPE.
     """
     from .configs import read
 
