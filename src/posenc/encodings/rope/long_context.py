@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...core.mask import as_bool_mask
-from ...core.phases import digits, phases
+from ...core.phases import compute_phases, split_frequencies
 from ...core.rotation import rotate
-from .rope import RoPE, digits_on
+from .rope import RoPE, digits_on_device
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class _Turn:
         self.at_k = torch.arange(k.shape[2], device=q.device)
 
     def __call__(self, x: Tensor, positions: Tensor, frequencies=None, magnitude: float | None = None) -> Tensor:
-        turns = digits_on(digits(tuple(frequencies or self.frequencies)), x.device)
+        digits = digits_on_device(split_frequencies(tuple(frequencies or self.frequencies)), x.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = phases(positions[None, :, None], turns, dtype)
+        cos, sin = compute_phases(positions[None, :, None], digits, dtype)
         factor = self.rope.attention_factor if magnitude is None else magnitude
         return rotate(x, cos * factor, sin * factor, self.rope.layout)
 
