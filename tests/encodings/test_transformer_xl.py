@@ -128,7 +128,7 @@ def test_xlnet_is_transformers(attn_type, clamp, bi_data, past):
     ours = run(layer, x)
     bounded = layer(x, memory=memory, segments=(every, (0, 2)), key_mask=real)
     assert torch.equal(bounded, ours)
-    with pytest.raises(ValueError, match="were said to lie between 0 and 0"):
+    with pytest.raises(ValueError, match="are outside their bounds, 0 to 0"):
         layer(x, memory=memory, segments=(every.clamp(min=1), (0, 0)), key_mask=real)
 
 

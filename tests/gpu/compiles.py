@@ -329,7 +329,7 @@ def from_rotation(recorder, only):
         phases = torch.empty(1, 300, pairs, device="meta")
         for layout in ("half", "interleaved"):
             rotate_tensors((q, k), phases, phases, layout)
-            rotate_tensors((q.contiguous(),), phases, phases, layout, back=True)
+            rotate_tensors((q.contiguous(),), phases, phases, layout, inverse=True)
 
 
 def wanted(name, only):
