@@ -38,8 +38,8 @@ def sinusoid(positions: Tensor, size: int, *, base: float = 10000.0, layout: Lay
 
 
 class Absolute(Encoding):
-    """Adds `encode(positions)` to the input. In a stack, add it once: `embed` at the input, no position in the layers;
-    an Attention layer that is given an absolute encoding adds it to its own input."""
+    """Adds `encode(positions)` to the input. In a stack, add it once: `embed` at the input, no encoding in the
+    layers; an Attention layer with an absolute encoding adds it to its own input."""
 
     absolute = True
 
@@ -49,7 +49,7 @@ class Absolute(Encoding):
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         if len(positions.q_axes) != 1:
-            raise ValueError(f"absolute positions have one axis, got {len(positions.q_axes)}; give where.axis(n)")
+            raise ValueError(f"absolute positions have one axis, got {len(positions.q_axes)}; give positions.axis(n)")
         ids = positions.q_positions(x.device)
         _not_negative(positions.q, ids)
         return x + self.encode(ids).to(x.dtype)

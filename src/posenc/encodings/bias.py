@@ -117,7 +117,7 @@ class T5(Encoding):
     def check_causal(self, causal: bool) -> str | None:
         if causal and not self.causal:
             return (
-                "half of this T5 table is for later keys, which a causal layer never sees; "
+                "half of this T5 table is for later keys, which a causal layer masks; "
                 "give T5(causal=True, ...), whose buckets all describe the past, or encoding='t5'"
             )
         if self.causal and not causal:

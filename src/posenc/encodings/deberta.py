@@ -156,7 +156,7 @@ class DeBERTa(Encoding):
         if host is None:
             raise ValueError(
                 "projections='shared' projects the table with the layer's own k_proj and q_proj; "
-                "give plan(where, host=attention)"
+                "give plan(positions, host=attention)"
             )
         return host.k_proj, host.q_proj
 

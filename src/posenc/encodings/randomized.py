@@ -22,7 +22,7 @@ class Randomized(Encoding):
 
     Each plan draws anew, in evaluation too, as in the paper; give each layer its own wrapper for a draw of its own,
     or share one plan. `seed` makes the draw a function of the seed and the number of tokens alone. Keys are cached
-    unrotated, so that a step sees one draw; encodings added to the input cannot be drawn again and go without cache.
+    unrotated, so that a step uses one draw; encodings added to the input cannot be drawn again and take no cache.
     """
 
     length_dependent = True
@@ -39,7 +39,7 @@ class Randomized(Encoding):
         self.embeds_whole = type(encoding).embed is not Encoding.embed
 
     def draw(self, positions: Positions) -> Positions:
-        """The same tokens at random places."""
+        """The same tokens at random positions."""
         device = self.device_of(positions)
         total = positions.total
         count = int(total.max()) if isinstance(total, Tensor) else total
@@ -47,10 +47,10 @@ class Randomized(Encoding):
             raise ValueError(f"{count} tokens do not fit into {self.max_length} positions; give a larger max_length")
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed + count)
         table = random_positions(count, self.max_length, generator=generator, device=device)
-        q, k = (self._placed(side, table, device) for side in (positions.q, positions.k))
+        q, k = (self._positions_of(side, table, device) for side in (positions.q, positions.k))
         return Positions(q, k, reach=(1 - self.max_length, self.max_length - 1))
 
-    def _placed(self, side, table: Tensor, device: torch.device) -> Tensor:
+    def _positions_of(self, side, table: Tensor, device: torch.device) -> Tensor:
         positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
         return table[positions.clamp(min=0)]
 

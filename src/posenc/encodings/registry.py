@@ -1,4 +1,4 @@
-"""Name -> encoding. One card per encoding; nothing here imports torch until an encoding is made."""
+"""Name -> encoding. Nothing here imports torch until an encoding is created."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodingInfo:
-    """What people want to know of an encoding before they use it."""
+    """What to know of an encoding before using it."""
 
     name: str
     target: str  # "module:Class" under posenc.encodings
     family: str
-    enters: str  # where: input, queries and keys, scores, scores and values
+    enters: str  # input; queries and keys; scores; scores and values
     parameters: str
     extrapolates: str
     used_by: str
@@ -51,8 +51,8 @@ class EncodingInfo:
 
 
 ENCODINGS: dict[str, EncodingInfo] = {
-    card.name: card
-    for card in (
+    one.name: one
+    for one in (
         EncodingInfo("none", "none:NoPosition", "none", "nowhere", "none",
              "partly: a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
              "s = q·k / √d"),
@@ -85,14 +85,14 @@ ENCODINGS: dict[str, EncodingInfo] = {
              "s = [q·k + q·K_r[δ(i-j)] + k·Q_r[δ(i-j)]] / √(3d)"),
         EncodingInfo("rope", "rope.rope:RoPE", "rotary", "queries and keys", "none",
              "no; with scaling (linear, NTK, dynamic NTK, ...) yes", "Llama, Mistral, Qwen, Gemma, GPT-NeoX, GPT-J",
-             "s = (R(i) q)·(R(j) k) / √d,  R(p) turns pair c by p base^(-2c/d)"),
+             "s = (R(i) q)·(R(j) k) / √d,  R(p) rotates pair c by p base^(-2c/d)"),
         EncodingInfo("mrope", "rope.axial:MRoPE", "rotary", "queries and keys", "none",
              "no; with scaling (YaRN, ...) yes", "Qwen2-VL, Qwen3-VL",
-             "pair c turns by the position on its axis (time, row or column) × base^(-2c/d)"),
+             "pair c rotates by the position on its axis (time, row or column) × base^(-2c/d)"),
         EncodingInfo("axial", "rope.axial:AxialRoPE", "rotary", "queries and keys", "none",
              "no: unseen rows and columns mislead the model; DINOv3's are relative to the image's size",
              "Pixtral, DINOv3, Llama 4 vision, Qwen2-VL vision",
-             "pair c turns by its row or its column × base^(-4c/d)"),
+             "pair c rotates by its row or its column × base^(-4c/d)"),
         EncodingInfo("xpos", "rope.xpos:XPos", "rotary", "queries and keys", "none",
              "yes, with attention in blocks; causal only", "LEX, RetNet",
              "RoPE, and pair c fades as ((2c/d + 0.4) / 1.4)^((i-j) / 512)"),
@@ -105,7 +105,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
     )
 }  # fmt: skip
 
-ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {card.class_name: card for card in ENCODINGS.values()}
+ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {one.class_name: one for one in ENCODINGS.values()}
 SIZES = ("d_model", "heads", "head_dim")
 
 CAUSAL: dict[str, dict[str, object]] = {
@@ -115,7 +115,7 @@ CAUSAL: dict[str, dict[str, object]] = {
     "shaw": {"right": 0},
     "clipped": {"right": 0},
 }
-"""Options that leave out what describes later keys."""
+"""Options that leave out the rows of later keys."""
 
 
 def list_encodings() -> list[str]:
@@ -124,7 +124,7 @@ def list_encodings() -> list[str]:
 
 
 def info(name: str) -> EncodingInfo:
-    """The card of an encoding."""
+    """What to know of an encoding: its formula, parameters, extrapolation, models that use it."""
     if name not in ENCODINGS:
         near = difflib.get_close_matches(str(name), ENCODINGS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -133,14 +133,14 @@ def info(name: str) -> EncodingInfo:
 
 
 def options_of(name: str) -> list[str]:
-    """What `create` takes for this encoding, the sizes included."""
+    """The options of `create` for this encoding, sizes included."""
     return [parameter for parameter in inspect.signature(info(name).load().__init__).parameters if parameter != "self"]
 
 
 def causal_options(name: str) -> dict[str, object]:
-    """The options that a causal layer gives to an encoding's own: no row of a table is for keys it never sees.
+    """The options of an encoding in a causal layer: its tables have no rows for later keys, which are masked.
 
-    Most need none: rotations and slopes have no table. DeBERTa's has two sides in all of its models.
+    Most encodings need none: rotations and slopes have no table. DeBERTa's table has both sides in all of its models.
     """
     return dict(CAUSAL.get(info(name).name, {}))
 

@@ -68,7 +68,7 @@ class RelativeLogits(Encoding):
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if x is None:
-            raise ValueError("relative_logits conditions on the input; give plan(where, x=input)")
+            raise ValueError("relative_logits conditions on the input; give plan(positions, x=input)")
         states = self.r_proj(x).unflatten(-1, (self.heads, self.d_rel)).transpose(1, 2)
         return self.plan_states(positions, states)
 
@@ -83,6 +83,6 @@ class RelativeLogits(Encoding):
         if self.temper is None:
             return self.scale
         alpha, floor = self.temper
-        seen = positions.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
-        temperature = 1.0 + alpha * (seen / floor).clamp(min=1.0).log()
+        count = positions.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
+        temperature = 1.0 + alpha * (count / floor).clamp(min=1.0).log()
         return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])

@@ -31,7 +31,7 @@ def _waves(
 
 
 _kept_waves = lru_cache(maxsize=2)(_waves)
-"""The layers of a model ask for the same one in turn, and a training loop for the same in every step."""
+"""The layers of a model use the same waves one after another, and a training loop the same in every step."""
 
 
 class TransformerXL(Encoding):
@@ -40,7 +40,8 @@ class TransformerXL(Encoding):
         s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
 
     R is the sinusoid of the distance i - j, d_model wide, [sin, cos] halves (layout="interleaved": Conformer's).
-    u, v [heads, head_dim] may be passed in to be shared by the layers; W_R is the layer's own. `clamp_length` gives
+    u, v [heads, head_dim] are content_bias and position_bias, which may be passed in to be shared by the layers; W_R
+    is position_proj, the layer's own. `clamp_length` gives
     distances past it the row of clamp_length. causal=True leaves out the rows of future keys, which must be masked.
     Memory of past states: Attention(..., memory=...), or longer keys than queries in `Positions`.
     """
@@ -113,7 +114,7 @@ class TransformerXL(Encoding):
         return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
 
     def _beyond_content_bias(self, other: Tensor) -> Tensor:
-        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
+        """other - content_bias, in float32 or better: the plan's shift adds content_bias to the queries of every term."""
         precision = torch.promote_types(other.dtype, torch.float32)
         return other.to(precision) - self.content_bias.to(precision)
 
@@ -123,6 +124,7 @@ class XLNet(TransformerXL):
 
         s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
 
+    w is segment_bias, g segment_table [2, heads, head_dim]; u, v and W_R as in TransformerXL.
     Segments are axis 1 of the positions (Positions(..., more=[(s_q, s_k)]) or Attention(..., segments=s)); without them
     the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
     with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
@@ -148,7 +150,7 @@ class XLNet(TransformerXL):
     ):
         require_choice("attn_type", attn_type, ("bi", "uni"))
         require_bool("bi_data", bi_data)
-        # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
+        # Negated positions give the past positive distances, so bi_data needs both sides of the table.
         super().__init__(
             d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
             clamp_length=clamp_length, base=base, dropout=dropout,
@@ -191,7 +193,7 @@ class XLNet(TransformerXL):
 
     def _both_ways(self, positions: Positions, x: Tensor | None) -> Positions:
         if x is None:
-            raise ValueError("bi_data=True turns the second half of the batch around; give plan(where, x=input)")
+            raise ValueError("bi_data=True reverses the second half of the batch; give plan(positions, x=input)")
         batch = x.shape[0]
         if batch % 2:
             raise ValueError(f"bi_data=True needs an even batch (forward half, backward half), got {batch} rows")

@@ -28,7 +28,7 @@ from .fields import (
     keys,
     no_rotation,
     same,
-    shown,
+    short_repr,
     text_part,
     validate,
 )
@@ -102,10 +102,10 @@ class Setup:
         if self.layout is None:
             raise OptionError("the configuration does not say the layout; give layout='half' or 'interleaved'")
         base = 10000.0 if self.base is None else self.base
-        turned = {"values": True} if self.values else {}
+        values = {"values": True} if self.values else {}
         return dict(
             head_dim=self.head_dim, rotary_dim=self.rotary_dim, base=base, layout=self.layout, scaling=self.scaling,
-            **turned,
+            **values,
         )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
 # ---- reading: the parts of a configuration ------------------------------------------------------------------
 def _known(dialect: str) -> None:
     if dialect not in DIALECTS:
-        raise OptionError(f"dialect={shown(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
+        raise OptionError(f"dialect={short_repr(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
 
 
 def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
         near = difflib.get_close_matches(unknown[0][:60], MODEL, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise OptionError(
-            f"the configuration has {shown(unknown[0])}{hint}, which may change the rotation and is not known here; "
+            f"the configuration has {short_repr(unknown[0])}{hint}, which may change the rotation and is not known here; "
             "rename it, or take it out if it says nothing of the frequencies"
         )
 
@@ -273,7 +273,7 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     ):
         kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
-        raise OptionError(f"{dialect} has no RoPE of type {shown(kind)}; its types are {', '.join(KEYS[dialect])}")
+        raise OptionError(f"{dialect} has no RoPE of type {short_repr(kind)}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
         raise OptionError("factor was given without rope_type; say which scaling it belongs to")
     return kind
@@ -288,7 +288,7 @@ def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str
     hints = []
     for key in unknown[:5]:
         near = difflib.get_close_matches(key[:60], allowed, n=1, cutoff=0.6)
-        hints.append(shown(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+        hints.append(short_repr(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
     return f"{dialect} reads no {', '.join(hints)} for {kind!r}; it reads {', '.join(sorted(allowed - {'type'}))}"
 
 
@@ -308,8 +308,8 @@ def _base(model: dict[str, Any], rope: dict[str, Any]) -> float | None:
 
 def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int | None, int | None]:
     """(head_dim, rotary_dim)."""
-    if turned := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
-        return turned + field(model, "qk_nope_head_dim", 0), turned
+    if width := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
+        return width + field(model, "qk_nope_head_dim", 0), width
     head_dim = field(model, "head_dim")
     if head_dim is None:
         hidden = field(model, "hidden_size") or field(model, "n_embd")
@@ -323,8 +323,8 @@ def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int 
     )
     if kind == "proportional" or head_dim is None:
         return head_dim, head_dim
-    if turned := field(model, "rotary_dim"):
-        return head_dim, turned
+    if width := field(model, "rotary_dim"):
+        return head_dim, width
     return head_dim, head_dim if part is None else int(head_dim * part)
 
 
@@ -474,7 +474,7 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
         model["rope_interleave"] = True
     if getattr(rope, "values", False):
         if dialect != "hf":
-            raise _cannot(rope, dialect, "it does not turn values")
+            raise _cannot(rope, dialect, "it does not rotate values")
         model["rotary_value"] = True
     if isinstance(scaling, NTK) and dialect != "vllm" and rope is not None:
         base, scaling = base * scaling.factor ** (rope.rotary_dim / (rope.rotary_dim - 2)), None
@@ -590,4 +590,4 @@ def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[
 
 
 def _cannot(scaling, dialect: str, why: str) -> OptionError:
-    return OptionError(f"{dialect} cannot say {scaling}: {why}")
+    return OptionError(f"{dialect} cannot express {scaling}: {why}")

@@ -25,7 +25,7 @@ from_config = RoPE.from_config
 
 
 def to_config(rope: RoPE, dialect: str = "hf") -> dict:
-    """The keys to merge into config.json so that `dialect` turns as this RoPE does; see `posenc.scaling.to_config`."""
+    """The keys to merge into config.json so that `dialect` rotates as this RoPE does; see `posenc.scaling.to_config`."""
     return write(rope, dialect)
 
 
@@ -38,19 +38,19 @@ def convert(weight: Tensor, heads: int, *, to: str, rotary_dim: int | None = Non
     weight      [heads * D, ...]: a Linear's weight or bias, or a qk-norm's weight over all heads; a norm shared by
                 the heads is [D] with heads=1. Convert queries, keys and their norms alike; never values.
     to          "half" (from interleaved, Meta -> Hugging Face) or "interleaved"
-    rotary_dim  the channels of each head that turn; default all
+    rotary_dim  the rotated channels of each head; default all
     """
     if to not in ("half", "interleaved"):
         raise OptionError(f"to={to!r} is unknown; use 'half' or 'interleaved'")
     if weight.dim() < 1 or heads < 1 or weight.shape[0] % heads:
         raise OptionError(f"the first size of {list(weight.shape)} must be a multiple of heads={heads}")
     size = weight.shape[0] // heads
-    turned = size if rotary_dim is None else rotary_dim
-    if turned % 2 or not 0 <= turned <= size:
-        raise OptionError(f"rotary_dim={turned} must be even and at most the head size {size}")
+    width = size if rotary_dim is None else rotary_dim
+    if width % 2 or not 0 <= width <= size:
+        raise OptionError(f"rotary_dim={width} must be even and at most the head size {size}")
     split = weight.unflatten(0, (heads, size))
-    rotated, rest = split[:, :turned], split[:, turned:]
-    shape = (turned // 2, 2) if to == "half" else (2, turned // 2)
+    rotated, rest = split[:, :width], split[:, width:]
+    shape = (width // 2, 2) if to == "half" else (2, width // 2)
     rotated = rotated.unflatten(1, shape).transpose(1, 2).flatten(1, 2)
-    joined = rotated if turned == size else torch.cat((rotated, rest), dim=1)
+    joined = rotated if width == size else torch.cat((rotated, rest), dim=1)
     return joined.flatten(0, 1).contiguous()
