@@ -15,7 +15,7 @@ CASES = [
     (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
     (1, 2, 70, 24, 16), (1, 1, 100, 22, 12), (1, 2, 70, 16, 16),
 ]  # fmt: skip
-"""(batch, heads, length, size, width); the last need several tiles, of which one turns no whole rows."""
+"""(batch, heads, length, size, width); the last need several tiles, one of which holds no whole rows."""
 
 
 def check(rotate_tensors, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), cases=CASES):

@@ -14,7 +14,7 @@ LIMITS = {"learned": 64, "xpos": 8192}
 
 
 def furthest(name):
-    """How far positions may go: past a million for all but those that say a limit."""
+    """How far positions may go: past a million for all but those with a limit."""
     return LIMITS.get(name, 1_000_012)
 
 

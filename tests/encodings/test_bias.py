@@ -162,7 +162,7 @@ def test_alibi_far_away_keeps_its_digits():
 
 
 @given(st.integers(0, 10**7), st.integers(1, 9), st.integers(1, 9))
-def test_bias_schemes_know_distance_only(start, lq, lk):
+def test_bias_encodings_know_distance_only(start, lq, lk):
     for encoding in (posenc.T5(heads=2), posenc.Clipped(heads=2, std=1.0), posenc.ALiBi(heads=2)):
         here, there = Positions((3, lq), lk), Positions((start + 3, lq), (start, lk))
         assert torch.equal(dense(encoding, here, 2), dense(encoding, there, 2))

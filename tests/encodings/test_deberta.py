@@ -112,7 +112,7 @@ def test_buckets_are_transformers(size):
 
 
 @pytest.mark.parametrize("size, reach", [(5, 12), (9, 50), (8, 8)])
-def test_the_scheme_reads_transformers_rows(size, reach):
+def test_the_encoding_reads_transformers_rows(size, reach):
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     encoding = posenc.DeBERTa(d_model=8, heads=2, buckets=size, max_distance=reach)

@@ -19,7 +19,7 @@ def test_draws_are_sorted_distinct_and_uniform():
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "clipped"])
-def test_is_the_scheme_at_other_places(name):
+def test_is_the_encoding_at_other_positions(name):
     encoding = posenc.create(name, d_model=32, heads=2)
     wrapped = posenc.Randomized(encoding=encoding, max_length=100, seed=3)
     positions = wrapped.draw(posenc.Positions(9))
@@ -34,8 +34,8 @@ def test_is_the_scheme_at_other_places(name):
 
 def test_draws_anew_without_a_seed():
     wrapped = posenc.Randomized(encoding=posenc.RoPE(head_dim=8), max_length=1000)
-    places = [tuple(wrapped.draw(posenc.Positions(9)).q.tolist()) for _ in range(4)]
-    assert len(set(places)) > 1
+    drawn = [tuple(wrapped.draw(posenc.Positions(9)).q.tolist()) for _ in range(4)]
+    assert len(set(drawn)) > 1
     assert wrapped.length_dependent
 
 

@@ -28,7 +28,7 @@ def test_keys_and_values_are_opennmts(case):
 
 @pytest.mark.parametrize("case", cases("bert"), ids=lambda c: c["kind"])
 def test_bert_relative_key(case):
-    """i - j there, so the table is turned around; relative_key_query adds the keys' dot with the same table."""
+    """i - j there, so the table is reversed; relative_key_query adds the keys' dot with the same table."""
     weights = case["weights"]
     reach = case["max"] - 1
     table = tensor(weights["distance_embedding.weight"]).flip(0)[None]

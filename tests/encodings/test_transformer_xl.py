@@ -73,7 +73,7 @@ def xlnet(**options):
     return model, original
 
 
-def xlnet_scheme(original, **options):
+def xlnet_encoding(original, **options):
     encoding = posenc.XLNet(d_model=16, heads=2, **options)
     for ours, theirs in {
         "content_bias": "r_w_bias",
@@ -95,7 +95,7 @@ def test_xlnet_is_transformers(attn_type, clamp, bi_data, past):
     model, original = xlnet(attn_type=attn_type, clamp_len=clamp, bi_data=bi_data)
     original = original.double()
     length, batch = 6, 2
-    encoding = xlnet_scheme(original, attn_type=attn_type, clamp_length=clamp if clamp > 0 else None, bi_data=bi_data)
+    encoding = xlnet_encoding(original, attn_type=attn_type, clamp_length=clamp if clamp > 0 else None, bi_data=bi_data)
     layer = posenc.Attention(16, 2, encoding=encoding, causal=attn_type == "uni").double()
     for ours, theirs in {"q_proj": "q", "k_proj": "k", "v_proj": "v"}.items():
         copy(getattr(layer, ours).weight, getattr(original, theirs).flatten(1).t())

@@ -58,7 +58,7 @@ class Encoding(_Recorded):
     axes: int | None = 1
     """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
     embeds_whole = False
-    """Whether `embed` needs the whole input at once, so that a cache cannot go on from a part of it."""
+    """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor

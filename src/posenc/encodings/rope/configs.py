@@ -1,4 +1,4 @@
-"""Dialects: how configurations say which RoPE they want, read and written strictly.
+"""Dialects: the RoPE of a model's configuration, read and written strictly.
 
 The same words mean different things to different readers:
 
@@ -84,7 +84,7 @@ SAME_KIND = {"su": "longrope", "mrope": "default"}
 
 @dataclass(frozen=True)
 class Setup:
-    """What a configuration says of its rotation; None where it does not say."""
+    """The rotation of a configuration; None for what it does not state."""
 
     scaling: Scaling | None
     base: float | None = None
@@ -98,9 +98,9 @@ class Setup:
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `posenc.RoPE`."""
         if self.head_dim is None:
-            raise OptionError("the configuration does not say the head size; give the whole config.json, or head_dim")
+            raise OptionError("the configuration does not state the head size; give the whole config.json, or head_dim")
         if self.layout is None:
-            raise OptionError("the configuration does not say the layout; give layout='half' or 'interleaved'")
+            raise OptionError("the configuration does not state the layout; give layout='half' or 'interleaved'")
         base = 10000.0 if self.base is None else self.base
         values = {"values": True} if self.values else {}
         return dict(
@@ -136,7 +136,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
     sections = field(rope, "mrope_section")
     if sections is not None and model_type.startswith("ernie4_5_vl"):
         raise OptionError(
-            "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns in turn; MRoPE does not deal so"
+            "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns alternating; MRoPE does not have this order"
         )
     return Setup(
         scaling,
@@ -198,18 +198,18 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
             raise OptionError(f"layers of type {layer_type!r} have no rotation in this model")
         if layer_type is None or layer_type not in nested:
             raise OptionError(
-                f"this model has a rotation for each of {', '.join(nested[:8])}; say which with layer_type"
+                f"this model has a rotation for each of {', '.join(nested[:8])}; choose one with layer_type"
             )
         own = keys(layer_type, rope[layer_type])
         beside = {key: value for key, value in rope.items() if key not in nested and value is not None}
         if beside.get("rope_type") == "default":  # transformers 5.16 writes it where a type of layer has no layer
             del beside["rope_type"]
         for key in beside:
-            raise OptionError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
+            raise OptionError(f"{key!r} stands beside the rotations of the layers; put it into each of them")
         if dialect == "hf" and own.get("truncate") is False:
             raise OptionError(
                 f"transformers ignores the truncate of a layer's rotation ({layer_type}) and rounds the ramp's ends; "
-                "take truncate out for its numbers, or use another dialect for what it says"
+                "take truncate out for its numbers, or use another dialect for its meaning"
             )
         outside = {key: value for key, value in model.items() if key not in own or key in ALL_LAYERS}
         if layer_type == "full_attention" and model.get("global_head_dim"):
@@ -235,18 +235,18 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise OptionError(
             f"the configuration has {short_repr(unknown[0])}{hint}, which may change the rotation and is not known here; "
-            "rename it, or take it out if it says nothing of the frequencies"
+            "rename it, or remove it if it does not concern the frequencies"
         )
 
 
 def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Older files of models with sliding windows, as newer ones say it."""
+    """Older files of models with sliding windows, in the form of newer ones."""
     if any(isinstance(value, Mapping) for value in rope.values()):
         return rope
     kind = field(model, "model_type", "")
     if kind in BY_LAYER:
         raise OptionError(
-            f"{kind} has a rotation for each type of layer, and this file does not say them; "
+            f"{kind} has a rotation for each type of layer, and this file does not state them; "
             "read it with transformers' AutoConfig, and give that"
         )
     named = next(((local, others) for local, others in LOCAL_BASES.items() if local in model), None)
@@ -275,7 +275,7 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     if kind not in KEYS[dialect]:
         raise OptionError(f"{dialect} has no RoPE of type {short_repr(kind)}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
-        raise OptionError("factor was given without rope_type; say which scaling it belongs to")
+        raise OptionError("factor was given without rope_type; give the rope_type that it belongs to")
     return kind
 
 
@@ -541,7 +541,7 @@ def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any
     }
     if dialect == "vllm":
         if scaling.freeze_at is None:
-            raise _cannot(scaling, dialect, "it fixes the list at the served length; say which with freeze_at")
+            raise _cannot(scaling, dialect, "it fixes the list at the served length; give it as freeze_at")
         keys |= {"short_mscale": scaling.magnitude, "long_mscale": scaling.magnitude}
         return "longrope", keys, {"max_position_embeddings": scaling.freeze_at}
     if scaling.freeze_at is not None:

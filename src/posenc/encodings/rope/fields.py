@@ -198,7 +198,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_rotation(config: dict[str, Any]) -> bool:
-    """Whether a configuration of a whole model, or of a rotation alone, says that there is one."""
+    """Whether a configuration of a whole model, or of a rotation alone, has a rotation."""
     config = text_part(config)
     kind, embedding = field(config, "model_type", ""), field(config, "position_embedding_type", "")
     named = any(key.startswith(("rope_", "rotary_")) or key in ROTATION for key in config)

@@ -40,7 +40,7 @@ BY_LAYER = frozenset((
     "beam", "deepseek_v4", "diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text", "gemma4_unified_text",
     "laguna", "mellum", "mimo_v2_flash", "neomme", "step3p5", "ultrabert", "zaya",
 ))  # fmt: skip
-"""Types with a rotation for each type of layer that only a new file, or their class, says."""
+"""Types with a rotation for each type of layer that only a new file, or their class, defines."""
 
 OTHERS = frozenset((
     "falcon", "gpt_neox", "llama",
