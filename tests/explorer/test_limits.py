@@ -64,7 +64,7 @@ def test_the_largest_options_are_drawn_or_refused_in_words(name):
     for option in options_of(name):
         if option.kind != "slider":
             continue
-        low, high = LIMITS.get(option.name, (0, FURTHEST))
+        low, high = LIMITS.get(f"{name}.{option.name}", LIMITS.get(option.name, (0, FURTHEST)))
         assert low <= option.low and option.high <= high  # whatever a slider gives is within
         word = f"{name}:{option.name}={int(high) if isinstance(option.default, int) else option.high}"
         state = page.complete({"a": word, "b": "", "c": "", "length": "64"})
