@@ -16,7 +16,7 @@ LAYOUTS = {
 }
 SCHEMES = {
     "t5": dict(heads=H),
-    "shaw": dict(head_dim=D, k=3, values=True),
+    "shaw": dict(head_dim=D, max_distance=3, values=True),
     "deberta": dict(d_model=H * D, heads=H, max_distance=8),
 }
 

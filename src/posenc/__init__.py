@@ -4,14 +4,66 @@
     attn = posenc.Attention(512, 8, encoding=encoding, causal=True)
     y = attn(x)
 
-Names are loaded when they are first used, so that the command line starts without torch.
+Names are loaded when they are first used, so that the command line starts without torch. Type checkers read the imports
+below `TYPE_CHECKING`; tests/typing compares the two lists.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
-from .core.errors import OptionError, UnsupportedPlan
+from .core.errors import OptionError as OptionError
+from .core.errors import UnsupportedPlan as UnsupportedPlan
 from .encodings.registry import ENCODINGS_BY_CLASS as _CLASSES
-from .encodings.registry import create, info, list_encodings
+from .encodings.registry import create as create
+from .encodings.registry import info as info
+from .encodings.registry import list_encodings as list_encodings
+
+if TYPE_CHECKING:
+    from . import encodings as encodings
+    from . import engines as engines
+    from . import hf as hf
+    from . import nn as nn
+    from . import plot as plot
+    from .core import formulas as formulas
+    from .core import index as index
+    from .core.encoding import Encoding as Encoding
+    from .core.index import Grid as Grid
+    from .core.index import Index as Index
+    from .core.mask import Mask as Mask
+    from .core.plan import Lookup as Lookup
+    from .core.plan import Plan as Plan
+    from .core.positions import Positions as Positions
+    from .core.positions import Run as Run
+    from .core.rotation import Rotation as Rotation
+    from .encodings.absolute import Learned as Learned
+    from .encodings.absolute import Sinusoidal as Sinusoidal
+    from .encodings.bias import T5 as T5
+    from .encodings.bias import ALiBi as ALiBi
+    from .encodings.bias import Clipped as Clipped
+    from .encodings.deberta import DeBERTa as DeBERTa
+    from .encodings.none import NoPosition as NoPosition
+    from .encodings.randomized import Randomized as Randomized
+    from .encodings.relative_logits import RelativeLogits as RelativeLogits
+    from .encodings.rope import convert as _rope
+    from .encodings.rope import scaling as scaling
+    from .encodings.rope.axial import AxialRoPE as AxialRoPE
+    from .encodings.rope.axial import MRoPE as MRoPE
+    from .encodings.rope.axial import Sinusoidal2D as Sinusoidal2D
+    from .encodings.rope.rope import RoPE as RoPE
+    from .encodings.rope.xpos import XPos as XPos
+    from .encodings.shaw import Shaw as Shaw
+    from .encodings.transformer_xl import TransformerXL as TransformerXL
+    from .encodings.transformer_xl import XLNet as XLNet
+    from .functional import ENGINES as ENGINES
+    from .functional import attend as attend
+    from .functional import attend_lse as attend_lse
+    from .functional import engine_for as engine_for
+    from .functional import scores as scores
+    from .merging import merge as merge
+    from .nn.attention import Attention as Attention
+    from .nn.cache import KVCache as KVCache
+
+    rope = _rope
 
 __version__ = "0.1.0"
 
@@ -35,19 +87,20 @@ _MODULES = {
 
 __all__ = ["OptionError", "UnsupportedPlan", "create", "info", "list_encodings", *_NAMES, *_CLASSES]
 
+if not TYPE_CHECKING:  # a checker that read this would take every misspelt name for Any
 
-def __getattr__(name: str):
-    if name in _NAMES:
-        value = getattr(_import_module(f"posenc.{_NAMES[name]}"), name)
-    elif name in _CLASSES:
-        value = _CLASSES[name].load()
-    elif name in _MODULES:
-        return _import_module(f"posenc.{_MODULES[name]}")
-    else:
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str):
+        if name in _NAMES:
+            value = getattr(_import_module(f"posenc.{_NAMES[name]}"), name)
+        elif name in _CLASSES:
+            value = _CLASSES[name].load()
+        elif name in _MODULES:
+            return _import_module(f"posenc.{_MODULES[name]}")
+        else:
+            raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})

@@ -103,7 +103,7 @@ def test_copies_pickles_and_strict_state_dicts(name):
     file.seek(0)
     fresh.load_state_dict(torch.load(file, weights_only=True), strict=True)
     plain = set(posenc.Attention(16, 4).state_dict())
-    assert {k for k in attn.state_dict() if not k.startswith("position.")} == plain
+    assert {k for k in attn.state_dict() if not k.startswith("encoding.")} == plain
     for tensor in attn.state_dict().values():
         assert tensor.is_floating_point()
 

@@ -10,7 +10,7 @@ from posenc.core.constants import constant
 
 def test_clip_draws_its_docstring():
     r = torch.arange(-3, 4)
-    assert index.clip(2, 1).look(r).tolist() == [0, 0, 1, 2, 3, 3, 3]
+    assert index.clip(2, 1).lookup(r).tolist() == [0, 0, 1, 2, 3, 3, 3]
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
@@ -19,7 +19,7 @@ def test_expanding_a_table_makes_any_index_a_clip(left, right):
     bucketed = Index(-left, right, rows, 5)
     table = torch.randn(3, 5)
     r = torch.arange(-20, 21)
-    assert torch.equal(table[:, bucketed.look(r)], bucketed.expand(table, 1)[:, index.clip(left, right).look(r)])
+    assert torch.equal(table[:, bucketed.lookup(r)], bucketed.expand(table, 1)[:, index.clip(left, right).lookup(r)])
 
 
 def test_exact_has_a_row_for_each_distance():
@@ -87,7 +87,7 @@ def test_constants_of_equal_numbers_keep_their_types():
 @pytest.mark.parametrize("shape, dim", [((3, -1), 1), ((2, -1, 5), 1)])
 def test_an_expanded_table_and_its_gradient(given, lo, hi, shape, dim):
     table = torch.randn([given.n if n < 0 else n for n in shape], dtype=torch.float64, requires_grad=True)
-    rows = given.look(torch.arange(lo, hi + 1))
+    rows = given.lookup(torch.arange(lo, hi + 1))
     plain, ours = table.index_select(dim, rows), expand(table, given, lo, hi, dim)
     assert torch.equal(ours, plain)
     grad = torch.randn_like(plain)

@@ -124,9 +124,9 @@ def test_bounds_are_read_once_or_given():
     assert positions.bounds(1) == ((0, 5), (0, 5))
     assert positions.bounds(2) == ((0, 9), (0, 9)) and positions.bounds(3) == ((4, 6), (2, 4))
     assert positions.bounds(0) == ((0, 2), (0, 2))
-    with pytest.raises(ValueError, match=r"between 3 and 1 cannot be: give \(lowest, highest\)"):
+    with pytest.raises(ValueError, match=r"between 3 and 1 do not exist; give \(lowest, highest\)"):
         Positions(3, 3, more=[(ids, ids, (3, 1))])
-    with pytest.raises(ValueError, match="from 0 to 7 were said to lie between 0 and 3"):
+    with pytest.raises(ValueError, match="from 0 to 7 are outside their bounds, 0 to 3"):
         Positions(3, 3, more=[(ids, ids, (0, 3))])
     with pytest.raises(ValueError, match=r"\(q, k, \(lowest, highest\)\)"):
         Positions(3, 3, more=[(ids,)])

@@ -37,7 +37,7 @@ def by_hand(x, cos, sin, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [8, 11])
-def test_pairs_are_turned_as_drawn(layout, size, blocks):
+def test_pairs_are_rotated_as_drawn(layout, size, blocks):
     for x in (torch.randn(2, 3, 13, size).double(), torch.randn(2, 13, 3, size).double().transpose(1, 2)):
         for rows in (1, 2):
             cos, sin = phases(rows=rows)
@@ -110,7 +110,7 @@ def test_blocks_and_formula_agree_under_transforms_and_compile(layout, blocks):
     assert rotate(x[0].to("meta"), cos.to("meta"), sin.to("meta"), layout).is_meta
 
 
-def test_nothing_to_turn(blocks):
+def test_nothing_to_rotate(blocks):
     x = torch.randn(2, 3, 0, 8)
     cos, sin = phases(length=0, dtype=torch.float32)
     assert rotate(x, cos, sin, "half").shape == x.shape

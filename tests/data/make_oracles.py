@@ -71,7 +71,7 @@ def transfo_xl():
         layer.layer_norm = torch.nn.Identity()
         out = layer(x, embedding(distances), attn_mask=mask, mems=memory)[0] - x
         weights = {k: v for k, v in layer.state_dict().items() if "layer_norm" not in k}
-        cases.append({"heads": 2, "clamp_length": clamp, "weights": listed(weights), "x": x.tolist(),
+        cases.append({"heads": 2, "clamp_len": clamp, "weights": listed(weights), "x": x.tolist(),
                       "memory": memory.tolist(), "out": out.tolist()})  # fmt: skip
     return {"package": "transformers 4.35.2", "cases": cases}
 

@@ -4,7 +4,7 @@ import posenc
 from posenc.encodings.registry import causal_options, options_of
 
 OPTIONS = {
-    "learned": {"max_length": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"extent": 6, "d_rel": 4},
+    "learned": {"max_length": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"max_distance": 6, "d_rel": 4},
     "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
 }  # fmt: skip
 NAMES = posenc.list_encodings()
@@ -14,7 +14,7 @@ LIMITS = {"learned": 64, "xpos": 8192}
 
 
 def furthest(name):
-    """How far positions may go: past a million for all but those that say a limit."""
+    """How far positions may go: past a million for all but those with a limit."""
     return LIMITS.get(name, 1_000_012)
 
 

@@ -62,7 +62,7 @@ def test_t5_buckets_are_transformers(buckets, reach, decoder):
 
     r = torch.arange(-3000, 3001)
     theirs = T5Attention._relative_position_bucket(r, not decoder, buckets, reach)
-    ours = posenc.index.log_buckets(buckets, reach, causal=decoder).look(r)
+    ours = posenc.index.log_buckets(buckets, reach, causal=decoder).lookup(r)
     assert torch.equal(ours, theirs)
 
 
@@ -91,7 +91,7 @@ def test_t5_scaled_is_mpnets():
 
 def test_t5_with_every_distance_exact_is_clipped():
     t5 = posenc.T5(heads=2, buckets=64, max_distance=17, scale=None).double()
-    clipped = posenc.Clipped(heads=2, k=15).double()
+    clipped = posenc.Clipped(heads=2, max_distance=15).double()
     with torch.no_grad():
         for r in range(-15, 16):
             clipped.table[:, r + 15] = t5.table[posenc.formulas.t5_bucket(r, buckets=64, max_distance=17, causal=False)]
@@ -100,17 +100,17 @@ def test_t5_with_every_distance_exact_is_clipped():
 
 
 def test_clipped_is_one_number_per_head_and_distance():
-    encoding = posenc.Clipped(heads=3, k=2, std=1.0).double()
+    encoding = posenc.Clipped(heads=3, max_distance=2, std=1.0).double()
     bias = dense(encoding, Positions(6), 3)
     for i in range(6):
         for j in range(6):
             assert torch.equal(bias[:, i, j], encoding.table[:, min(max(j - i, -2), 2) + 2])
-    assert posenc.Clipped(heads=3, k=2).table.abs().max() == 0
+    assert posenc.Clipped(heads=3, max_distance=2).table.abs().max() == 0
 
 
 def test_clipped_tables_can_hold_alibi():
     alibi = posenc.ALiBi(heads=4)
-    clipped = posenc.Clipped(heads=4, k=8)
+    clipped = posenc.Clipped(heads=4, max_distance=8)
     with torch.no_grad():
         clipped.table.copy_(-torch.tensor(posenc.formulas.alibi_slopes(4))[:, None] * torch.arange(-8, 9).abs())
     positions = Positions(9)
@@ -147,7 +147,7 @@ def test_alibi_is_symmetric_and_exact_in_bfloat16():
 
 
 def test_alibi_slopes_can_be_learned():
-    encoding = posenc.ALiBi(heads=6, learn=True)
+    encoding = posenc.ALiBi(heads=6, learnable=True)
     assert encoding.slopes.tolist() == pytest.approx(posenc.formulas.alibi_slopes(6))
     q = torch.randn(1, 6, 5, 4)
     posenc.attend(q, q, q, encoding.plan(Positions(5)), causal=True).square().sum().backward()
@@ -162,7 +162,7 @@ def test_alibi_far_away_keeps_its_digits():
 
 
 @given(st.integers(0, 10**7), st.integers(1, 9), st.integers(1, 9))
-def test_bias_schemes_know_distance_only(start, lq, lk):
+def test_bias_encodings_know_distance_only(start, lq, lk):
     for encoding in (posenc.T5(heads=2), posenc.Clipped(heads=2, std=1.0), posenc.ALiBi(heads=2)):
         here, there = Positions((3, lq), lk), Positions((start + 3, lq), (start, lk))
         assert torch.equal(dense(encoding, here, 2), dense(encoding, there, 2))
@@ -179,3 +179,13 @@ def test_t5_starts_as_t5_does():
 def test_t5_says_what_is_wrong(options, words):
     with pytest.raises(ValueError, match=words):
         posenc.T5(heads=2, **options)
+
+
+def test_t5_options_from_a_configuration():
+    from transformers import T5Config
+
+    config = T5Config(d_model=16, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=20)
+    encoding = posenc.T5.from_hf(config)
+    assert encoding.index == posenc.index.log_buckets(8, 20, causal=False)
+    assert tuple(encoding.table.shape) == (8, 4) and encoding.std == 16**-0.5
+    assert posenc.T5.from_hf(config, causal=True).index == posenc.index.log_buckets(8, 20, causal=True)

@@ -108,18 +108,18 @@ def test_buckets_are_transformers(size):
     distance = torch.arange(-2000, 2001)
     for reach in sorted({size, size + 1, size + 2, *(n for n in (12, 50, 61, 128, 512, 1000) if n > size)}):
         theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
-        assert torch.equal(posenc.index.deberta_buckets(size, reach).look(-distance), theirs), reach
+        assert torch.equal(posenc.index.deberta_buckets(size, reach).lookup(-distance), theirs), reach
 
 
 @pytest.mark.parametrize("size, reach", [(5, 12), (9, 50), (8, 8)])
-def test_the_scheme_reads_transformers_rows(size, reach):
+def test_the_encoding_reads_transformers_rows(size, reach):
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     encoding = posenc.DeBERTa(d_model=8, heads=2, buckets=size, max_distance=reach)
     distance = torch.arange(-200, 201)
     theirs = (make_log_bucket_position(distance, size, reach) + size).clamp(0, 2 * size - 1).long()
-    assert torch.equal(encoding.index.look(-distance), theirs)
-    assert torch.equal(encoding.back_index.look(distance), theirs)
+    assert torch.equal(encoding.index.lookup(-distance), theirs)
+    assert torch.equal(encoding.back_index.lookup(distance), theirs)
 
 
 def test_buckets_without_end_are_refused():
@@ -180,3 +180,21 @@ def test_shared_projections_need_a_host():
     encoding = posenc.DeBERTa(d_model=8, heads=2, projections="shared")
     with pytest.raises(ValueError, match="as many key heads"):
         posenc.Attention(8, 2, kv_heads=1, encoding=encoding)(torch.zeros(1, 3, 8))
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_options_from_a_configuration(second):
+    from transformers import DebertaConfig, DebertaV2Config
+
+    sizes = dict(hidden_size=16, num_attention_heads=2, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    if not second:
+        encoding = posenc.DeBERTa.from_hf(DebertaConfig(**sizes, max_position_embeddings=20))
+        assert tuple(encoding.table.shape) == (40, 16) and encoding.norm is None
+        assert encoding.pos_key.bias is None and encoding.pos_query.bias is not None
+        return
+    config = DebertaV2Config(**sizes, position_buckets=8, max_relative_positions=16, norm_rel_ebd="x | Layer_Norm")
+    encoding = posenc.DeBERTa.from_hf(config)
+    assert tuple(encoding.table.shape) == (16, 16) and encoding.norm is not None and encoding.pos_key.bias is not None
+    assert encoding.index == posenc.index.deberta_buckets(8, 16)
+    config.share_att_key = True
+    assert posenc.DeBERTa.from_hf(config, table=encoding.table).pos_key is None

@@ -52,7 +52,7 @@ def test_junk_is_refused_or_works(name, option):
 def test_junk_is_found():
     """What the test above must not let through."""
     for name, options in (
-        ("t5", {"buckets": 100_000_000}), ("clipped", {"k": 100_000_000_000}), ("rope", {"head_dim": 10**12}),
+        ("t5", {"buckets": 100_000_000}), ("clipped", {"max_distance": 100_000_000_000}), ("rope", {"head_dim": 10**12}),
         ("rope", {"base": float("nan")}), ("rope", {"base": float("inf")}), ("rope", {"rotary_dim": 3}),
         ("rope", {"layout": "x"}), ("rope", {"scaling": 2}), ("xpos", {"gamma": -1}), ("xpos", {"max_length": 10**6}),
         ("axial", {"columns": 2.5}), ("mrope", {"sections": (1, 2)}), ("learned", {"max_length": 2.5}),
@@ -63,10 +63,10 @@ def test_junk_is_found():
 
 
 @pytest.mark.parametrize(
-    "options", [{"longest": 0}, {"longest": 2.5}, {"longest": 10**12}, {"seed": "x"}, {"encoding": 3}]
+    "options", [{"max_length": 0}, {"max_length": 2.5}, {"max_length": 10**12}, {"seed": "x"}, {"encoding": 3}]
 )
 def test_randomized(options):
-    given = {"encoding": posenc.create("rope", head_dim=4), "longest": 8}
+    given = {"encoding": posenc.create("rope", head_dim=4), "max_length": 8}
     Randomized(**given)
     with pytest.raises(OptionError):
         Randomized(**{**given, **options})

@@ -14,14 +14,14 @@ def test_draws_are_sorted_distinct_and_uniform():
     counts = torch.bincount(drawn.flatten(), minlength=20) / 4000
     torch.testing.assert_close(counts, torch.full((20,), 0.25), atol=0.05, rtol=0.0)
     assert torch.equal(random_positions(7, 7), torch.arange(7))
-    with pytest.raises(ValueError, match="longest"):
+    with pytest.raises(ValueError, match="max_length"):
         random_positions(8, 7)
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "clipped"])
-def test_is_the_scheme_at_other_places(name):
+def test_is_the_encoding_at_other_positions(name):
     encoding = posenc.create(name, d_model=32, heads=2)
-    wrapped = posenc.Randomized(encoding=encoding, longest=100, seed=3)
+    wrapped = posenc.Randomized(encoding=encoding, max_length=100, seed=3)
     positions = wrapped.draw(posenc.Positions(9))
     assert torch.equal(positions.q, positions.k)
     assert int(positions.q.min()) >= 0 and int(positions.q.max()) < 100
@@ -33,14 +33,14 @@ def test_is_the_scheme_at_other_places(name):
 
 
 def test_draws_anew_without_a_seed():
-    wrapped = posenc.Randomized(encoding=posenc.RoPE(head_dim=8), longest=1000)
-    places = [tuple(wrapped.draw(posenc.Positions(9)).q.tolist()) for _ in range(4)]
-    assert len(set(places)) > 1
+    wrapped = posenc.Randomized(encoding=posenc.RoPE(head_dim=8), max_length=1000)
+    drawn = [tuple(wrapped.draw(posenc.Positions(9)).q.tolist()) for _ in range(4)]
+    assert len(set(drawn)) > 1
     assert wrapped.length_dependent
 
 
 def test_a_step_with_cache_is_the_whole_of_that_length():
-    encoding = posenc.Randomized(encoding=posenc.RoPE(head_dim=16), longest=64, seed=0)
+    encoding = posenc.Randomized(encoding=posenc.RoPE(head_dim=16), max_length=64, seed=0)
     attention = posenc.Attention(32, 2, encoding=encoding, causal=True)
     x, cache = torch.randn(2, 8, 32), posenc.KVCache()
     for i in range(8):
@@ -49,5 +49,5 @@ def test_a_step_with_cache_is_the_whole_of_that_length():
 
 
 def test_too_many_tokens_raise():
-    with pytest.raises(ValueError, match="larger longest"):
-        posenc.Randomized(encoding=posenc.RoPE(head_dim=8), longest=8).plan(posenc.Positions(9))
+    with pytest.raises(ValueError, match="larger max_length"):
+        posenc.Randomized(encoding=posenc.RoPE(head_dim=8), max_length=8).plan(posenc.Positions(9))

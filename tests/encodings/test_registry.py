@@ -7,7 +7,7 @@ NAMES = ["none", "sinusoidal", "learned", "shaw", "clipped", "t5", "transformer_
          "relative_logits", "alibi"]  # fmt: skip
 
 
-def test_every_scheme_of_the_core_is_there():
+def test_every_encoding_of_the_core_is_there():
     assert set(NAMES) <= set(posenc.list_encodings())
     for name in posenc.list_encodings():
         assert issubclass(posenc.info(name).load(), posenc.Encoding)
@@ -20,7 +20,7 @@ def test_classes_are_reachable_by_name():
         _ = posenc.T6
 
 
-def test_create_passes_the_sizes_that_a_scheme_needs():
+def test_create_passes_the_sizes_that_an_encoding_needs():
     assert posenc.create("none", d_model=8, heads=2).state_dict() == {}
     assert posenc.create("t5", d_model=8, heads=2).table.shape == (32, 2)
     assert posenc.create("shaw", d_model=8, heads=2).keys.shape == (1, 33, 4)
@@ -36,7 +36,7 @@ def test_unknown_options_are_named_with_the_allowed_ones():
     with pytest.raises(posenc.OptionError, match="no option 'bucket'; its options are buckets, max_distance"):
         posenc.create("t5", heads=2, bucket=4)
     with pytest.raises(TypeError, match="takes no options"):
-        posenc.create("none", k=3)
+        posenc.create("none", max_distance=3)
 
 
 def test_missing_options_are_named():

@@ -15,7 +15,7 @@ def test_the_bias_is_inklings(extent, length, past):
 
     oracle = InklingRelativeLogits(6, extent).double()
     torch.nn.init.normal_(oracle.proj)
-    encoding = posenc.RelativeLogits(d_model=8, heads=2, head_dim=4, d_rel=6, extent=extent).double()
+    encoding = posenc.RelativeLogits(d_model=8, heads=2, head_dim=4, d_rel=6, max_distance=extent).double()
     copy(encoding.bank, oracle.proj)
     states = torch.randn(2, length, 2, 6, dtype=torch.float64)
     positions = Positions((past, length), past + length)
@@ -54,7 +54,7 @@ def test_the_layer_is_inklings(floor):
         original(x, torch.zeros(1, 1, 11, 11).double().masked_fill(future, torch.finfo(torch.float64).min))
         query = original.q_norm(original.q_proj(x).view(2, 11, 4, 8)).transpose(1, 2)
     encoding = posenc.RelativeLogits(
-        d_model=16, heads=4, head_dim=8, d_rel=6, extent=5, scale=original.scaling,
+        d_model=16, heads=4, head_dim=8, d_rel=6, max_distance=5, scale=original.scaling,
         temper=None if floor is None else (0.3, floor),
     ).double()  # fmt: skip
     copy(encoding.bank, original.rel_logits_proj.proj)
@@ -68,7 +68,7 @@ def test_the_layer_is_inklings(floor):
     assert encoding.absolute == (floor is not None)
 
 
-@pytest.mark.parametrize("options", [dict(d_rel=0), dict(extent=0), dict(temper=(0.1, 0)), dict(temper=(0.1,))])
+@pytest.mark.parametrize("options", [dict(d_rel=0), dict(max_distance=0), dict(temper=(0.1, 0)), dict(temper=(0.1,))])
 def test_bad_options(options):
     with pytest.raises(posenc.OptionError):
         posenc.RelativeLogits(d_model=8, heads=2, head_dim=4, **options)

@@ -13,7 +13,7 @@ def test_keys_and_values_are_opennmts(case):
     """One shared table for keys and values, distance j - i, True = masked there."""
     weights = case["weights"]
     table = tensor(weights["relative_positions_embeddings.weight"])[None]
-    encoding = posenc.Shaw(head_dim=4, k=case["k"], values=True).double()
+    encoding = posenc.Shaw(head_dim=4, max_distance=case["k"], values=True).double()
     copy(encoding.keys, table)
     copy(encoding.values, table)
     layer = posenc.Attention(8, case["heads"], encoding=encoding, bias=True).double()
@@ -28,7 +28,7 @@ def test_keys_and_values_are_opennmts(case):
 
 @pytest.mark.parametrize("case", cases("bert"), ids=lambda c: c["kind"])
 def test_bert_relative_key(case):
-    """i - j there, so the table is turned around; relative_key_query adds the keys' dot with the same table."""
+    """i - j there, so the table is reversed; relative_key_query adds the keys' dot with the same table."""
     weights = case["weights"]
     reach = case["max"] - 1
     table = tensor(weights["distance_embedding.weight"]).flip(0)[None]
@@ -43,7 +43,7 @@ def test_bert_relative_key(case):
         posenc.index.clip(reach, reach), dot_query=table, dot_key=table if case["kind"].endswith("query") else None
     )
     if case["kind"] == "relative_key":
-        encoding = posenc.Shaw(head_dim=4, k=reach).double()
+        encoding = posenc.Shaw(head_dim=4, max_distance=reach).double()
         copy(encoding.keys, table)
         lookup = encoding.plan(Positions(6)).lookups[0]
     out = posenc.attend(q, k, v, posenc.Plan(Positions(6), lookups=(lookup,)), key_mask=real)
@@ -101,7 +101,7 @@ def test_the_papers_form(outside, per_head, keys, values):
 
 
 def test_a_plan_holds_nothing_of_size_length_squared():
-    plan = posenc.Shaw(head_dim=64, k=16, values=True).plan(Positions(100_000))
+    plan = posenc.Shaw(head_dim=64, max_distance=16, values=True).plan(Positions(100_000))
     assert sum(t.numel() for _, t in plan.tensors()) == 2 * 33 * 64
 
 
@@ -109,7 +109,7 @@ def test_a_plan_holds_nothing_of_size_length_squared():
     "options, words",
     [
         (dict(keys=False), "keys=True, values=True"),
-        (dict(k=-1), "at least 0"),
+        (dict(max_distance=-1), "at least 0"),
         (dict(per_head=True), "needs heads"),
         (dict(outside="wrap"), "'clip' or 'zero'"),
     ],

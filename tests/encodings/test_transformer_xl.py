@@ -12,15 +12,15 @@ from tests import oracle
 from tests.oracle import cases, copy, tensor
 
 
-@pytest.mark.parametrize("case", cases("transfo_xl"), ids=lambda c: f"clamp{c['clamp_length']}")
+@pytest.mark.parametrize("case", cases("transfo_xl"), ids=lambda c: f"clamp{c['clamp_len']}")
 def test_transformer_xl_is_the_original(case):
     """Time-major there, with memory; [sin, cos] halves."""
     weights = {name: tensor(value, torch.float32) for name, value in case["weights"].items()}
-    clamp = case["clamp_length"]
+    clamp = case["clamp_len"]
     encoding = posenc.TransformerXL(d_model=8, heads=2, clamp_length=clamp if clamp > 0 else None, causal=True)
-    copy(encoding.u, weights["r_w_bias"])
-    copy(encoding.v, weights["r_r_bias"])
-    copy(encoding.w_r.weight, weights["r_net.weight"])
+    copy(encoding.content_bias, weights["r_w_bias"])
+    copy(encoding.position_bias, weights["r_r_bias"])
+    copy(encoding.position_proj.weight, weights["r_net.weight"])
     layer = posenc.Attention(8, 2, encoding=encoding, causal=True)
     for name, part in zip(("q_proj", "k_proj", "v_proj"), weights["qkv_net.weight"].chunk(3), strict=True):
         copy(getattr(layer, name).weight, part)
@@ -41,9 +41,9 @@ def test_bidirectional_is_conformers():
     for parameter in original.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     encoding = posenc.TransformerXL(d_model=16, heads=2, layout="interleaved").double()
-    copy(encoding.u, original.pos_bias_u)
-    copy(encoding.v, original.pos_bias_v)
-    copy(encoding.w_r.weight, original.linear_pos.weight)
+    copy(encoding.content_bias, original.pos_bias_u)
+    copy(encoding.position_bias, original.pos_bias_v)
+    copy(encoding.position_proj.weight, original.linear_pos.weight)
     layer = posenc.Attention(16, 2, encoding=encoding, bias=True).double()
     names = {"q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_out"}
     for ours, theirs in names.items():
@@ -73,11 +73,16 @@ def xlnet(**options):
     return model, original
 
 
-def xlnet_scheme(original, **options):
+def xlnet_encoding(original, **options):
     encoding = posenc.XLNet(d_model=16, heads=2, **options)
-    for ours, theirs in {"u": "r_w_bias", "v": "r_r_bias", "w": "r_s_bias", "g": "seg_embed"}.items():
+    for ours, theirs in {
+        "content_bias": "r_w_bias",
+        "position_bias": "r_r_bias",
+        "segment_bias": "r_s_bias",
+        "segment_table": "seg_embed",
+    }.items():
         copy(getattr(encoding, ours), getattr(original, theirs))
-    copy(encoding.w_r.weight, original.r.flatten(1).t())
+    copy(encoding.position_proj.weight, original.r.flatten(1).t())
     return encoding
 
 
@@ -87,10 +92,10 @@ def xlnet_scheme(original, **options):
 )
 @pytest.mark.parametrize("past", [0, 4])
 def test_xlnet_is_transformers(attn_type, clamp, bi_data, past):
-    model, original = xlnet(attn_type=attn_type, clamp_length=clamp, bi_data=bi_data)
+    model, original = xlnet(attn_type=attn_type, clamp_len=clamp, bi_data=bi_data)
     original = original.double()
     length, batch = 6, 2
-    encoding = xlnet_scheme(original, attn_type=attn_type, clamp_length=clamp if clamp > 0 else None, bi_data=bi_data)
+    encoding = xlnet_encoding(original, attn_type=attn_type, clamp_length=clamp if clamp > 0 else None, bi_data=bi_data)
     layer = posenc.Attention(16, 2, encoding=encoding, causal=attn_type == "uni").double()
     for ours, theirs in {"q_proj": "q", "k_proj": "k", "v_proj": "v"}.items():
         copy(getattr(layer, ours).weight, getattr(original, theirs).flatten(1).t())
@@ -123,7 +128,7 @@ def test_xlnet_is_transformers(attn_type, clamp, bi_data, past):
     ours = run(layer, x)
     bounded = layer(x, memory=memory, segments=(every, (0, 2)), key_mask=real)
     assert torch.equal(bounded, ours)
-    with pytest.raises(ValueError, match="were said to lie between 0 and 0"):
+    with pytest.raises(ValueError, match="are outside their bounds, 0 to 0"):
         layer(x, memory=memory, segments=(every.clamp(min=1), (0, 0)), key_mask=real)
 
 
@@ -144,21 +149,25 @@ def test_the_formula_by_loops():
     for i in range(5):
         for j in range(5):
             wave = posenc.encodings.absolute.sinusoid(torch.tensor([i - j]), 6, layout="concatenated")[0]
-            r = encoding.w_r(wave).view(2, 3)
+            r = encoding.position_proj(wave).view(2, 3)
             for h in range(2):
-                value = (q[0, h, i] + encoding.u[h]) @ k[0, h, j] + (q[0, h, i] + encoding.v[h]) @ r[h]
+                value = (q[0, h, i] + encoding.content_bias[h]) @ k[0, h, j] + (
+                    q[0, h, i] + encoding.position_bias[h]
+                ) @ r[h]
                 torch.testing.assert_close(s[0, h, i, j], value / 3**0.5)
 
 
 def test_u_and_v_can_be_shared_by_layers():
     first = posenc.TransformerXL(d_model=8, heads=2)
-    second = posenc.TransformerXL(d_model=8, heads=2, u=first.u, v=first.v)
-    assert second.u is first.u
-    before = first.u.clone()
+    second = posenc.TransformerXL(
+        d_model=8, heads=2, content_bias=first.content_bias, position_bias=first.position_bias
+    )
+    assert second.content_bias is first.content_bias
+    before = first.content_bias.clone()
     second.reset_parameters()
-    assert torch.equal(first.u, before)
+    assert torch.equal(first.content_bias, before)
     with pytest.raises(posenc.OptionError, match=r"\[heads, head_dim\] = \[4, 2\]"):
-        posenc.TransformerXL(d_model=8, heads=4, u=first.u)
+        posenc.TransformerXL(d_model=8, heads=4, content_bias=first.content_bias)
 
 
 def test_dropout_acts_on_the_sinusoid_in_training_only():
@@ -194,7 +203,7 @@ def test_the_kept_sinusoid_serves_training_after_inference():
         first = encoding.plan(Positions(11)).lookups[0].dot_query
     second = encoding.plan(Positions(11)).lookups[0].dot_query
     second.sum().backward()
-    assert torch.equal(first, second) and encoding.w_r.weight.grad.abs().sum() > 0
+    assert torch.equal(first, second) and encoding.position_proj.weight.grad.abs().sum() > 0
     assert encoding.double().plan(Positions(11)).lookups[0].dot_query.dtype == torch.float64
 
 
@@ -230,7 +239,7 @@ def test_tokens_far_apart_need_no_long_table(causal, clamp_length):
         assert plan.lookups[0].dot_query.shape[1] <= 21
     dense = Index(max(-40_001, -(clamp_length or 40_001)), 0 if causal else min(40_001, clamp_length or 40_001))
     long = replace(plan, lookups=(encoding._positions(positions, dense),))
-    leaves = [q, k, v, encoding.w_r.weight, encoding.u, encoding.v]
+    leaves = [q, k, v, encoding.position_proj.weight, encoding.content_bias, encoding.position_bias]
     results = []
     for one in (plan, long):
         out = posenc.attend(q, k, v, one, causal=causal)
@@ -245,3 +254,12 @@ def test_two_tokens_a_million_apart_are_cheap():
     assert plan.lookups[0].dot_query.shape == (2, 3, 4)
     plan = encoding.plan(Positions(torch.tensor([[0, 1, 2], [10**9, 10**9 + 1, 10**9 + 2]])))
     assert plan.lookups[0].dot_query.shape == (2, 5, 4)
+
+
+def test_xlnet_options_from_a_configuration():
+    from transformers import XLNetConfig
+
+    encoding = posenc.XLNet.from_hf(XLNetConfig(d_model=16, n_head=2, attn_type="uni", clamp_len=5))
+    assert (encoding.causal, encoding.clamp_length, encoding.head_dim) == (True, 5, 8)
+    names = {"content_bias", "position_bias", "position_proj.weight", "segment_bias", "segment_table"}
+    assert set(encoding.state_dict()) == names

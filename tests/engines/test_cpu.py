@@ -422,7 +422,7 @@ def test_short_sequences_take_the_way_that_was_faster_for_them():
     from posenc.engines.lowering import lower_plan
 
     def taken(batch, length, size=32, values=False):
-        encoding = posenc.create("shaw", heads=4, head_dim=size, values=values)
+        encoding = posenc.create("shaw", heads=4, head_dim=size, max_distance=16, values=values)
         q = torch.randn(batch, 4, length, size)
         return short_forward.applies(q, *make_terms(q, lower_plan(q, q, q, encoding.plan(Positions(length)), Mask())))
 

@@ -68,7 +68,7 @@ LINKS = {
     "?view=compare&a=t5:buckets": "OPTION=VALUE",
     "?view=compare&a=t5:buckets=" + "(" * 3000: "3,000 characters",
     "?view=compare&a=t5:buckets=100000000": "from 0 to 512",
-    "?view=compare&a=clipped:k=100000000": "k=100000000 is more than a picture shows",
+    "?view=compare&a=clipped:max_distance=100000000": "max_distance=100000000 is more than a picture shows",
     "?view=compare&a=t5:heads=100000000": "heads is a size of the layer",
     "?view=compare&a=t5:buckets=()": "must be a number",
     "?view=compare&a=rope:base=1e300": "from 1.5 to 1e+12",

@@ -42,8 +42,8 @@ def drawn(told):
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", ["/export.csv?view=compare&a=clipped:k=100000000", "/export.csv?view=compare&a=t5:buckets=100000000",
-                                  "/export.csv?view=compare&b=shaw:k=100000000", "/export.csv?view=compare&c=learned:max_length=1e12"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/export.csv?view=compare&a=clipped:max_distance=100000000", "/export.csv?view=compare&a=t5:buckets=100000000",
+                                  "/export.csv?view=compare&b=shaw:max_distance=100000000", "/export.csv?view=compare&c=learned:max_length=1e12"])  # fmt: skip
 def test_one_get_takes_neither_memory_nor_time(client, path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client.get("/export.csv?view=extend")  # the drawing process has started
@@ -64,7 +64,7 @@ def test_the_largest_options_are_drawn_or_refused_in_words(name):
     for option in options_of(name):
         if option.kind != "slider":
             continue
-        low, high = LIMITS.get(option.name, (0, FURTHEST))
+        low, high = LIMITS.get(f"{name}.{option.name}", LIMITS.get(option.name, (0, FURTHEST)))
         assert low <= option.low and option.high <= high  # whatever a slider gives is within
         word = f"{name}:{option.name}={int(high) if isinstance(option.default, int) else option.high}"
         state = page.complete({"a": word, "b": "", "c": "", "length": "64"})

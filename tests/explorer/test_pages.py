@@ -48,7 +48,7 @@ def test_the_gallery_s_code_makes_the_drawn_kernel(name):
 
 
 def test_compare_s_code_makes_the_drawn_kernels_and_options_reach_them():
-    view = draw("compare", a="t5:buckets=8,max_distance=32", b="t5", c="shaw:k=3", length=40, head=2)
+    view = draw("compare", a="t5:buckets=8,max_distance=32", b="t5", c="shaw:max_distance=3", length=40, head=2)
     kernels = run(view.code)["kernels"]
     assert list(kernels) == ["t5 (A)", "t5 (B)", "shaw"]
     drawn = [p for p in view.panels() if isinstance(p, Heat)]

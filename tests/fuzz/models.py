@@ -146,7 +146,7 @@ def make(case: Case) -> torch.nn.Module:
         return hub.DebertaV2Model(hub.DebertaV2Config(**off, **common, **quiet, **sizes))
     if family == "xlnet":
         sizes = dict(d_model=width, n_layer=case.layers, n_head=case.heads, d_inner=9, dropout=0.0)
-        more = dict(attn_type="uni" if variant == 1 else "bi", clamp_length=7 if variant == 2 else -1)
+        more = dict(attn_type="uni" if variant == 1 else "bi", clamp_len=7 if variant == 2 else -1)
         return hub.XLNetModel(hub.XLNetConfig(**off, **sizes, **more))
     if family == "bloom":
         sizes = dict(

@@ -318,7 +318,7 @@ def from_corners(recorder, only):
 
 def from_rotation(recorder, only):
     """rotation_kernel.turn: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
-    from posenc.core.rotary_kernel import turn
+    from posenc.core.rotary_kernel import rotate_tensors
 
     recorder.case = "rotation"
     if not wanted(recorder.case, only):
@@ -328,8 +328,8 @@ def from_rotation(recorder, only):
         q, k = (torch.empty(2, 300, heads, size, dtype=dtype, device="meta").transpose(1, 2) for heads in (16, 1))
         phases = torch.empty(1, 300, pairs, device="meta")
         for layout in ("half", "interleaved"):
-            turn((q, k), phases, phases, layout)
-            turn((q.contiguous(),), phases, phases, layout, back=True)
+            rotate_tensors((q, k), phases, phases, layout)
+            rotate_tensors((q.contiguous(),), phases, phases, layout, inverse=True)
 
 
 def wanted(name, only):

@@ -319,7 +319,7 @@ def test_what_cannot_be_extended_says_why():
         "keys must be cached unrotated.*not for OlmoAttention",
     )  # fmt: skip
     refused(make("gemma2"), DYNAMIC["dynamic"], "not for Gemma2Attention")
-    refused(make("llama"), scaling.DynamicYaRN(original=16), "hf cannot say DynamicYaRN")
+    refused(make("llama"), scaling.DynamicYaRN(original=16), "hf cannot express DynamicYaRN")
     refused(make("phi3"), DYNAMIC["dynamic"], "Phi3Config refuses 'dynamic'.*must be one of")
     refused(
         AutoModelForCausalLM.from_config(PhimoeConfig(**SIZES, num_local_experts=2)), SCALINGS["yarn"],

@@ -21,9 +21,11 @@ def measured(text=None, neighbour=None):
     tasks, other = [], []
     for distance, of in (neighbour or {}).items():
         word = f"neighbour:distance={distance}"
-        tasks.append({"task": word, "train": 8, "lr": 1.0, "encodings": [f"shaw:k={k}" for k in of], "seeds": 1})
+        tasks.append(
+            {"task": word, "train": 8, "lr": 1.0, "encodings": [f"shaw:max_distance={k}" for k in of], "seeds": 1}
+        )
         other += [
-            {"task": word, "encoding": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
+            {"task": word, "encoding": f"shaw:max_distance={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
             for k, a in of.items()
         ]
     return Measured(
@@ -62,7 +64,7 @@ def test_trained_claims_follow_the_numbers():
 
 
 def test_a_small_clip():
-    text = {"shaw": FLAT, "shaw:k=2": FLAT}
+    text = {"shaw": FLAT, "shaw:max_distance=2": FLAT}
     near = {0: 0.2, 1: 0.3, 2: 1.0, 4: 1.0, 8: 1.0}
     finding = claims.small_clip_is_enough(measured(text, {1: near, 4: {0: 0.2, 1: 0.2, 2: 0.3, 4: 0.3, 8: 1.0}}))
     assert finding.verdict == "partly" and "k=2 0.30" in finding.evidence
@@ -73,7 +75,7 @@ def test_the_claims_train_what_quick_trains():
     """So that `posenc claims` after `posenc compare` has little left to do."""
     ours = {cell.training.key for cell in claims.text_experiment().cells("x")}
     quick = {cell.training.key for cell in presets.load("quick").cells("x")}
-    assert len(ours - quick) == 1  # shaw:k=2
+    assert len(ours - quick) == 1  # shaw:max_distance=2
 
 
 def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):

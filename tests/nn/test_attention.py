@@ -83,7 +83,7 @@ def test_explicit_positions_are_the_default_ones(name):
 @pytest.mark.parametrize("name", RELATIVE)
 @settings(max_examples=8)
 @given(shift=st.integers(0, 10**6))
-def test_relative_schemes_do_not_see_a_shift(name, shift):
+def test_relative_encodings_do_not_depend_on_a_shift(name, shift):
     attn = layer(name).double()
     x = inputs()
     close(attn(x, positions=torch.arange(9) + shift % (furthest(name) - 9)), attn(x), 1e-8)
@@ -101,8 +101,8 @@ def test_order_is_seen_but_for_none(name):
     """Without positions a bidirectional layer is equivariant to any permutation; with them it is not."""
     attn = layer(name, causal=False).double()
     x = inputs(6, 1)
-    turn = torch.tensor([3, 0, 5, 1, 4, 2])
-    same = torch.allclose(attn(x[:, turn]), attn(x)[:, turn], atol=1e-9)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    same = torch.allclose(attn(x[:, order]), attn(x)[:, order], atol=1e-9)
     # alibi, like every symmetric bias, still distinguishes near from far
     assert same == (name == "none")
 
@@ -111,7 +111,7 @@ def test_order_is_seen_but_for_none(name):
 def test_gradients_of_every_parameter(name):
     attn = layer(name, d_model=8, heads=2).double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
-    names = [n for n, _ in attn.named_parameters() if n.startswith("position.")]
+    names = [n for n, _ in attn.named_parameters() if n.startswith("encoding.")]
     parameters = dict(attn.named_parameters())
 
     def run(*values):
@@ -145,7 +145,7 @@ def test_cross_attention_on_a_common_axis():
     close(out, attn(x)[:, 5:])
 
 
-def test_a_shared_scheme_is_one_table():
+def test_a_shared_encoding_is_one_table():
     encoding = make("t5")
     stack = torch.nn.ModuleList(posenc.Attention(16, 4, encoding=encoding) for _ in range(3))
     assert len(list(stack.parameters())) == 3 * 4 + 1
@@ -266,7 +266,7 @@ def test_encodings_of_the_past_are_refused_by_a_layer_that_is_not_causal(name):
         with pytest.raises(posenc.OptionError, match="describes the past alone.*give causal=True"):
             posenc.Attention(16, 4, encoding=position)
     with pytest.raises(posenc.OptionError, match="describes the past alone"):
-        posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), longest=50))
+        posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), max_length=50))
     posenc.Attention(16, 4, encoding=name, causal=True)
 
 
@@ -320,7 +320,7 @@ def test_rows_and_columns_may_be_given_to_a_layer(name):
         attn(x[:, :1], positions=torch.zeros(2, 1, dtype=torch.int64), cache=cache)
 
 
-def test_position_must_be_a_scheme():
+def test_position_must_be_an_encoding():
     with pytest.raises(TypeError, match="an Encoding, an encoding's name or None, got Linear"):
         posenc.Attention(16, 4, encoding=torch.nn.Linear(1, 1))
 

@@ -64,7 +64,7 @@ def test_what_is_appended_is_the_slots_after_commit_only():
     appended = slot.append(ones(), ones())
     assert appended.k.shape[2] == 6
     assert torch.equal(slot.k, k)
-    again = slot.append(2 * ones(), ones())  # after a failure: the same place
+    again = slot.append(2 * ones(), ones())  # after a failure: the same slot
     slot.commit(again, {})
     assert torch.equal(slot.k, torch.cat((k, 2 * ones()), 2))
 

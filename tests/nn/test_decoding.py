@@ -255,7 +255,7 @@ def test_shared_weights_have_explicit_slots():
     "position",
     [
         lambda: posenc.Sinusoidal2D(d_model=16, columns=4, prefix=1),
-        lambda: posenc.Randomized(encoding=posenc.Sinusoidal(d_model=16), longest=50),
+        lambda: posenc.Randomized(encoding=posenc.Sinusoidal(d_model=16), max_length=50),
     ],
 )
 def test_what_is_added_to_a_whole_input_has_no_second_step(position):

@@ -172,7 +172,7 @@ def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
 
 
 def test_a_scheme_made_by_hand_draws_its_own_numbers_and_keeps_the_random_state():
-    encoding = posenc.ALiBi(heads=2, learn=True)
+    encoding = posenc.ALiBi(heads=2, learnable=True)
     with torch.no_grad():
         encoding.slopes.copy_(torch.tensor([1.0, 3.0]))
     before = torch.get_rng_state()

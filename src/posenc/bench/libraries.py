@@ -107,12 +107,12 @@ class Transformers(Peer):
         case, encoding = problem.case, problem.encoding
         config = XLNetConfig(d_model=case.heads * case.size, n_head=case.heads, d_inner=64, dropout=0.0)
         module = XLNetRelativeAttention(config).to(case.device)
-        module.r_w_bias, module.r_r_bias = encoding.u, encoding.v
+        module.r_w_bias, module.r_r_bias = encoding.content_bias, encoding.position_bias
         distances = torch.arange(case.length, -case.length, -1, device=case.device)
         waves = sinusoid(distances, case.heads * case.size, base=10000.0, layout="concatenated").to(case.dtype)
 
         def attention(q, k, v):
-            table = encoding.w_r(waves).view(-1, 1, case.heads, case.size)
+            table = encoding.position_proj(waves).view(-1, 1, case.heads, case.size)
             heads = [x.permute(2, 0, 1, 3) for x in (q, k, v)]
             return module.rel_attn_core(*heads, table.expand(-1, q.shape[0], -1, -1)).permute(1, 2, 0, 3)
 

@@ -101,7 +101,7 @@ def dense_bias(problem: Problem) -> Tensor:
     total = torch.zeros((), device=seen.device)
     for lookup in plan.lookups:
         assert lookup.bias is not None
-        total = total + lookup.bias.float()[:, lookup.index.look(seen)]
+        total = total + lookup.bias.float()[:, lookup.index.lookup(seen)]
     if plan.slopes is not None:
         total = total - plan.slopes[:, None] * seen.abs()
     if problem.case.workload.causal:
@@ -268,7 +268,7 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
         index = lookup.index
         lo, hi = index.lo, index.hi
         if lookup.bias is not None:
-            parts.append(by_distance(lookup.bias[:, index.look(steps)]))
+            parts.append(by_distance(lookup.bias[:, index.lookup(steps)]))
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
             wide = index.expand(lookup.dot_query, 1).to(q.dtype)

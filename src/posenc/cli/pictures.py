@@ -85,8 +85,8 @@ def learned(options: Options) -> list[str]:
 
 
 def shaw(options: Options) -> list[str]:
-    k = options.whole("k", 16, 0, FARTHEST)
-    left, right = options.whole("left", k, 0, FARTHEST), options.whole("right", k, 0, FARTHEST)
+    most = options.whole("max_distance", 16, 0, FARTHEST)
+    left, right = options.whole("left", most, 0, FARTHEST), options.whole("right", most, 0, FARTHEST)
     ends = "a row of zeros" if options.get("outside") == "zero" else "the same row"
     return _clip(
         left, right, f"Row of the table: each distance in [-{left}, {right}] has its own, all beyond share {ends}"
@@ -94,8 +94,10 @@ def shaw(options: Options) -> list[str]:
 
 
 def clipped(options: Options) -> list[str]:
-    k = options.whole("k", 16, 0, FARTHEST)
-    return _clip(k, k, f"Row of the table: each distance in [-{k}, {k}] has its own, those beyond share the edge's")
+    most = options.whole("max_distance", 16, 0, FARTHEST)
+    return _clip(
+        most, most, f"Row of the table: each distance in [-{most}, {most}] has its own, those beyond share the edge's"
+    )
 
 
 def t5(options: Options) -> list[str]:
@@ -193,13 +195,13 @@ def transformer_xl(options: Options) -> list[str]:
 
 
 def relative_logits(options: Options) -> list[str]:
-    extent = options.whole("extent", 1024, most=10**9)
+    most = options.whole("max_distance", 1024, most=10**9)
     bar = max(8, min(48, terminal.width() - 30))
     return titled(
-        f"A learned profile over the last {extent} positions, weighted by each query's own state; zero elsewhere.",
+        f"A learned profile over the last {most} positions, weighted by each query's own state; zero elsewhere.",
         [
             "·" * (bar // 4) + "█" * bar + "·" * 6,
-            " " * (bar // 4) + f"i-j = {extent - 1}" + "0".rjust(bar - 6 - len(str(extent - 1))) + "  future: 0",
+            " " * (bar // 4) + f"i-j = {most - 1}" + "0".rjust(bar - 6 - len(str(most - 1))) + "  future: 0",
         ],
     )
 

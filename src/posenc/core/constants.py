@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def constant(values: tuple, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A 1-D tensor of `values`. Shared: do not write to it. Floats are float32 unless dtype says otherwise."""
+    """A 1-D tensor of `values`. Shared: do not write to it. Floats are float32 unless dtype is given."""
     if torch.compiler.is_compiling():
         return torch.tensor(values, device=device, dtype=dtype)
     return _made(values, type(values[0]).__name__ if values else "", torch.device(device), dtype)

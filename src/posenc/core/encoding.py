@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import is_dataclass, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..encodings.rope.scaling import Scaling
 from .errors import OptionError
 from .plan import Plan
 from .positions import Positions
@@ -17,7 +16,7 @@ from .rotation import Rotation
 
 
 class Host(Protocol):
-    """What an encoding may use of the attention layer that it serves."""
+    """The parts of an attention layer that an encoding may use."""
 
     d_model: int
     heads: int
@@ -29,21 +28,21 @@ class Host(Protocol):
 
 
 class _Recorded(nn.Module):
-    """Keeps the settings it was made with, for `repr`: not every option stays an attribute.
+    """Records the options of the constructor for `repr`: not every option stays an attribute.
 
     A class of its own, so that `inspect.signature` of an encoding is that of its __init__.
     """
 
     _options: dict[str, Any]
 
-    def __new__(cls, *args: Any, **options: Any):
+    def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)  # copies and pickles come here without options, and bring theirs
         object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
         return self
 
 
 class Encoding(_Recorded):
-    """A positional encoding. A subclass fills in the places where it enters and nothing else:
+    """A positional encoding. A subclass overrides the methods of the places where it enters attention:
 
     embed      1. the input:        x + P[p]                  absolute encodings
     rotation   2. queries and keys: R(p) q, R(p) k            rotary encodings
@@ -59,18 +58,18 @@ class Encoding(_Recorded):
     axes: int | None = 1
     """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
     embeds_whole = False
-    """Whether `embed` needs the whole input at once, so that a cache cannot go on from a part of it."""
+    """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
-    _here: Tensor
+    _device_marker: Tensor
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         # Follows .to(device) for encodings without parameters; empty, so meta-device construction cannot spoil it.
-        self.register_buffer("_here", torch.empty(0), persistent=False)
+        self.register_buffer("_device_marker", torch.empty(0), persistent=False)
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
-        """x [B, L, d_model] with the position added; the queries' side of `where` holds the positions."""
+        """Add the positions (the queries' side of `positions`) to x [B, L, d_model]."""
         return x
 
     def rotation(self, positions: Positions) -> Rotation | None:
@@ -98,7 +97,7 @@ class Encoding(_Recorded):
             allowed = "1 axis" if self.axes == 1 else f"{self.axes} axes"
             raise ValueError(
                 f"positions have {given} axes, and {type(self).__name__} reads {allowed}; give one axis "
-                "(positions[..., 0], where.axis(n)), or use an encoding that reads them all (mrope, axial, xlnet)"
+                "(ids[..., 0], positions.axis(n)), or use an encoding that reads them all (mrope, axial, xlnet)"
             )
 
     def check_causal(self, causal: bool) -> str | None:
@@ -113,29 +112,27 @@ class Encoding(_Recorded):
         return None
 
     def extra_repr(self) -> str:
-        """The options as they are used, in the order of the constructor; what is None by default and stays so is left
-        out.
-        """
-        shown = []
+        """The options in the order of the constructor, except those that are None by default and in use."""
+        options = []
         for option in inspect.signature(type(self).__init__).parameters.values():
             value = self._options.get(option.name, option.default)
-            now = self.__dict__.get(option.name)
-            if now is not None and _is_plain(now):  # what None stood for; Learned.resize changes max_length
-                value = now
+            current = self.__dict__.get(option.name)
+            if current is not None and _is_plain(current):  # resolved defaults; Learned.resize changes max_length
+                value = current
             if option.name != "self" and _is_plain(value) and not (value is None and option.default is None):
-                shown.append(f"{option.name}={value!r}")
-        return ", ".join(shown)
+                options.append(f"{option.name}={value!r}")
+        return ", ".join(options)
 
     def device_of(self, positions: Positions, x: Tensor | None = None) -> torch.device:
-        """Where to make tensors: on the input's device, a position tensor's, or the module's."""
+        """The device for new tensors: the input's, a position tensor's, or the module's."""
         for candidate in (x, positions.q, positions.k):
             if isinstance(candidate, Tensor):
                 return candidate.device
-        return self._here.device
+        return self._device_marker.device
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a setting and no tensor or module."""
+    """Whether a value is a setting (a number, a name, a scaling) and not a tensor or a module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, Scaling))
+    return value is None or isinstance(value, (bool, int, float, str)) or is_dataclass(value)

@@ -2,7 +2,7 @@
 
 
 class UnsupportedPlan(NotImplementedError):
-    """No engine that was allowed to run can run this plan; the message says why each refused."""
+    """No engine that was allowed to run can run this plan; the message gives the reason of each."""
 
 
 class OptionError(ValueError, TypeError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write(path: Path, content: bytes) -> None:
-    """A reader never sees a part; a crash or a full disk (OSError) leaves the old file."""
+    """A reader never gets a partial file; a crash or a full disk (OSError) leaves the old file."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:

@@ -67,7 +67,7 @@ def t5_bucket(r: int, *, buckets: int, max_distance: int, causal: bool) -> int:
     """Bucket of r = key - query. Bidirectional: the upper half of the ids is for r > 0.
 
     causal:         n = max(-r, 0); every future key is bucket 0
-    bidirectional:  n = |r|; ids [0, buckets/2) look back, [buckets/2, buckets) look ahead
+    bidirectional:  n = |r|; ids [0, buckets/2) for the past, [buckets/2, buckets) for later keys
     """
     side = buckets if causal else buckets // 2
     offset = side if (r > 0 and not causal) else 0

@@ -87,10 +87,10 @@ class Index:
         """The rows as an int64 tensor [span], or None for the identity."""
         return None if self.rows is None else constant(self.rows, device)
 
-    def look(self, r: Tensor) -> Tensor:
-        """Rows of the distances r, same shape."""
-        steps = r.clamp(self.lo, self.hi) - self.lo
-        rows = self.rows_on(r.device)
+    def lookup(self, distances: Tensor) -> Tensor:
+        """The table rows of `distances`, same shape."""
+        steps = distances.clamp(self.lo, self.hi) - self.lo
+        rows = self.rows_on(distances.device)
         return steps if rows is None else rows[steps]
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
@@ -100,7 +100,7 @@ class Index:
 
     def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
         """Rows where distance(axis) gives the distances on each axis."""
-        return self.look(distance(self.axis))
+        return self.lookup(distance(self.axis))
 
     def of(self, positions: Positions, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Table row of every pair (or of a block of pairs): [Lq, Lk] or [B, Lq, Lk]."""

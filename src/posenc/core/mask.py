@@ -1,10 +1,13 @@
-"""Mask: which key slots a query slot may see. Slots, not positions: positions may repeat or jump.
+"""Mask: the keys that are visible to each query. Masks count slots, not positions: positions may repeat or jump.
 
-causal, Lq = 2, Lk = 5 (the last query is aligned with the last key):
+Queries and keys are aligned at their ends, as in FlashAttention. x: visible, Lq = 2, Lk = 5:
 
-    key      0 1 2 3 4
-    query 0  x x x x .
-    query 1  x x x x x
+    causal                  window=(1, 0)           key_mask=[0 1 1 1 1]     documents=[1 1], [0 0 1 1 1]
+    key      0 1 2 3 4      key      0 1 2 3 4      key      0 1 2 3 4       key      0 1 2 3 4
+    query 0  x x x x .      query 0  . . x x .      query 0  . x x x x       query 0  . . x x x
+    query 1  x x x x x      query 1  . . . x x      query 1  . x x x x       query 1  . . x x x
+
+All that are given hold at once.
 """
 
 from __future__ import annotations
@@ -17,16 +20,36 @@ from torch import Tensor
 
 from .positions import INTEGERS, WHOLE
 
-Window = tuple[int | None, int | None]  # keys at most `left` slots before and `right` after; None: no limit
+Window = tuple[int | None, int | None]
+"""Visible slots before and after the query's own: (left, right); None: no limit."""
+
+
+class MaskOptions(TypedDict, total=False):
+    """The mask arguments of `attend`, for signatures with `**masks: Unpack[MaskOptions]`.
+
+    causal     no later slot is visible; the last query is aligned with the last key
+    window     n or (left, right): slots before and after the query that are visible, None for no limit
+    key_mask   bool (or 0/1 integers) [B, Lk], True for real keys, False for padding
+    documents  int ids [B, L], or (query ids, key ids): only keys of the query's document are visible (packing)
+    mask       bool (True: visible) or float (added to the scores), broadcasting to [B, H, Lq, Lk]
+    """
+
+    causal: bool
+    window: int | Window | None
+    key_mask: Tensor | None
+    documents: Tensor | tuple[Tensor, Tensor] | None
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
 class Mask:
+    """The validated mask of one call, as engines read it; `make_mask` makes it from `MaskOptions`."""
+
     causal: bool = False
     window: Window | None = None
-    key_mask: Tensor | None = None  # bool [B, Lk], True: a real key
-    documents: tuple[Tensor, Tensor] | None = None  # ints [B, Lq], [B, Lk]: a query sees keys of its own document
-    extra: Tensor | None = None  # bool (True: may be seen) or float (added), broadcasts to [B, H, Lq, Lk]
+    key_mask: Tensor | None = None  # bool [B or 1, Lk], True: a real key
+    documents: tuple[Tensor, Tensor] | None = None  # int ids [B or 1, Lq], [B or 1, Lk]
+    extra: Tensor | None = None  # `mask` as [B or 1, H or 1, Lq or 1, Lk or 1]: bool (True: visible) or float (added)
 
     @property
     def limits(self) -> Window:
@@ -38,13 +61,13 @@ class Mask:
 
     @property
     def plain(self) -> bool:
-        """Nothing but causality and a window."""
+        """Whether causality and a window are all there is: no tensor."""
         return self.key_mask is None and self.documents is None and self.extra is None
 
     def allowed(
         self, q_length: int, k_length: int, device, rows: slice = slice(None), columns: slice = slice(None)
     ) -> Tensor | None:
-        """Boolean mask of a block, broadcasting to [B, H, lq, lk], or None where everything may be seen."""
+        """The boolean mask of a block, broadcasting to [B, H, lq, lk]; None where every key is visible."""
         parts = []
         left, right = self.limits
         if left is not None or right is not None:
@@ -76,16 +99,6 @@ class Mask:
         return _block(self.extra, rows, columns)
 
 
-class MaskOptions(TypedDict, total=False):
-    """The mask arguments of `attend`, `scores` and `explain`; see `attend`."""
-
-    causal: bool
-    window: int | Window | None
-    key_mask: Tensor | None
-    documents: Tensor | tuple[Tensor, Tensor] | None
-    mask: Tensor | None
-
-
 OPEN, CAUSAL = Mask(), Mask(True)
 
 
@@ -96,16 +109,24 @@ def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
     return mask[..., rows, columns]
 
 
-def make_mask(q: Tensor, k: Tensor, *, causal=False, window=None, key_mask=None, documents=None, mask=None) -> Mask:
-    """Check the mask arguments of `attend` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
+def make_mask(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    window: int | Window | None = None,
+    key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+) -> Mask:
+    """Validate `MaskOptions` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
     k_length = k.shape[2]
-    if window is not None:
-        window = make_window(window)
+    sides = None if window is None else make_window(window)
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
+        key_mask = as_bool_mask(key_mask, "key_mask")
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
             raise ValueError(
                 f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(key_mask.shape)}"
@@ -129,23 +150,25 @@ def make_mask(q: Tensor, k: Tensor, *, causal=False, window=None, key_mask=None,
                     "for different queries and keys give (query ids, key ids)"
                 )
             _same_device("documents", ids, q)
-        documents = (ours, theirs)
+        pair: tuple[Tensor, Tensor] | None = (ours, theirs)
+    else:
+        pair = None
     if mask is not None:
         target = [batch, heads, q_length, k_length]
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask must be a tensor that broadcasts to [B, H, Lq, Lk], got {_kind(mask)}")
         if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise ValueError(f"mask must be boolean (True: may be seen) or floating point (added), got {mask.dtype}")
+            raise ValueError(f"mask must be boolean (True: visible) or floating point (added), got {mask.dtype}")
         shape = [1] * (4 - mask.dim()) + list(mask.shape)
         if mask.dim() < 2 or mask.dim() > 4 or any(a not in (1, b) for a, b in zip(shape, target, strict=True)):
             raise ValueError(f"mask must broadcast to [B, H, Lq, Lk] = {target}, got {list(mask.shape)}")
         _same_device("mask", mask, q)
         mask = mask.reshape(shape)
-    return Mask(causal, window, key_mask, documents, mask)
+    return Mask(causal, sides, key_mask, pair, mask)
 
 
-def make_window(window) -> Window:
-    """n or (left, right) as (left, right)."""
+def make_window(window: int | Window) -> Window:
+    """Validate a window: n becomes (n, n)."""
     sides = window if isinstance(window, (tuple, list)) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"window={window} has {len(sides)} numbers; give n, or (left, right) with None for no limit")
@@ -160,9 +183,10 @@ def make_window(window) -> Window:
     return left, right
 
 
-def _boolean(mask: Tensor, name: str) -> Tensor:
-    """A mask of real keys as bools. Additive masks (0 and -inf) would be read the wrong way round, so only bools and
-    the integers 0 and 1 are taken; integers are looked at where that costs no synchronisation (or in anomaly mode).
+def as_bool_mask(mask: Tensor, name: str) -> Tensor:
+    """Convert a padding mask [B, Lk] of bools or 0/1 integers to bool. Float masks raise: 0 and -inf of an additive mask
+    mean the opposite of 0 and 1. Integer values are validated where reading them costs no synchronisation (on a CPU, or
+    in anomaly mode).
     """
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a bool tensor [B, Lk] (True: a real key), got {_kind(mask)}")
@@ -173,8 +197,8 @@ def _boolean(mask: Tensor, name: str) -> Tensor:
             f"{name} must be boolean or 0/1 integers [B, Lk] (1: a real key), got {mask.dtype}; "
             "pass mask= for additive masks"
         )
-    looked_at = mask.is_cpu or (torch.is_anomaly_enabled() and not mask.is_meta)
-    if looked_at and mask.numel() and not torch.compiler.is_compiling():
+    readable = mask.is_cpu or (torch.is_anomaly_enabled() and not mask.is_meta)
+    if readable and mask.numel() and not torch.compiler.is_compiling():
         lowest, highest = torch.stack(torch.aminmax(mask)).tolist()
         if lowest < 0 or highest > 1:
             raise ValueError(

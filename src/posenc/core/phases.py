@@ -1,11 +1,17 @@
-"""Phases: cos and sin of position × frequency, from integers, without ever multiplying large floats.
+"""Phases: cos and sin of position × frequency, by integer arithmetic: no large float is ever multiplied.
 
-    turns = frequency / 2π, kept as three 32-bit digits after the point:  0.[ t1 ][ t2 ][ t3 ]
-    position · turns mod 1 is then whole-number arithmetic in int64, with nothing to round:
+A frequency w in cycles per position, w / 2π mod 1, is a fixed-point number of three 32-bit digits. A position times a
+digit fits into int64, and whole cycles drop out of the sum:
 
-        (p·t1 mod 2^32) · 2^28  +  p·t2 / 2^4  +  p·t3 / 2^36     mod 2^60        (units of 2^-60 turn)
+                        bit weight:   2^-1 … 2^-32      2^-33 … 2^-64     2^-65 … 2^-96
+    w / 2π mod 1   =  0 .          [      d1       ] [      d2       ] [      d3       ]
+    p · d1         =  cycles . [ 32 bits of phase  ]                                        << 28   (cycles are masked off)
+    p · d2         =           [ up to 31 bits     . 32 bits of phase ]                     >> 4
+    p · d3         =                              [ up to 31 bits     . 32 bits of phase ]  >> 36
+                      ─────────────────────────────────────────────────
+    phase          =  0 . [        60 bits, in units of 2^-60 cycle   ]                     mod 2^60
 
-float32 holds p·w at p = 2^20 to 0.06 radian only, and float64 loses as much near 2^50; here every position
+float32 holds p · w at p = 2^20 to 0.06 radian only, and float64 loses as much near 2^50; here every position
 below 2^31 has its angle to 1e-17. There is no table to cast, so `.to(torch.bfloat16)` and autocast change nothing.
 """
 
@@ -20,6 +26,9 @@ from torch import Tensor
 LIMIT = 2**31
 """Positions must lie strictly between -LIMIT and LIMIT: a 32-bit digit times one must fit into int64."""
 
+FrequencyDigits = tuple[Tensor, Tensor, Tensor]
+"""d1, d2, d3: int64 [n], [B, n], or [B, L, n] with frequencies for each token."""
+
 _TWO_PI = 0x6487ED5110B4611A62633145C06E0E68948127044533E63A0105DF531D89CD9  # floor(2π · 2^248)
 _TWO_PI_BITS = 248
 _DIGIT = 2**32 - 1
@@ -31,18 +40,18 @@ _PIECES = tuple(piece / 2**60 for piece in (_HIGH, _MIDDLE, math.tau - _HIGH - _
 
 
 @lru_cache(maxsize=256)
-def digits(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
-    """frequency / 2π mod 1 as three tuples of 32-bit digits, from the exact value of each float."""
+def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
+    """The digits (d1, d2, d3) of each frequency / 2π mod 1, from the exact value of each float."""
     rows = []
     for w in frequencies:
         top, bottom = w.as_integer_ratio()
-        turns = (top << (96 + _TWO_PI_BITS)) // (bottom * _TWO_PI)  # floor(w / 2π · 2^96)
-        rows.append((turns >> 64 & _DIGIT, turns >> 32 & _DIGIT, turns & _DIGIT))
+        cycles = (top << (96 + _TWO_PI_BITS)) // (bottom * _TWO_PI)  # floor(w / 2π · 2^96)
+        rows.append((cycles >> 64 & _DIGIT, cycles >> 32 & _DIGIT, cycles & _DIGIT))
     return tuple(zip(*rows, strict=True)) if rows else ((), (), ())
 
 
-def digits_of(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same digits of a float64 tensor of frequencies (those that depend on a length known on the device only)."""
+def split_frequency_tensor(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same digits of a float64 tensor of frequencies: of those that depend on a length known on the device only."""
     rest = frequencies / math.tau
     rest = rest - rest.floor()
     parts = []
@@ -54,25 +63,27 @@ def digits_of(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return parts[0], parts[1], parts[2]
 
 
-def phases(positions: Tensor, turns: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin [.., L, n] in float32 or float64 of int64 positions [.., L, 1], or one for each pair [.., L, n], and
-    digits [n] or [.., n].
+def compute_phases(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos, sin [.., L, n] in float32 or float64.
+
+    positions  int64 [.., L, 1], or [.., L, n] with a position for each pair
+    digits     [n] or [.., n]
     """
-    first, second, third = (digit.unsqueeze(-2) for digit in turns)
+    d1, d2, d3 = (digit.unsqueeze(-2) for digit in digits)
     p = positions
-    t = ((p * first & _DIGIT) << 28) + (p * second >> 4) + (p * third >> 36)
+    phase = ((p * d1 & _DIGIT) << 28) + (p * d2 >> 4) + (p * d3 >> 36)
     if positions.device.type == "mps":
-        return without_float64(t)
-    angle = (((t + 2**59) & _FRACTION) - 2**59).to(torch.float64) * (math.tau / 2**60)
+        return phases_without_float64(phase)
+    angle = (((phase + 2**59) & _FRACTION) - 2**59).to(torch.float64) * (math.tau / 2**60)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def without_float64(t: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, sin in float32 of t · 2^-60 turns, to 2 ulp: an eighth of a turn at most is left to the float functions,
-    and the rounding error of its angle is put back to first order.
+def phases_without_float64(phase: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin in float32 of phase · 2^-60 cycles, to 2 ulp. Symmetry reduces the angle to an eighth of a cycle; the
+    rounding error of that angle is corrected to first order: cos(a + e) = cos a - e sin a.
     """
-    quarter = (t + 2**57) >> 58
-    left = t - (quarter << 58)  # [-2^57, 2^57): up to an eighth of a turn
+    quarter = (phase + 2**57) >> 58
+    left = phase - (quarter << 58)  # [-2^57, 2^57): up to an eighth of a cycle
     sign = 1 - 2 * (left < 0).to(torch.float32)
     left = left.abs()  # else the digits of a small negative angle would cancel
     high = left >> 46 << 46

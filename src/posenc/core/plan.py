@@ -1,4 +1,4 @@
-"""Plan: what an encoding wants, in terms that any engine can run.
+"""Plan: the positional terms of one attention call, in a form that every engine can run.
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
     s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
@@ -26,7 +26,7 @@ from .rotation import Rotation
 
 @dataclass(frozen=True)
 class Lookup:
-    """Tables that are read through one distance index. Any subset of the four may be given."""
+    """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination."""
 
     index: Index | Grid
     bias: Tensor | None = None  # [H or 1, n], added after scale
@@ -34,12 +34,12 @@ class Lookup:
     states: Tensor | None = None  # [B, H, Lq, E]; None: the (shifted, rotated) q
     dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
     add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
-    query_shift: Tensor | None = None  # [H or 1, E], added to what dot_query is multiplied with; the pre-pass folds it
+    query_shift: Tensor | None = None  # [H or 1, E], added to the states (or q) of dot_query; the pre-pass folds it
 
     def __post_init__(self):
         for name in ("states", "query_shift"):
             if getattr(self, name) is not None and self.dot_query is None:
-                raise ValueError(f"{name} belongs to what dot_query is multiplied with; give dot_query too")
+                raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
@@ -50,7 +50,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One layer's positional terms; see the module's formula. Engines run it, encodings make it."""
+    """One layer's positional terms; see the module's formula. Encodings make plans, engines run them."""
 
     positions: Positions
     # pre-pass
@@ -77,7 +77,7 @@ class Plan:
             yield "decay[1]", self.decay[1]
 
     def scale_of(self, head_size: int) -> float | Tensor:
-        """The factor itself; tensors come back as [.., H, Lq, 1] in float32 or better, ready to multiply scores."""
+        """The factor of the scores: a float, or a tensor [.., H, Lq, 1] in float32 or better."""
         if self.scale is None:
             return head_size**-0.5
         if isinstance(self.scale, Tensor):
@@ -85,7 +85,7 @@ class Plan:
         return float(self.scale)
 
     def fold_query_shifts(self, q: Tensor) -> Plan:
-        """The same without any query_shift, for engines; q is shifted and rotated already."""
+        """The same plan without query_shift, for engines; q is shifted and rotated already."""
         if all(lookup.query_shift is None for lookup in self.lookups):
             return self
         scale = self.scale_of(q.shape[3])
@@ -93,7 +93,7 @@ class Plan:
             return replace(self, lookups=tuple(_fold_query_shift(lookup, q, scale) for lookup in self.lookups))
 
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
-        """Raise a ValueError in plain words where the plan and q [B, H, Lq, D], k, v [B, Hkv, Lk, D] disagree."""
+        """Raise a ValueError where the plan does not fit q [B, H, Lq, D] and k, v [B, Hkv, Lk, D]."""
         batch, heads, q_length, size = q.shape
         k_length = k.shape[2]
         v_size = size if v is None else v.shape[3]
@@ -115,56 +115,56 @@ class Plan:
                     if rows.dim() == 2 or not isinstance(side, Tensor):
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
-        # numbers are looked at on a CPU only: elsewhere it would cost a synchronisation (anomaly mode pays it)
-        # inside torch.func there may be many tensors in one, and no number to look at
-        look = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-        look = look and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
-        sound = partial(_sound, q, look)
+        # Values are read on a CPU only: elsewhere that is a synchronisation, which anomaly mode pays. Inside torch.func
+        # a tensor may stand for a batch of tensors, and has no values to read.
+        readable = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        readable = readable and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
+        check_tensor = partial(_check_tensor, q, readable)
         for number, lookup in enumerate(self.lookups):
             index = lookup.index
             for part in index.parts if isinstance(index, Grid) else (index,):
                 if part.axis >= len(positions.q_axes):
                     raise ValueError(
                         f"lookups[{number}] reads axis {part.axis}, but the positions have {len(positions.q_axes)} axes; "
-                        "give them to Where (positions [B, L, axes], or more=[(q, k)])"
+                        "give them to Positions ([B, L, axes], or more=[(q, k)])"
                     )
             if lookup.bias is not None:
-                sound("lookups[{}].bias", lookup.bias, (heads, index.n), number)
+                check_tensor("lookups[{}].bias", lookup.bias, (heads, index.n), number)
             if lookup.dot_query is not None:
                 width = size if lookup.states is None else lookup.states.shape[-1]
-                sound("lookups[{}].dot_query", lookup.dot_query, (heads, index.n, width), number)
+                check_tensor("lookups[{}].dot_query", lookup.dot_query, (heads, index.n, width), number)
             if lookup.states is not None:
                 width = lookup.states.shape[-1]
-                sound("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
+                check_tensor("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
             if lookup.dot_key is not None:
-                sound("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
+                check_tensor("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
             if lookup.query_shift is not None:
                 assert lookup.dot_query is not None  # Lookup requires it
-                sound("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
+                check_tensor("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
             if lookup.add_value is not None:
-                sound("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
+                check_tensor("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
         if self.shift is not None:
-            _same_heads("shift", self.shift, q)
-            _fits("shift", self.shift, [(1, heads), size])
+            _check_heads("shift", self.shift, q)
+            _check_shape("shift", self.shift, [(1, heads), size])
         if self.slopes is not None:
-            _same_heads("slopes", self.slopes, q)
-            _fits("slopes", self.slopes, [heads])
-            sound("slopes", self.slopes)
+            _check_heads("slopes", self.slopes, q)
+            _check_shape("slopes", self.slopes, [heads])
+            check_tensor("slopes", self.slopes)
         if isinstance(self.scale, Tensor):
             target, shape = [batch, heads, q_length], list(self.scale.shape)
             if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
                 raise ValueError(f"scale must broadcast to [B, H, Lq] = {target}, got shape {shape}")
-            sound("scale", self.scale)
+            check_tensor("scale", self.scale)
         if self.decay is not None:
-            sound("decay[0]", self.decay[0], (batch, heads, q_length))
-            sound("decay[1]", self.decay[1], (batch, heads, k_length))
+            check_tensor("decay[0]", self.decay[0], (batch, heads, q_length))
+            check_tensor("decay[1]", self.decay[1], (batch, heads, k_length))
         if self.rotate is not None:
             self.rotate.check(q, k, v)
 
 
 def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:
-    """What query_shift adds is a number for each row of the table: a bias, which engines are fast with.
-    A scale that differs from query to query leaves no such number; then the states carry the shift.
+    """query_shift · table is one number for each row: a bias, which engines are fast with.
+    With a scale for each query it is none; the states carry the shift then.
     """
     shift, table = lookup.query_shift, lookup.dot_query
     if shift is None or table is None:
@@ -177,29 +177,31 @@ def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Looku
     return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
 
 
-def _sound(
-    q: Tensor, look: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
+def _check_tensor(
+    q: Tensor, readable: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
 ) -> None:
-    """Raise where a tensor of a plan cannot be used with these queries. look: at its numbers.
+    """Raise where the shape, device or dtype of a plan's tensor does not fit q, or where it holds NaN.
 
-    name has a place for the number, shape may have 1 for its first size.
+    readable   values may be read without a synchronisation
+    name       a format with {} for the lookup's number: formatted in errors only, since plans are checked at each step
+    shape      the first size may also be 1
     """
     if shape is not None and tensor.shape != shape:
         if "lookups" in name and "states" not in name:
-            _same_heads(name.format(number), tensor, q)
-        _fits(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
+            _check_heads(name.format(number), tensor, q)
+        _check_shape(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
     if tensor.device != q.device:
         name = name.format(number)
         raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the encoding: .to(q.device)")
     if not tensor.is_floating_point():
         raise ValueError(f"{name.format(number)} must be floating point, got {tensor.dtype}")
-    if look and holds_nan(tensor):
+    if readable and holds_nan(tensor):
         name = name.format(number)
-        raise ValueError(f"{name} holds NaN; look at how it was loaded or trained before attending with it")
+        raise ValueError(f"{name} holds NaN; find out how it was loaded or trained")
 
 
-def _same_heads(name: str, tensor: Tensor, q: Tensor) -> None:
-    """The first size of an encoding's tables is its number of heads."""
+def _check_heads(name: str, tensor: Tensor, q: Tensor) -> None:
+    """Raise where a table is for another number of heads: its first size."""
     heads = q.shape[1]
     if tensor.dim() and tensor.shape[0] not in (1, heads):
         swapped = ""
@@ -211,7 +213,7 @@ def _same_heads(name: str, tensor: Tensor, q: Tensor) -> None:
         )
 
 
-def _fits(name: str, tensor: Tensor, shape: list) -> None:
+def _check_shape(name: str, tensor: Tensor, shape: list) -> None:
     allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
     if tensor.dim() != len(shape) or any(a not in b for a, b in zip(tensor.shape, allowed, strict=True)):
         wanted = ", ".join(" or ".join(map(str, sorted(set(size)))) for size in allowed)
@@ -219,12 +221,12 @@ def _fits(name: str, tensor: Tensor, shape: list) -> None:
 
 
 FEW = 1 << 12
-"""Numbers that are compared one by one, in one call; more of them are added up first, many at once."""
+"""Values up to which one elementwise comparison is fastest; larger tensors are summed first."""
 
 
 def holds_nan(tensor: Tensor) -> bool:
     if tensor.numel() <= FEW:
-        return not tensor.equal(tensor)  # NaN is the number that does not equal itself
+        return not tensor.equal(tensor)  # NaN does not equal itself
     if torch.is_grad_enabled():
         tensor = tensor.detach()
     return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())

@@ -28,6 +28,8 @@ class Run:
 
 
 Side = Run | Tensor  # a Tensor is [L] or [B, L], one axis
+PositionsLike = int | tuple[int | Tensor, int] | Run | Tensor  # what Positions takes for one side
+FurtherAxis = tuple[PositionsLike, PositionsLike] | tuple[PositionsLike, PositionsLike, tuple[int, int]]
 
 
 def _reach(q: Side, k: Side) -> tuple[int, int]:
@@ -94,7 +96,15 @@ class Positions:
     where packed documents have lengths of their own and the queries are the last of the keys.
     """
 
-    def __init__(self, q, k=None, *, more=(), reach: tuple[int, int] | None = None, total: int | Tensor | None = None):
+    def __init__(
+        self,
+        q: PositionsLike,
+        k: PositionsLike | None = None,
+        *,
+        more: Sequence[FurtherAxis] = (),
+        reach: tuple[int, int] | None = None,
+        total: int | Tensor | None = None,
+    ):
         q_axes = _axes(q, "q")
         k_axes = q_axes if k is None else _axes(k, "k")
         if len(q_axes) != len(k_axes):
@@ -111,14 +121,14 @@ class Positions:
                 if not _is_whole(lowest) or not _is_whole(highest):
                     raise ValueError(f"bounds of an axis are integers (lowest, highest), got {pair[2]!r}")
                 if lowest > highest:
-                    raise ValueError(f"positions between {lowest} and {highest} cannot be: give (lowest, highest)")
+                    raise ValueError(f"positions between {lowest} and {highest} do not exist; give (lowest, highest)")
                 for side in (q_side, k_side):
                     _check_bounds(side, lowest, highest)
                 self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
             q_axes, k_axes = (*q_axes, q_side), (*k_axes, k_side)
         if reach is not None:
             _check_reach(reach, q_axes[0], k_axes[0])
-        # asked many times in each decoding step: plain attributes, never changed
+        # read many times in each decoding step: plain attributes, never changed
         self.q_axes, self.k_axes = q_axes, k_axes
         """Positions along each axis: time, image row, segment."""
         self.q: Side = q_axes[0]
@@ -153,7 +163,7 @@ class Positions:
         return self._reach if self._reach is not None else _reach(self.q, self.k)
 
     @property
-    def further(self) -> list[tuple]:
+    def further(self) -> list[FurtherAxis]:
         """The axes after the first, as `more` takes them."""
         pairs = enumerate(zip(self.q_axes[1:], self.k_axes[1:], strict=True), 1)
         known = {number: (min(q[0], k[0]), max(q[1], k[1])) for number, (q, k) in self._bounds.items()}
@@ -168,13 +178,13 @@ class Positions:
         return self._bounds[number]
 
     def bounded(self, axes: Sequence[int]) -> bool:
-        """Whether `bounds` of all these need read nothing any more."""
+        """Whether `bounds` of all these axes is known without reading a tensor."""
         return all(number in self._bounds for number in axes)
 
     def axis(self, number: int) -> Positions:
         """This axis alone, as a Positions."""
         if not 0 <= number < len(self.q_axes):
-            raise ValueError(f"axis {number} was asked for; these positions have axes 0 to {len(self.q_axes) - 1}")
+            raise ValueError(f"axis {number} does not exist; these positions have axes 0 to {len(self.q_axes) - 1}")
         if number == 0 and len(self.q_axes) == 1:
             return self
         return Positions(self.q_axes[number], self.k_axes[number], reach=self._reach if number == 0 else None)
@@ -256,12 +266,12 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
 
 
 def _check_bounds(side: Side, lowest: int, highest: int) -> None:
-    """Elsewhere than on a CPU bounds are given so that nothing need be read."""
+    """Raise where positions leave their bounds; read on a CPU only, since bounds are given to avoid synchronisations."""
     if not _is_readable(side) or torch.compiler.is_compiling():
         return
     low, high = _bounds(side)
     if _length(side) and not lowest <= low <= high <= highest:
-        raise ValueError(f"positions from {low} to {high} were said to lie between {lowest} and {highest}")
+        raise ValueError(f"positions from {low} to {high} are outside their bounds, {lowest} to {highest}")
 
 
 def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
@@ -278,8 +288,7 @@ def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
 
 
 def _is_readable(side: Side) -> bool:
-    """Whether positions may be looked at: on a CPU always; elsewhere it would cost a synchronisation, which anomaly mode
-    pays."""
+    """Whether positions may be read: on a CPU; elsewhere it is a synchronisation, which anomaly mode pays."""
     numbers = side.start if isinstance(side, Run) else side
     return not isinstance(numbers, Tensor) or numbers.is_cpu or (torch.is_anomaly_enabled() and not numbers.is_meta)
 

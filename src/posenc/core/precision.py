@@ -1,4 +1,4 @@
-"""Where numbers must keep their digits whatever autocast says."""
+"""Parts that must keep their precision under autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,5 +13,5 @@ def autocast_is_on(device: torch.device) -> bool:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
-    """Turns autocast off inside, where it is on."""
+    """Disable autocast inside, where it is on."""
     return torch.autocast(device.type, enabled=False) if autocast_is_on(device) else NOTHING

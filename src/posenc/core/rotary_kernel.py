@@ -2,7 +2,7 @@
 """rotate on CUDA in one pass: every number is read once and written once, queries and keys in one launch.
 
 The positions and pairs of a head are one line of L · pairs numbers, cut into tiles of BLOCK, so that no lane idles
-whatever the head size. A program loads the phases of its tile once and turns that tile of GROUP heads.
+whatever the head size. A program loads the phases of its tile once and rotates that tile of GROUP heads.
 """
 
 import torch
@@ -11,8 +11,8 @@ import triton.language as tl
 
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
-"""(pairs that one program turns in each of its heads; heads that share the phases it has loaded, at most; warps), where
-all channels turn and where some do not: the best of `python -m posenc.bench.rotate --sweep` on an H200."""
+"""(pairs that one program rotates in each of its heads; heads that share the phases it has loaded, at most; warps), where
+all channels are rotated and where some are not: the best of `python -m posenc.bench.rotate --sweep` on an H200."""
 
 
 @triton.jit
@@ -21,16 +21,16 @@ def _tile(
     PAIRS: tl.constexpr, REST: tl.constexpr, REST_TILE: tl.constexpr, REST_WIDE: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Turn one tile of GROUP heads of x by the phases c, s [BLOCK] into out."""
+    """Rotate one tile of GROUP heads of x by the phases c, s [BLOCK] into out."""
     for step in tl.static_range(GROUP):
         head = group * GROUP + step
         source = x + batch * x_batch + head * x_head
         target = out + batch * out_batch + head * out_head
-        if REST > 0:  # channels that do not turn, of the same rows where pairs fill a tile with whole rows
-            spot = tl.arange(0, REST_WIDE)
-            at = tile * REST_TILE + spot
+        if REST > 0:  # channels that pass through; of the same rows where pairs fill a tile with whole rows
+            lane = tl.arange(0, REST_WIDE)
+            at = tile * REST_TILE + lane
             rest_row, rest_channel = at // REST, 2 * PAIRS + at % REST
-            rest_known = (rest_row < length) & (spot < REST_TILE)
+            rest_known = (rest_row < length) & (lane < REST_TILE)
             rest = tl.load(source + rest_row * x_row + rest_channel, mask=rest_known)
         if HALF:
             flat = tile * BLOCK + tl.arange(0, BLOCK)
@@ -46,19 +46,19 @@ def _tile(
             known = row < length
             both = tl.load(source + row * x_row + channel, mask=known, other=0.0).to(c.dtype)
             a, b = tl.split(tl.reshape(both, (BLOCK, 2)))
-            turned = tl.reshape(tl.join(a * c - b * s, a * s + b * c), (2 * BLOCK,))
-            tl.store(target + row * out_row + channel, turned.to(out.dtype.element_ty), mask=known)
+            rotated = tl.reshape(tl.join(a * c - b * s, a * s + b * c), (2 * BLOCK,))
+            tl.store(target + row * out_row + channel, rotated.to(out.dtype.element_ty), mask=known)
         if REST > 0:
             tl.store(target + rest_row * out_row + rest_channel, rest, mask=rest_known)
 
 
 @triton.jit
-def _turn(
+def _rotate_kernel(
     q, q_out, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row,
     k, k_out, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
     cos, sin, phase_batch, length, tiles, q_groups, groups,
     PAIRS: tl.constexpr, REST: tl.constexpr, REST_TILE: tl.constexpr, REST_WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, HALF: tl.constexpr, INVERSE: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program for each tile, group of heads (q's before k's) and batch row; ROWS_FIRST: neighbours are tiles."""
     program = tl.program_id(0)
@@ -71,7 +71,7 @@ def _turn(
     known = at // PAIRS < length
     c = tl.load(cos + batch * phase_batch + at, mask=known, other=0.0).to(PRECISION)
     s = tl.load(sin + batch * phase_batch + at, mask=known, other=0.0).to(PRECISION)
-    if BACK:
+    if INVERSE:
         s = -s
     if group < q_groups:  # always, where there is one tensor alone
         _tile(q, q_out, batch, tile, group, c, s, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row, length,
@@ -81,9 +81,11 @@ def _turn(
               length, PAIRS, REST, REST_TILE, REST_WIDE, BLOCK, K_GROUP, HALF)  # fmt: skip
 
 
-def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, back: bool = False):
-    """One or two tensors [B, H, L, D] of one length and head size, turned (`back`: the other way) by cos, sin
-    [B or 1, L, pairs], each with the strides of its own kind.
+def rotate_tensors(
+    tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, inverse: bool = False
+):
+    """Rotate one or two tensors [B, H, L, D] of one length and head size by cos, sin [B or 1, L, pairs], by the negative
+    phases where `inverse`. Results have the strides of their inputs.
     """
     tensors = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
     batch, _, length, size = tensors[0].shape
@@ -105,12 +107,12 @@ def turn(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor
     # neighbours in the grid should be neighbours in memory: [B, L, H, D] has the heads of a row side by side
     rows_first, tiles = q.stride(1) >= q.stride(2), triton.cdiv(length * pairs, block)
     double = torch.float64 in (q.dtype, cos.dtype)
-    _turn[(tiles * sum(programs) * batch,)](
+    _rotate_kernel[(tiles * sum(programs) * batch,)](
         q, q_out, *q.stride()[:3], *q_out.stride()[:3], k, k_out, *k.stride()[:3], *k_out.stride()[:3],
         cos, sin, 0 if cos.shape[0] == 1 else cos.stride(0), length, tiles, programs[0], sum(programs),
         PAIRS=pairs, REST=rest, REST_TILE=share, REST_WIDE=triton.next_power_of_2(max(share, 1)), BLOCK=block,
         Q_GROUP=groups[0], K_GROUP=groups[-1],
-        HALF=layout == "half", BACK=back, ROWS_FIRST=rows_first, PRECISION=tl.float64 if double else tl.float32,
+        HALF=layout == "half", INVERSE=inverse, ROWS_FIRST=rows_first, PRECISION=tl.float64 if double else tl.float32,
         num_warps=warps,
     )  # fmt: skip
     return outs

@@ -1,9 +1,12 @@
-"""Rotation: turn pairs of channels of q and k by a phase. The one place where pairs are turned.
+"""Rotation: rotate pairs of channels of q and k by a phase. Every rotation of the library goes through this module.
 
-    half:        pairs (c, c + R/2)      [x0 x1 | y0 y1] -> [x cos - y sin | x sin + y cos]
-    interleaved: pairs (2c, 2c + 1)      [x0 y0 x1 y1]   -> the same, pair by pair
+Pair c is (x_c, y_c), rotated to (x_c cos - y_c sin, x_c sin + y_c cos); the layouts place it differently. With R = 4
+rotated channels of 6:
 
-Channels past the rotated width R pass through.
+    half          [x0 x1 y0 y1 | z0 z1]    pairs (c, c + R/2)
+    interleaved   [x0 y0 x1 y1 | z0 z1]    pairs (2c, 2c + 1)
+
+Channels past R (z) pass through.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ FLOAT16 = 256.0
 
 @dataclass(frozen=True)
 class Rotation:
-    """Phases for queries and for keys (None: left as they are). `values` turns v with the keys' phases too."""
+    """Phases for queries and for keys (None: not rotated). `values` rotates v with the keys' phases too."""
 
     q: Phases | None
     k: Phases | None
     layout: Layout = "half"
     values: bool = False
     magnitude: float = 1.0
-    """What q or k is multiplied by at most, where that can leave a dtype's range."""
+    """The largest factor of q or k, where it can leave a dtype's range."""
 
     def queries(self, q: Tensor) -> Tensor:
         self._check_range(q)
@@ -44,7 +47,7 @@ class Rotation:
         return k if self.k is None else apply_rotary(k, *self.k, self.layout)
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned: in one launch where they share their phases."""
+        """Rotated queries and keys: one launch where they share their phases."""
         if self.q is not None and self.k is not None and self.q[0] is self.k[0] and self.q[1] is self.k[1]:
             return rotate_both(q, k, *self.q, self.layout)
         return self.queries(q), self.keys(k)
@@ -76,10 +79,10 @@ class Rotation:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -> Tensor:
-    """x [B, H, L, D] with its first R channels turned, in float32 or better, returned in x's dtype.
+    """Rotate the first R channels of x [B, H, L, D], in float32 or better; the result has x's dtype.
 
-    Every rotation of the library goes through here or `rotate_both`. Compiled code gets the formula, which fuses into
-    one pass; eager code gets a kernel on CUDA, and blocks on a CPU, so that what is read twice is read from the cache.
+    Compiled code gets the formula, which fuses into one pass; eager code gets a kernel on CUDA, and blocks that fit
+    the cache on a CPU, since the formula reads x twice.
     """
     if _eager(x, cos, sin):
         return _OnePass.apply(cos, sin, layout, False, x)[0]
@@ -98,12 +101,13 @@ def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Te
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
-    turned, rest = x[..., :width].to(precision), x[..., width:]  # so that its gradient's two parts are rounded once
+    # cast once, so that the sum of the gradient's two parts is rounded once
+    rotated, rest = x[..., :width].to(precision), x[..., width:]
     if layout == "half":
-        a, b = turned.chunk(2, dim=-1)
+        a, b = rotated.chunk(2, dim=-1)
         out = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
     else:
-        a, b = turned[..., 0::2], turned[..., 1::2]
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
         out = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
     out = out.to(x.dtype)
     return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)
@@ -123,40 +127,42 @@ def _triton() -> bool:
 
 
 class _OnePass(torch.autograd.Function):
-    """The formula in one pass over each tensor. Its gradient is the rotation back (times the same magnitude)."""
+    """The formula in one pass over each tensor. Its gradient is the inverse rotation (times the same magnitude)."""
 
     @staticmethod
-    def forward(ctx, cos: Tensor, sin: Tensor, layout: Layout, back: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx, cos: Tensor, sin: Tensor, layout: Layout, inverse: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.save_for_forward(cos, sin)
-        ctx.layout, ctx.back, ctx.shapes = layout, back, [x.shape for x in tensors]
+        ctx.layout, ctx.inverse, ctx.shapes = layout, inverse, [x.shape for x in tensors]
         ctx.set_materialize_grads(False)
-        return _turned(tensors, cos, sin, layout, back)
+        return _rotate_eagerly(tensors, cos, sin, layout, inverse)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
-        return None, None, None, None, *_given(grads, ctx, not ctx.back)
+        return None, None, None, None, *_rotate_given(grads, ctx, not ctx.inverse)
 
     @staticmethod
     def jvp(ctx, _cos, _sin, _layout, _back, *tangents):  # type: ignore[override]
-        there = next(x for x in tangents if x is not None)  # no tangent at all never comes here
+        there = next(x for x in tangents if x is not None)  # autograd calls this with one tangent at least
         whole = (there.new_zeros(shape) if x is None else x for x, shape in zip(tangents, ctx.shapes, strict=True))
-        return _OnePass.apply(*ctx.saved_tensors, ctx.layout, ctx.back, *whole)
+        return _OnePass.apply(*ctx.saved_tensors, ctx.layout, ctx.inverse, *whole)
 
 
-def _given(tensors: tuple[Tensor | None, ...], ctx, back: bool) -> tuple[Tensor | None, ...]:
-    """Those that are there, turned."""
+def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tuple[Tensor | None, ...]:
+    """Rotate the gradients that there are."""
     there = [x for x in tensors if x is not None]
-    turned = iter(_OnePass.apply(*ctx.saved_tensors, ctx.layout, back, *there) if there else ())
-    return tuple(None if x is None else next(turned) for x in tensors)
+    rotated = iter(_OnePass.apply(*ctx.saved_tensors, ctx.layout, inverse, *there) if there else ())
+    return tuple(None if x is None else next(rotated) for x in tensors)
 
 
-def _turned(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, back: bool) -> tuple[Tensor, ...]:
+def _rotate_eagerly(
+    tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, inverse: bool
+) -> tuple[Tensor, ...]:
     if tensors[0].is_cuda:
-        from .rotary_kernel import turn
+        from .rotary_kernel import rotate_tensors
 
-        return turn(tensors, cos, sin, layout, back)
-    return tuple(_in_blocks(x, cos, -sin if back else sin, layout) for x in tensors)
+        return rotate_tensors(tensors, cos, sin, layout, inverse)
+    return tuple(_in_blocks(x, cos, -sin if inverse else sin, layout) for x in tensors)
 
 
 def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -168,27 +174,27 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     rows = max(BLOCK // max(x.shape[0] * x.shape[1] * width, 1), 8)
     for start in range(0, x.shape[2] if width else 0, rows):
         block = slice(start, start + rows)
-        _turn_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
+        _rotate_into(out[:, :, block, :width], x[:, :, block, :width], cos[:, :, block], sin[:, :, block], layout)
     return out
 
 
 SMALL = 2**16
-"""Numbers below which the formula's few calls cost less than the blocks' bookkeeping."""
+"""Elements below which the formula's few calls cost less than the blocks' bookkeeping."""
 BLOCK = 2**19
-"""Numbers in a block: a few megabytes, which the cores' caches hold."""
+"""Elements of a block: a few megabytes, which the cores' caches hold."""
 
 
-def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
-    """Write x [B, H, rows, R], turned, into out of the same shape."""
+def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+    """Rotate x [B, H, rows, R] into out, of the same shape."""
     result = out if out.dtype == cos.dtype else torch.empty(out.shape, dtype=cos.dtype)
     x = x.to(cos.dtype)
     if layout == "half":
         (a, b), (left, right) = x.chunk(2, dim=-1), result.chunk(2, dim=-1)
         torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
         torch.mul(a, sin, out=right).addcmul_(b, cos)
-    else:  # neighbours are the two parts of a complex number
+    else:  # (x_c, y_c) is a complex number: one multiplication by cos + i sin
         x = x if x.stride(-1) == 1 and not any(step % 2 for step in x.stride()[:-1]) else x.contiguous()
-        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
-        result.copy_(torch.view_as_real(turned).flatten(-2))
+        rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+        result.copy_(torch.view_as_real(rotated).flatten(-2))
     if result is not out:
         out.copy_(result)

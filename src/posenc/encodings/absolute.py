@@ -38,8 +38,8 @@ def sinusoid(positions: Tensor, size: int, *, base: float = 10000.0, layout: Lay
 
 
 class Absolute(Encoding):
-    """Adds `encode(positions)` to the input. In a stack, add it once: `embed` at the input, no position in the layers;
-    an Attention layer that is given an absolute encoding adds it to its own input."""
+    """Adds `encode(positions)` to the input. In a stack, add it once: `embed` at the input, no encoding in the
+    layers; an Attention layer with an absolute encoding adds it to its own input."""
 
     absolute = True
 
@@ -49,7 +49,7 @@ class Absolute(Encoding):
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         if len(positions.q_axes) != 1:
-            raise ValueError(f"absolute positions have one axis, got {len(positions.q_axes)}; give where.axis(n)")
+            raise ValueError(f"absolute positions have one axis, got {len(positions.q_axes)}; give positions.axis(n)")
         ids = positions.q_positions(x.device)
         _not_negative(positions.q, ids)
         return x + self.encode(ids).to(x.dtype)
@@ -109,16 +109,18 @@ class Learned(Absolute):
             self._limit(int(positions.max()) + 1)
         return self.table[positions + self.offset]
 
-    def resize(self, new_len: int) -> Learned:
-        """Interpolate the table linearly to `new_len` positions, in place; returns self."""
-        if new_len < 1:
-            raise ValueError(f"new_len={new_len} must be at least 1")
+    def resize(self, max_length: int) -> Learned:
+        """Interpolate the table linearly to `max_length` positions, in place; returns self."""
+        if max_length < 1:
+            raise ValueError(f"max_length={max_length} must be at least 1")
         with torch.no_grad():
             head, rows = self.table[: self.offset], self.table[self.offset :]
-            moved = nn.functional.interpolate(rows.t()[None].float(), size=new_len, mode="linear", align_corners=False)
+            moved = nn.functional.interpolate(
+                rows.t()[None].float(), size=max_length, mode="linear", align_corners=False
+            )
             table = torch.cat((head, moved[0].t().to(rows.dtype)))
         self.table = nn.Parameter(table.contiguous(), requires_grad=self.table.requires_grad)
-        self.max_length = new_len
+        self.max_length = max_length
         return self
 
     def _limit(self, length: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,19 +20,28 @@ class Clipped(Encoding):
 
         s = q·k / sqrt(d) + b[h, clip(j - i, -left, right) + left]
 
-    k clips both sides; `left` and `right` override it (right=0 in a causal layer). The table is
+    max_distance clips both sides; `left` and `right` override it (right=0 in a causal layer). The table is
     [heads, left + 1 + right], row 0 for keys `left` or more before the query; zeros at the start (NoPE) unless `std`
     is given.
     """
 
-    def __init__(self, *, heads: int, k: int = 16, left: int | None = None, right: int | None = None, std: float = 0.0):
+    def __init__(
+        self,
+        *,
+        heads: int,
+        max_distance: int = 16,
+        left: int | None = None,
+        right: int | None = None,
+        std: float = 0.0,
+    ):
         super().__init__()
-        left, right = k if left is None else left, k if right is None else right
+        left = max_distance if left is None else left
+        right = max_distance if right is None else right
         require_int("heads", heads, least=1, most=WIDEST)
-        for name, distance in (("k", k), ("left", left), ("right", right)):
+        for name, distance in (("max_distance", max_distance), ("left", left), ("right", right)):
             require_int(name, distance)
         require_number("std", std, least=0.0)
-        self.k, self.left, self.right, self.std = k, left, right, std
+        self.max_distance, self.left, self.right, self.std = max_distance, left, right, std
         self.index = index.clip(left, right)
         self.table = nn.Parameter(torch.empty(require_table("the table", heads, left + 1 + right)))
         self.reset_parameters()
@@ -82,6 +93,21 @@ class T5(Encoding):
         self.table = nn.Parameter(torch.empty(require_table("the table", buckets, heads)))
         self.reset_parameters()
 
+    @classmethod
+    def from_hf(cls, source: Any, *, causal: bool | None = None) -> T5:
+        """The options of transformers' T5, mT5, UMT5 or LongT5: of a configuration or of an attention layer.
+
+        causal defaults to is_decoder, which a configuration of a whole encoder-decoder does not have for its decoder.
+        The table is new; `posenc.hf.to_posenc` copies the weights of a layer.
+        """
+        return cls(
+            heads=source.n_heads if hasattr(source, "n_heads") else source.num_heads,
+            d_model=source.d_model,
+            buckets=source.relative_attention_num_buckets,
+            max_distance=source.relative_attention_max_distance,
+            causal=source.is_decoder if causal is None else causal,
+        )
+
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
@@ -91,7 +117,7 @@ class T5(Encoding):
     def check_causal(self, causal: bool) -> str | None:
         if causal and not self.causal:
             return (
-                "half of this T5 table is for later keys, which a causal layer never sees; "
+                "half of this T5 table is for later keys, which a causal layer masks; "
                 "give T5(causal=True, ...), whose buckets all describe the past, or encoding='t5'"
             )
         if self.causal and not causal:
@@ -117,24 +143,24 @@ class ALiBi(Encoding):
 
     m_h = 2^(-8h/H) where H is a power of two; otherwise the authors' slopes of the power below, then every
     other slope of the power above. The form is symmetric, so it serves bidirectional attention too.
-    `learn` makes the slopes parameters, from the same values.
+    `learnable` makes the slopes parameters, from the same values.
     """
 
-    def __init__(self, *, heads: int, learn: bool = False):
+    def __init__(self, *, heads: int, learnable: bool = False):
         super().__init__()
         require_int("heads", heads, least=1, most=WIDEST)
         self.start = formulas.alibi_slopes(heads)
-        self.learn = require_bool("learn", learn)
-        if learn:
+        self.learnable = require_bool("learnable", learnable)
+        if learnable:
             self.slopes = nn.Parameter(torch.empty(heads))
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if self.learn:
+        if self.learnable:
             with torch.no_grad():
                 self.slopes.copy_(torch.tensor(self.start))
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
-        if self.learn:
+        if self.learnable:
             return Plan(positions, slopes=self.slopes)
         return Plan(positions, slopes=constant(self.start, self.device_of(positions, x)))

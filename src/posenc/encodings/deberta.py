@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,34 @@ class DeBERTa(Encoding):
         self.pos_query = nn.Linear(d_model, width) if own and "p2c" in active else None
         self.reset_parameters()
 
+    @classmethod
+    def from_hf(cls, config: Any, *, table: nn.Parameter | None = None, norm: nn.LayerNorm | None = None) -> DeBERTa:
+        """The options of transformers' DeBERTa v1, v2 or v3, from a model's configuration.
+
+        The tables are new unless given; `posenc.hf.to_posenc` copies the weights of a layer.
+        """
+        first = config.model_type == "deberta"
+        shared = not first and getattr(config, "share_att_key", False)
+        buckets = -1 if first else getattr(config, "position_buckets", -1)
+        norms = "none" if first else getattr(config, "norm_rel_ebd", "none")
+        farthest = getattr(config, "max_relative_positions", -1)
+        own_size = None if first else getattr(config, "attention_head_size", None)
+        return cls(
+            d_model=config.hidden_size,
+            heads=config.num_attention_heads,
+            head_dim=own_size or config.hidden_size // config.num_attention_heads,
+            max_distance=farthest if farthest > 0 else config.max_position_embeddings,
+            buckets=buckets if buckets > 0 else None,
+            terms=config.pos_att_type,
+            projections="shared" if shared else "own",
+            own_key_bias=not first and not shared,
+            normalise="layer_norm" in [part.strip() for part in norms.lower().split("|")],
+            norm_eps=config.layer_norm_eps,
+            dropout=config.hidden_dropout_prob,
+            table=table,
+            norm=norm,
+        )
+
     def reset_parameters(self) -> None:
         if self._own_table:
             nn.init.normal_(self.table, std=self.std)
@@ -128,7 +156,7 @@ class DeBERTa(Encoding):
         if host is None:
             raise ValueError(
                 "projections='shared' projects the table with the layer's own k_proj and q_proj; "
-                "give plan(where, host=attention)"
+                "give plan(positions, host=attention)"
             )
         return host.k_proj, host.q_proj
 

@@ -4,7 +4,7 @@ from ..core.encoding import Encoding
 
 
 class NoPosition(Encoding):
-    """Nothing added (NoPE). A causal mask alone tells a stack some order; without one, attention sees a set.
+    """Nothing added (NoPE). A causal mask alone gives a stack some order; without one, attention is over a set.
 
     s = q·k / sqrt(d)
     """

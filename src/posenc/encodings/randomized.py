@@ -18,39 +18,39 @@ from .rope.position_ids import random_positions
 class Randomized(Encoding):
     """Train on short sequences with the positions of long ones (Ruoss et al. 2023, arXiv:2305.16843).
 
-        p = 0, 1, 2, 3, ...   becomes   4, 5, 17, 90, ...      sorted and distinct, below `longest`
+        p = 0, 1, 2, 3, ...   becomes   4, 5, 17, 90, ...      sorted and distinct, below `max_length`
 
     Each plan draws anew, in evaluation too, as in the paper; give each layer its own wrapper for a draw of its own,
     or share one plan. `seed` makes the draw a function of the seed and the number of tokens alone. Keys are cached
-    unrotated, so that a step sees one draw; encodings added to the input cannot be drawn again and go without cache.
+    unrotated, so that a step uses one draw; encodings added to the input cannot be drawn again and take no cache.
     """
 
     length_dependent = True
 
-    def __init__(self, *, encoding: Encoding, longest: int, seed: int | None = None):
+    def __init__(self, *, encoding: Encoding, max_length: int, seed: int | None = None):
         super().__init__()
         if not isinstance(encoding, Encoding):
             raise OptionError(f"encoding={encoding!r} must be an encoding, such as posenc.create('rope', head_dim=64)")
-        require_int("longest", longest, least=1, most=FARTHEST)
+        require_int("max_length", max_length, least=1, most=FARTHEST)
         if seed is not None:
             require_int("seed", seed, most=2**62)
-        self.encoding, self.longest, self.seed = encoding, longest, seed
+        self.encoding, self.max_length, self.seed = encoding, max_length, seed
         self.absolute = encoding.absolute
         self.embeds_whole = type(encoding).embed is not Encoding.embed
 
     def draw(self, positions: Positions) -> Positions:
-        """The same tokens at random places."""
+        """The same tokens at random positions."""
         device = self.device_of(positions)
         total = positions.total
         count = int(total.max()) if isinstance(total, Tensor) else total
-        if count > self.longest:
-            raise ValueError(f"{count} tokens do not fit into {self.longest} positions; give a larger longest")
+        if count > self.max_length:
+            raise ValueError(f"{count} tokens do not fit into {self.max_length} positions; give a larger max_length")
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed + count)
-        table = random_positions(count, self.longest, generator=generator, device=device)
-        q, k = (self._placed(side, table, device) for side in (positions.q, positions.k))
-        return Positions(q, k, reach=(1 - self.longest, self.longest - 1))
+        table = random_positions(count, self.max_length, generator=generator, device=device)
+        q, k = (self._positions_of(side, table, device) for side in (positions.q, positions.k))
+        return Positions(q, k, reach=(1 - self.max_length, self.max_length - 1))
 
-    def _placed(self, side, table: Tensor, device: torch.device) -> Tensor:
+    def _positions_of(self, side, table: Tensor, device: torch.device) -> Tensor:
         positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
         return table[positions.clamp(min=0)]
 

@@ -1,4 +1,4 @@
-"""Name -> encoding. One card per encoding; nothing here imports torch until an encoding is made."""
+"""Name -> encoding. Nothing here imports torch until an encoding is created."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import difflib
 import importlib
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..core.errors import OptionError
 from ..core.formulas import head_size
 
 if TYPE_CHECKING:
     from ..core.encoding import Encoding
+    from .absolute import Learned, Sinusoidal
+    from .bias import T5, ALiBi, Clipped
+    from .deberta import DeBERTa
+    from .none import NoPosition
+    from .relative_logits import RelativeLogits
+    from .rope.axial import AxialRoPE, MRoPE, Sinusoidal2D
+    from .rope.rope import RoPE
+    from .rope.xpos import XPos
+    from .shaw import Shaw
+    from .transformer_xl import TransformerXL, XLNet
 
 
 @dataclass(frozen=True)
 class EncodingInfo:
-    """What people want to know of an encoding before they use it."""
+    """What to know of an encoding before using it."""
 
     name: str
     target: str  # "module:Class" under posenc.encodings
     family: str
-    enters: str  # where: input, queries and keys, scores, scores and values
+    enters: str  # input; queries and keys; scores; scores and values
     parameters: str
     extrapolates: str
     used_by: str
@@ -41,8 +51,8 @@ class EncodingInfo:
 
 
 ENCODINGS: dict[str, EncodingInfo] = {
-    card.name: card
-    for card in (
+    one.name: one
+    for one in (
         EncodingInfo("none", "none:NoPosition", "none", "nowhere", "none",
              "partly: a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
              "s = q·k / √d"),
@@ -55,12 +65,12 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("learned", "absolute:Learned", "absolute", "input", "max_length × d_model",
              "no: undefined past max_length", "BERT, GPT-2, OPT, ViT",
              "x_p + P[p]"),
-        EncodingInfo("shaw", "shaw:Shaw", "relative, content", "scores and values", "(2k+1) × d_head, per table",
-             "yes: distances past k share a row", "Shaw et al. 2018, wav2vec2-BERT, Seamless",
+        EncodingInfo("shaw", "shaw:Shaw", "relative, content", "scores and values", "(2 max_distance + 1) × d_head, per table",
+             "yes: distances past max_distance share a row", "Shaw et al. 2018, wav2vec2-BERT, Seamless",
              "s = q·(k + a^K[clip(j-i)]) / √d,  o = Σ a (v + a^V[clip(j-i)])"),
-        EncodingInfo("clipped", "bias:Clipped", "relative, bias", "scores", "heads × (2k+1)",
-             "yes: distances past k share a value", "Swin-like and small models",
-             "s = q·k / √d + b[h, clip(j-i, ±k)]"),
+        EncodingInfo("clipped", "bias:Clipped", "relative, bias", "scores", "heads × (2 max_distance + 1)",
+             "yes: distances past max_distance share a value", "Swin-like and small models",
+             "s = q·k / √d + b[h, clip(j-i)]"),
         EncodingInfo("t5", "bias:T5", "relative, bias", "scores", "buckets × heads",
              "to about 2 × the training length", "T5, mT5, UMT5, LongT5, MPNet",
              "s = q·k + b[bucket(j-i), h]"),
@@ -75,27 +85,27 @@ ENCODINGS: dict[str, EncodingInfo] = {
              "s = [q·k + q·K_r[δ(i-j)] + k·Q_r[δ(i-j)]] / √(3d)"),
         EncodingInfo("rope", "rope.rope:RoPE", "rotary", "queries and keys", "none",
              "no; with scaling (linear, NTK, dynamic NTK, ...) yes", "Llama, Mistral, Qwen, Gemma, GPT-NeoX, GPT-J",
-             "s = (R(i) q)·(R(j) k) / √d,  R(p) turns pair c by p base^(-2c/d)"),
+             "s = (R(i) q)·(R(j) k) / √d,  R(p) rotates pair c by p base^(-2c/d)"),
         EncodingInfo("mrope", "rope.axial:MRoPE", "rotary", "queries and keys", "none",
              "no; with scaling (YaRN, ...) yes", "Qwen2-VL, Qwen3-VL",
-             "pair c turns by the position on its axis (time, row or column) × base^(-2c/d)"),
+             "pair c rotates by the position on its axis (time, row or column) × base^(-2c/d)"),
         EncodingInfo("axial", "rope.axial:AxialRoPE", "rotary", "queries and keys", "none",
              "no: unseen rows and columns mislead the model; DINOv3's are relative to the image's size",
              "Pixtral, DINOv3, Llama 4 vision, Qwen2-VL vision",
-             "pair c turns by its row or its column × base^(-4c/d)"),
+             "pair c rotates by its row or its column × base^(-4c/d)"),
         EncodingInfo("xpos", "rope.xpos:XPos", "rotary", "queries and keys", "none",
              "yes, with attention in blocks; causal only", "LEX, RetNet",
              "RoPE, and pair c fades as ((2c/d + 0.4) / 1.4)^((i-j) / 512)"),
         EncodingInfo("relative_logits", "relative_logits:RelativeLogits", "relative, content", "scores",
-             "d_model × heads × d_rel + d_rel × extent", "yes: nothing is added past the extent", "Inkling",
-             "s = q·k / √d + r_i·bank[i-j],  0 ≤ i-j < extent"),
+             "d_model × heads × d_rel + d_rel × max_distance", "yes: nothing is added past max_distance", "Inkling",
+             "s = q·k / √d + r_i·bank[i-j],  0 ≤ i-j < max_distance"),
         EncodingInfo("alibi", "bias:ALiBi", "relative, bias", "scores", "none, or heads slopes",
              "yes: stays flat far past the training length", "BLOOM, MPT",
              "s = q·k / √d - m_h |i-j|"),
     )
 }  # fmt: skip
 
-ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {card.class_name: card for card in ENCODINGS.values()}
+ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {one.class_name: one for one in ENCODINGS.values()}
 SIZES = ("d_model", "heads", "head_dim")
 
 CAUSAL: dict[str, dict[str, object]] = {
@@ -105,7 +115,7 @@ CAUSAL: dict[str, dict[str, object]] = {
     "shaw": {"right": 0},
     "clipped": {"right": 0},
 }
-"""Options that leave out what describes later keys."""
+"""Options that leave out the rows of later keys."""
 
 
 def list_encodings() -> list[str]:
@@ -114,7 +124,7 @@ def list_encodings() -> list[str]:
 
 
 def info(name: str) -> EncodingInfo:
-    """The card of an encoding."""
+    """What to know of an encoding: its formula, parameters, extrapolation, models that use it."""
     if name not in ENCODINGS:
         near = difflib.get_close_matches(str(name), ENCODINGS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -123,19 +133,60 @@ def info(name: str) -> EncodingInfo:
 
 
 def options_of(name: str) -> list[str]:
-    """What `create` takes for this encoding, the sizes included."""
+    """The options of `create` for this encoding, sizes included."""
     return [parameter for parameter in inspect.signature(info(name).load().__init__).parameters if parameter != "self"]
 
 
 def causal_options(name: str) -> dict[str, object]:
-    """The options that a causal layer gives to an encoding's own: no row of a table is for keys it never sees.
+    """The options of an encoding in a causal layer: its tables have no rows for later keys, which are masked.
 
-    Most need none: rotations and slopes have no table. DeBERTa's has two sides in all of its models.
+    Most encodings need none: rotations and slopes have no table. DeBERTa's table has both sides in all of its models.
     """
     return dict(CAUSAL.get(info(name).name, {}))
 
 
-def create(name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options):
+@overload
+def create(name: Literal["none"], **options: Any) -> NoPosition: ...
+@overload
+def create(name: Literal["sinusoidal"], **options: Any) -> Sinusoidal: ...
+@overload
+def create(name: Literal["sinusoidal_2d"], **options: Any) -> Sinusoidal2D: ...
+@overload
+def create(name: Literal["learned"], **options: Any) -> Learned: ...
+@overload
+def create(name: Literal["shaw"], **options: Any) -> Shaw: ...
+@overload
+def create(name: Literal["clipped"], **options: Any) -> Clipped: ...
+@overload
+def create(name: Literal["t5"], **options: Any) -> T5: ...
+@overload
+def create(name: Literal["transformer_xl"], **options: Any) -> TransformerXL: ...
+@overload
+def create(name: Literal["xlnet"], **options: Any) -> XLNet: ...
+@overload
+def create(name: Literal["deberta"], **options: Any) -> DeBERTa: ...
+@overload
+def create(name: Literal["rope"], **options: Any) -> RoPE: ...
+@overload
+def create(name: Literal["mrope"], **options: Any) -> MRoPE: ...
+@overload
+def create(name: Literal["axial"], **options: Any) -> AxialRoPE: ...
+@overload
+def create(name: Literal["xpos"], **options: Any) -> XPos: ...
+@overload
+def create(name: Literal["relative_logits"], **options: Any) -> RelativeLogits: ...
+@overload
+def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
+@overload
+def create(name: str, **options: Any) -> Encoding: ...
+def create(
+    name: str,
+    *,
+    d_model: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    **options: Any,
+) -> Encoding:
     """An encoding by name. The sizes d_model, heads and head_dim may always be given: each encoding takes those it needs
     (head_dim defaults to d_model / heads). Any other option must be one of the encoding's own.
     """

@@ -17,10 +17,10 @@ from ..core.positions import Positions
 class RelativeLogits(Encoding):
     """Each token mixes a bank of bias-against-distance profiles.
 
-        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < extent, else nothing is added
+        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < max_distance, else nothing is added
         τ_i = 1 + alpha log(max((i + 1) / floor, 1))      where `temper` = (alpha, floor); otherwise 1
 
-    bank [d_rel, extent] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).
+    bank [d_rel, max_distance] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).
     `plan` needs x, the layer's input, or `states` [B, heads, Lq, d_rel] made elsewhere.
     """
 
@@ -33,7 +33,7 @@ class RelativeLogits(Encoding):
         heads: int,
         head_dim: int,
         d_rel: int = 16,
-        extent: int = 1024,
+        max_distance: int = 1024,
         scale: float | None = None,
         temper: tuple[float, float] | None = None,
         std: float = 0.02,
@@ -41,8 +41,8 @@ class RelativeLogits(Encoding):
         super().__init__()
         head_dim = head_size(d_model, heads, head_dim)
         require_int("d_rel", d_rel, least=1, most=WIDEST)
-        require_int("extent", extent, least=1)
-        require_table("the bank", d_rel, extent)
+        require_int("max_distance", max_distance, least=1)
+        require_table("the bank", d_rel, max_distance)
         require_table("the projection", d_model, heads * d_rel)
         require_number("std", std, least=0.0)
         if scale is not None:
@@ -52,14 +52,14 @@ class RelativeLogits(Encoding):
                 raise OptionError(f"temper={temper!r} must be (alpha, floor) with floor > 0")
             require_number("temper's alpha", temper[0])
             require_number("temper's floor", temper[1], above=0.0)
-        self.heads, self.d_rel, self.extent, self.std = heads, d_rel, extent, std
+        self.heads, self.d_rel, self.max_distance, self.std = heads, d_rel, max_distance, std
         self.scale = head_dim**-0.5 if scale is None else scale
         self.temper = temper
         self.absolute = temper is not None
-        # one row of zeros on each side of the bank: nothing past the extent, nothing ahead
-        self.index = index.clip(extent, 1)
+        # one row of zeros on each side of the bank: nothing past max_distance, nothing ahead
+        self.index = index.clip(max_distance, 1)
         self.r_proj = nn.Linear(d_model, heads * d_rel, bias=False)
-        self.bank = nn.Parameter(torch.empty(d_rel, extent))
+        self.bank = nn.Parameter(torch.empty(d_rel, max_distance))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -68,7 +68,7 @@ class RelativeLogits(Encoding):
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if x is None:
-            raise ValueError("relative_logits conditions on the input; give plan(where, x=input)")
+            raise ValueError("relative_logits conditions on the input; give plan(positions, x=input)")
         states = self.r_proj(x).unflatten(-1, (self.heads, self.d_rel)).transpose(1, 2)
         return self.plan_states(positions, states)
 
@@ -83,6 +83,6 @@ class RelativeLogits(Encoding):
         if self.temper is None:
             return self.scale
         alpha, floor = self.temper
-        seen = positions.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
-        temperature = 1.0 + alpha * (seen / floor).clamp(min=1.0).log()
+        count = positions.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
+        temperature = 1.0 + alpha * (count / floor).clamp(min=1.0).log()
         return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])

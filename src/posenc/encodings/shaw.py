@@ -20,8 +20,8 @@ class Shaw(Encoding):
 
         s = q·(k + a^K[c]) / sqrt(d),   o = Σ_j a_ij (v_j + a^V[c]),   c = clip(j - i, -left, right) + left
 
-    k clips both sides; `left` and `right` override it. Tables are [heads or 1, left + 1 + right, head_dim], shared
-    by the heads unless per_head. outside="clip" gives distances past the window the row of its edge;
+    max_distance clips both sides; `left` and `right` override it. Tables are [heads or 1, left + 1 + right, head_dim],
+    shared by the heads unless per_head. outside="clip" gives distances past the window the row of its edge;
     "zero" gives them nothing.
     """
 
@@ -30,7 +30,7 @@ class Shaw(Encoding):
         *,
         head_dim: int,
         heads: int | None = None,
-        k: int = 16,
+        max_distance: int = 16,
         left: int | None = None,
         right: int | None = None,
         keys: bool = True,
@@ -41,8 +41,9 @@ class Shaw(Encoding):
     ):
         super().__init__()
         require_int("head_dim", head_dim, least=1, most=WIDEST)
-        require_int("k", k)
-        left, right = k if left is None else left, k if right is None else right
+        require_int("max_distance", max_distance)
+        left = max_distance if left is None else left
+        right = max_distance if right is None else right
         for name, distance in (("left", left), ("right", right)):
             require_int(name, distance)
         for name, flag in (("keys", keys), ("values", values), ("per_head", per_head)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ def _waves(
 
 
 _kept_waves = lru_cache(maxsize=2)(_waves)
-"""The layers of a model ask for the same one in turn, and a training loop for the same in every step."""
+"""The layers of a model use the same waves one after another, and a training loop the same in every step."""
 
 
 class TransformerXL(Encoding):
@@ -40,7 +40,8 @@ class TransformerXL(Encoding):
         s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
 
     R is the sinusoid of the distance i - j, d_model wide, [sin, cos] halves (layout="interleaved": Conformer's).
-    u, v [heads, head_dim] may be passed in to be shared by the layers; W_R is the layer's own. `clamp_length` gives
+    u, v [heads, head_dim] are content_bias and position_bias, which may be passed in to be shared by the layers; W_R
+    is position_proj, the layer's own. `clamp_length` gives
     distances past it the row of clamp_length. causal=True leaves out the rows of future keys, which must be masked.
     Memory of past states: Attention(..., memory=...), or longer keys than queries in `Positions`.
     """
@@ -56,8 +57,8 @@ class TransformerXL(Encoding):
         base: float = 10000.0,
         layout: Literal["concatenated", "interleaved"] = "concatenated",
         dropout: float = 0.0,
-        u: nn.Parameter | None = None,
-        v: nn.Parameter | None = None,
+        content_bias: nn.Parameter | None = None,
+        position_bias: nn.Parameter | None = None,
         std: float = 0.02,
     ):
         super().__init__()
@@ -75,16 +76,18 @@ class TransformerXL(Encoding):
             causal, clamp_length, base, layout, dropout, std,
         )  # fmt: skip
         shape = (heads, head_dim)
-        self._own = [name for name, given in (("u", u), ("v", v)) if given is None]
-        self.u = _shared("u", u, shape)
-        self.v = _shared("v", v, shape)
-        self.w_r = nn.Linear(d_model, heads * head_dim, bias=False)
+        self._own = [
+            name for name, given in (("content_bias", content_bias), ("position_bias", position_bias)) if given is None
+        ]
+        self.content_bias = _shared("content_bias", content_bias, shape)
+        self.position_bias = _shared("position_bias", position_bias, shape)
+        self.position_proj = nn.Linear(d_model, heads * head_dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for name in self._own:
             nn.init.normal_(getattr(self, name), std=self.std)
-        nn.init.normal_(self.w_r.weight, std=self.std)
+        nn.init.normal_(self.position_proj.weight, std=self.std)
 
     def check_causal(self, causal: bool) -> str | None:
         if self.causal and not causal:
@@ -98,22 +101,22 @@ class TransformerXL(Encoding):
         return index.exact(positions, most=self.clamp_length, future=not self.causal)
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
-        return Plan(positions, shift=self.u, lookups=(self._positions(positions, self.index(positions)),))
+        return Plan(positions, shift=self.content_bias, lookups=(self._positions(positions, self.index(positions)),))
 
     def _positions(self, positions: Positions, rows: Index | Sparse) -> Lookup:
-        weight = self.w_r.weight
+        weight = self.position_proj.weight
         real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
         make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
         waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
-        table = self.w_r(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
-        return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
+        table = self.position_proj(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
 
-    def _beyond_u(self, other: Tensor) -> Tensor:
-        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
+    def _beyond_content_bias(self, other: Tensor) -> Tensor:
+        """other - content_bias, in float32 or better: the plan's shift adds content_bias to the queries of every term."""
         precision = torch.promote_types(other.dtype, torch.float32)
-        return other.to(precision) - self.u.to(precision)
+        return other.to(precision) - self.content_bias.to(precision)
 
 
 class XLNet(TransformerXL):
@@ -121,6 +124,7 @@ class XLNet(TransformerXL):
 
         s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
 
+    w is segment_bias, g segment_table [2, heads, head_dim]; u, v and W_R as in TransformerXL.
     Segments are axis 1 of the positions (Positions(..., more=[(s_q, s_k)]) or Attention(..., segments=s)); without them
     the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
     with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
@@ -139,38 +143,57 @@ class XLNet(TransformerXL):
         clamp_length: int | None = None,
         base: float = 10000.0,
         dropout: float = 0.0,
-        u: nn.Parameter | None = None,
-        v: nn.Parameter | None = None,
-        w: nn.Parameter | None = None,
+        content_bias: nn.Parameter | None = None,
+        position_bias: nn.Parameter | None = None,
+        segment_bias: nn.Parameter | None = None,
         std: float = 0.02,
     ):
         require_choice("attn_type", attn_type, ("bi", "uni"))
         require_bool("bi_data", bi_data)
-        # Negated positions turn the past into positive distances, so bi_data needs both sides of the table.
+        # Negated positions give the past positive distances, so bi_data needs both sides of the table.
         super().__init__(
             d_model=d_model, heads=heads, head_dim=head_dim, causal=attn_type == "uni" and not bi_data,
-            clamp_length=clamp_length, base=base, dropout=dropout, u=u, v=v, std=std,
+            clamp_length=clamp_length, base=base, dropout=dropout,
+            content_bias=content_bias, position_bias=position_bias, std=std,
         )  # fmt: skip
         self.attn_type, self.bi_data = attn_type, bi_data
-        if w is None:
-            self._own.append("w")
-        self.w = _shared("w", w, (heads, self.head_dim))
-        self.g = nn.Parameter(torch.empty(2, heads, self.head_dim))
-        self._own.append("g")
+        if segment_bias is None:
+            self._own.append("segment_bias")
+        self.segment_bias = _shared("segment_bias", segment_bias, (heads, self.head_dim))
+        self.segment_table = nn.Parameter(torch.empty(2, heads, self.head_dim))
+        self._own.append("segment_table")
         self.reset_parameters()
+
+    @classmethod
+    def from_hf(cls, source: Any) -> XLNet:
+        """The options of transformers' XLNet: of a configuration or of an attention layer, which knows its sizes alone.
+
+        The parameters are new; `posenc.hf.to_posenc` copies the weights of a layer.
+        """
+        clamp = getattr(source, "clamp_len", -1)
+        return cls(
+            d_model=source.d_model,
+            heads=source.n_head,
+            head_dim=source.d_head,
+            attn_type=getattr(source, "attn_type", "bi"),
+            bi_data=getattr(source, "bi_data", False),
+            clamp_length=clamp if clamp > 0 else None,
+        )
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self.bi_data:
             positions = self._both_ways(positions, x)
         lookups = [self._positions(positions, self.index(positions))]
         if len(positions.q_axes) > 1:
-            table = self.g.transpose(0, 1)
-            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_u(self.w)))
-        return Plan(positions, shift=self.u, lookups=tuple(lookups))
+            table = self.segment_table.transpose(0, 1)
+            lookups.append(
+                Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_content_bias(self.segment_bias))
+            )
+        return Plan(positions, shift=self.content_bias, lookups=tuple(lookups))
 
     def _both_ways(self, positions: Positions, x: Tensor | None) -> Positions:
         if x is None:
-            raise ValueError("bi_data=True turns the second half of the batch around; give plan(where, x=input)")
+            raise ValueError("bi_data=True reverses the second half of the batch; give plan(positions, x=input)")
         batch = x.shape[0]
         if batch % 2:
             raise ValueError(f"bi_data=True needs an even batch (forward half, backward half), got {batch} rows")

@@ -309,7 +309,7 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
         return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
     # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
     if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
-        return table.index_select(1, index.look(torch.arange(lo, hi + 1, device=table.device)))
+        return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
     return apply_function(_Expand, table, index, lo, hi)
 
 

@@ -45,8 +45,8 @@ CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
     "sinusoidal": About("", "", "无", "否：任何位置都有定义，但没见过的位置会误导模型", "长度范围固定，且不想增加参数、不改动注意力内部时。"),
     "learned": About("", "", "max_length × d_model", "否：超过 max_length 没有定义", "最大长度固定（图像块、短文本），或检查点已经使用它时。"),
-    "shaw": About("", "", "(2k+1) × d_head，每张表", "是：超过 k 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
-    "clipped": About("", "", "heads × (2k+1)", "是：超过 k 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
+    "shaw": About("", "", "(2 max_distance + 1) × d_head，每张表", "是：超过 max_distance 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
+    "clipped": About("", "", "heads × (2 max_distance + 1)", "是：超过 max_distance 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
     "t5": About("", "", "buckets × heads", "约到训练长度的 2 倍", "编码器和编码器–解码器，或希望一张表服务所有层和所有长度时。"),
     "transformer_xl": About("", "", "d_model × d_model + 2 × heads × d_head", "是，借助记忆和 clamp_length", "分段循环和语音编码器，需要很远处的精确距离时。"),
     "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_length", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
@@ -56,7 +56,7 @@ CHINESE = {
     "axial": About("", "", "无", "否：没见过的行和列会误导模型；DINOv3 的坐标相对于图像大小", "图像：图像块的行和列各自转动一半的通道对。"),
     "sinusoidal_2d": About("", "", "无", "否：处处有定义，但没见过的行和列会误导模型", "图像，且不想改动注意力内部时：行和列的正弦，只加一次。"),
     "xpos": About("", "", "无", "是，配合分块注意力；仅限因果", "希望平滑遗忘的解码器：旋转加上随距离的衰减。"),
-    "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × extent", "是：超出 extent 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
+    "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × max_distance", "是：超出 max_distance 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
     "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
 }  # fmt: skip
 

@@ -16,22 +16,25 @@ from .state import Sorry
 
 # What no picture of scores can show, or what a slider cannot give (tensors, objects)
 HIDDEN = {
-    "dropout", "norm_eps", "table", "norm", "u", "v", "w", "scaling", "scale", "values", "bi_data", "temper",
+    "dropout", "norm_eps", "table", "norm", "content_bias", "position_bias", "segment_bias", "scaling", "scale", "values", "bi_data", "temper",
     "own_key_bias", "projections", "terms",
 }  # fmt: skip
 # (lowest, highest, step) where four times the default is not a good range
 RANGES: dict[str, tuple[float, float, float]] = {
     "buckets": (4, 128, 2),
     "max_distance": (16, 1024, 16),
-    "k": (1, 128, 1),
+    "shaw.max_distance": (1, 128, 1),
+    "clipped.max_distance": (1, 128, 1),
+    "relative_logits.max_distance": (16, 4096, 16),
     "std": (0.0, 2.0, 0.02),
-    "extent": (16, 4096, 16),
     "max_length": (64, 8192, 64),
     "offset": (0, 8, 1),
 }
 FURTHEST = 8192
 """The length's slider ends at 4096, so no picture shows more distances than this: a longer table has rows never seen."""
-LIMITS: dict[str, tuple[float, float]] = {"buckets": (0, 512), "base": (1.5, 1e12), "max_distance": (0, 2048)}
+LIMITS: dict[str, tuple[float, float]] = {
+    "buckets": (0, 512), "base": (1.5, 1e12), "t5.max_distance": (0, 2048), "deberta.max_distance": (0, 2048),
+}  # fmt: skip
 """(lowest, highest) of a link's option where that is not FURTHEST: 512 buckets leave each a few pixels, and DeBERTa scores
 every key against twice max_distance rows."""
 BASES = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0)
@@ -69,7 +72,7 @@ def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
             continue
         if not isinstance(value, (int, float)):
             raise Sorry(words("option kind", **told))
-        low, high = LIMITS.get(option, (0, FURTHEST))
+        low, high = LIMITS.get(f"{name}.{option}", LIMITS.get(option, (0, FURTHEST)))
         if not low <= value <= high:
             raise Sorry(words("option high", **told, low=low, high=high))
 
@@ -84,13 +87,13 @@ def options_of(name: str) -> tuple[Option, ...]:
         if parameter.name == "self" or parameter.name in SIZES or parameter.name in HIDDEN:
             continue
         default = DRAWN.get(name, {}).get(parameter.name, parameter.default)
-        option = _option(parameter.name, default, hints.get(parameter.name))
+        option = _option(name, parameter.name, default, hints.get(parameter.name))
         if option is not None:
             found.append(option)
     return tuple(found)
 
 
-def _option(name: str, default: Any, hint: Any) -> Option | None:
+def _option(encoding: str, name: str, default: Any, hint: Any) -> Option | None:
     if typing.get_origin(hint) is Literal:
         return Option(name, "choice", default, choices=typing.get_args(hint))
     if isinstance(default, bool):
@@ -99,8 +102,7 @@ def _option(name: str, default: Any, hint: Any) -> Option | None:
         return Option(name, "choice", default, choices=tuple(sorted({*BASES, default})))
     if isinstance(default, (int, float)):
         whole = isinstance(default, int)
-        low, high, step = RANGES.get(
-            name, (1 if whole else 0.0, max(8, 4 * default), 1 if whole else default / 20 or 0.05)
-        )
+        usual = (1 if whole else 0.0, max(8, 4 * default), 1 if whole else default / 20 or 0.05)
+        low, high, step = RANGES.get(f"{encoding}.{name}", RANGES.get(name, usual))
         return Option(name, "slider", default, min(low, default), max(high, default), step)
     return None

@@ -10,6 +10,16 @@ One model instance at a time; the library itself is never changed.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .convert import from_posenc as from_posenc
+    from .convert import to_posenc as to_posenc
+    from .extension import extend as extend
+    from .swap import UnsupportedModel as UnsupportedModel
+    from .swap import accelerate as accelerate
+    from .swap import report as report
+    from .swap import restore as restore
 
 _NAMES = {
     "accelerate": "swap", "restore": "swap", "report": "swap", "UnsupportedModel": "swap",
@@ -18,10 +28,11 @@ _NAMES = {
 
 __all__ = sorted(_NAMES)
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str):
-    if name not in _NAMES:
-        raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
-    value = getattr(_import_module(f"posenc.hf.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str):
+        if name not in _NAMES:
+            raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+        value = getattr(_import_module(f"posenc.hf.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value

@@ -69,12 +69,8 @@ def _t5_table(module: Any, shared: Any) -> Tensor:
 
 def _t5(module: Any, shared: Any) -> Attention:
     _t5_table(module, shared)
-    position = T5(
-        heads=module.n_heads, d_model=module.d_model, buckets=module.relative_attention_num_buckets,
-        max_distance=module.relative_attention_max_distance, causal=module.is_decoder,
-    )  # fmt: skip
     return Attention(
-        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, encoding=position,
+        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, encoding=T5.from_hf(module),
         causal=module.is_decoder, dropout=module.dropout,
     )  # fmt: skip
 
@@ -91,17 +87,8 @@ def _deberta(module: Any, shared: Any) -> Attention:
         raise ValueError("DeBERTa's positions are the encoder's: to_posenc(layer.attention, model.encoder)")
     if getattr(core, "talking_head", False):
         raise UnsupportedModel("DeBERTa's talking heads mix the scores of all heads, which posenc.Attention does not")
-    second = hasattr(core, "query_proj")
-    buckets = getattr(core, "position_buckets", -1)
-    position = DeBERTa(
-        d_model=config.hidden_size, heads=core.num_attention_heads, head_dim=core.attention_head_size,
-        max_distance=core.max_relative_positions, buckets=buckets if buckets > 0 else None, terms=core.pos_att_type,
-        projections="shared" if getattr(core, "share_att_key", False) else "own",
-        own_key_bias=second and not core.share_att_key, normalise=_normed(shared), norm_eps=config.layer_norm_eps,
-        dropout=core.pos_dropout.p,
-    )  # fmt: skip
     return Attention(
-        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, encoding=position,
+        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, encoding=DeBERTa.from_hf(config),
         dropout=core.dropout.p, bias=True,
     )  # fmt: skip
 
@@ -138,16 +125,20 @@ def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 
 # ---- XLNet -----------------------------------------------------------------------------------------------------
 def _xlnet(module: Any, shared: Any) -> Attention:
-    position = XLNet(d_model=module.d_model, heads=module.n_head, head_dim=module.d_head)
-    return Attention(module.d_model, module.n_head, head_dim=module.d_head, encoding=position, dropout=module.dropout.p)
+    return Attention(
+        module.d_model, module.n_head, head_dim=module.d_head, encoding=XLNet.from_hf(module), dropout=module.dropout.p
+    )
 
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     position = attention.encoding
-    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
+    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.position_proj, "r")]
     pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in turned]
     pairs.append((attention.o_proj.weight, module.o))
-    names = (("u", "r_w_bias"), ("v", "r_r_bias"), ("w", "r_s_bias"), ("g", "seg_embed"))
+    names = (
+        ("content_bias", "r_w_bias"), ("position_bias", "r_r_bias"),
+        ("segment_bias", "r_s_bias"), ("segment_table", "seg_embed"),
+    )  # fmt: skip
     return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in names]
 
 

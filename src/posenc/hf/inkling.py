@@ -1,6 +1,6 @@
 """Inkling: each token mixes a bank of bias-against-distance profiles; full and sliding layers, a query temperature.
 
-    s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < extent, else nothing is added;   causal
+    s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < max_distance, else nothing is added;   causal
 
 The original makes r·bank dense, [B, H, L, L], in every layer.
 """

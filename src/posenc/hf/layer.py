@@ -47,7 +47,7 @@ class Layer(Part):
         return None
 
     def posenc_prepare(self) -> None:
-        self.posenc_index = self.posenc_index_of()
+        self.posenc_index: Any = self.posenc_index_of()
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""

@@ -99,7 +99,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         engine = explain(q, k, v, plan, window=radius).engine if self.posenc_engine == "auto" else self.posenc_engine
         if engine == "triton":
             far = self.posenc_plan(Positions(blocks, far_k.shape[2]), tables[1])
-            both = (
+            both: tuple[tuple[Any, ...], ...] = (
                 (q, k, v, plan, {"window": radius, "key_mask": seen[:, :length] if padded else None}),
                 (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
             )
@@ -130,13 +130,13 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         radius = self.block_len - 1
         keys = torch.arange(-radius, rows + radius, device=table.device)
         r = keys - torch.arange(rows, device=table.device)[:, None]
-        bias = embedding(self.posenc_index.look(r), table).permute(2, 0, 1)
+        bias = embedding(self.posenc_index.lookup(r), table).permute(2, 0, 1)
         return bias.masked_fill(r.abs() > radius, NEVER)
 
     def posenc_rows(self, q, k, v, far_k, far_v, near, table, blocks, seen) -> Tensor:
         """Some queries of blocks [B or 1, rows] over their window and all summaries; seen [B, keys] where one is padding."""
         r = torch.arange(far_k.shape[2], device=q.device) - blocks[..., None]
-        far = embedding(self.posenc_index.look(r), table).permute(0, 3, 1, 2)
+        far = embedding(self.posenc_index.lookup(r), table).permute(0, 3, 1, 2)
         bias = torch.cat((near.expand(far.shape[0], -1, -1, -1), far), dim=-1)
         if seen is not None:
             bias = bias.masked_fill(~seen[:, None, None], NEVER)

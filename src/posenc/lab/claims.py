@@ -25,7 +25,18 @@ from .model import Transformer
 from .results import Mean, Results
 from .store import Store, write
 
-TEXT = ("none", "sinusoidal", "learned", "shaw", "shaw:k=2", "clipped", "t5", "t5:max_distance=32", "alibi", "rope")
+TEXT = (
+    "none",
+    "sinusoidal",
+    "learned",
+    "shaw",
+    "shaw:max_distance=2",
+    "clipped",
+    "t5",
+    "t5:max_distance=32",
+    "alibi",
+    "rope",
+)
 EXTENDED = ("rope+linear:4", "rope+ntk:8", "rope+dynamic", "rope+yarn:4,beta_fast=4")
 CLEARLY = 0.05  # nats
 
@@ -114,7 +125,7 @@ def t5_near_is_exact(_: Measured) -> Finding:
     for causal in (True, False):
         encoding = posenc.create("t5", heads=1, causal=causal)
         index = encoding.index
-        rows = [index.rows[max(index.lo, -distance) - index.lo] for distance in range(200)]
+        rows = index.lookup(-torch.arange(200)).tolist()
         exact[causal] = next(d for d in range(199) if rows[d] == rows[d + 1]) - 1
     return Finding(
         f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "
@@ -210,7 +221,7 @@ def small_clip_is_enough(m: Measured) -> Finding:
             point = m.neighbour.point(task, encoding, task["train"], "accuracy")
             of[int(encoding.split("=")[1])] = point.value if isinstance(point, Mean) else 0.0
     near, far = scores["1"], scores["4"]
-    gap = m.loss("shaw:k=2", 1) - m.loss("shaw", 1)
+    gap = m.loss("shaw:max_distance=2", 1) - m.loss("shaw", 1)
     shown = "; ".join(
         f"{distance} place{'s' * (distance != '1')} away: "
         + ", ".join(f"k={k} {value:.2f}" for k, value in sorted(of.items()))
@@ -218,7 +229,7 @@ def small_clip_is_enough(m: Measured) -> Finding:
     )
     small = near[2] > 0.9 and abs(gap) < 3 * CLEARLY
     return Finding(
-        f"text, 3 layers: loss {m.loss('shaw:k=2', 1):.2f} with k=2, {m.loss('shaw', 1):.2f} with k=16. One layer that "
+        f"text, 3 layers: loss {m.loss('shaw:max_distance=2', 1):.2f} with k=2, {m.loss('shaw', 1):.2f} with k=16. One layer that "
         f"must name the symbol some places away, right answers: {shown}",
         "partly" if small and far[4] < 0.9 else "true" if small else "false",
         "one layer tells places apart below k, for row k holds all further ones too; several layers add up, and text forgives a small k",

@@ -1,1 +1,1 @@
-"""Layers: attention around `attend`, its cache, and what a layer knows of its tokens."""
+"""Layers: attention around `attend`, its cache, and the sequence of its tokens."""

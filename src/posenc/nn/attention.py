@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ..core.positions import Positions
 from ..encodings.registry import causal_options, create
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey
-from .sequence import Tokens, describe, describe_context, follow
+from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
 
 
 class Attention(nn.Module):
@@ -30,7 +31,7 @@ class Attention(nn.Module):
                cross-attention needs a layer that is not causal.
                Absolute encodings are added to this layer's input; in a stack add them once, with `encoding.embed`.
     kv_heads   fewer key heads than query heads (grouped queries)
-    causal     no query sees a later key (among its own kind: a context is seen whole)
+    causal     later keys are masked; in cross-attention the whole context is visible
     window     keys at most this many slots away: n, or (left, right)
     engine     "auto", or one engine by name
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
@@ -101,13 +102,13 @@ class Attention(nn.Module):
         segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
                            nothing is read from the device, and a compiled layer can use the triton engine
                            (with a cache they are not used: what it holds may lie outside)
-        mask               bool (True: may be seen) or float (added), broadcasting to [B, H, L, keys]
+        mask               bool (True: visible) or float (added), broadcasting to [B, H, L, keys]
         key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
-        documents          int [B, L]: tokens see their own document only (packing)
-        memory             earlier states [B, M, d_model], seen before x, not queried (Transformer-XL)
-        cache              a KVCache, one for all layers of a model: this layer's keys in it are seen before x's, and
-                           x's are added to them; or one slot of it, `cache.layer(key)`. A context's keys are kept
-                           from the first call on. A forward that raises leaves the cache as it was
+        documents          int [B, L]: only keys of the query's document are visible (packing)
+        memory             earlier states [B, M, d_model]: keys before x's, no queries (Transformer-XL)
+        cache              a KVCache, one for all layers of a model: x's keys are appended to this layer's; or one slot
+                           of it, `cache.layer(key)`. A context's keys are cached by the first call. A forward that
+                           raises leaves the cache unchanged
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
@@ -115,7 +116,7 @@ class Attention(nn.Module):
             given = {"segments": segments, "documents": documents, "memory": memory}
             unused = [name for name, value in given.items() if value is not None]
             if unused:
-                raise ValueError(f"{', '.join(unused)} cannot go with context; say what may be seen with mask")
+                raise ValueError(f"{', '.join(unused)} cannot go with context; give mask= for the visible keys")
             return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
         if context_positions is not None:
             raise ValueError("context_positions goes with context")
@@ -124,29 +125,32 @@ class Attention(nn.Module):
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
         slot = self._slot(cache, x, cross=False)
-        tokens = describe(
+        sequence = resolve_sequence(
             x, memory=0 if memory is None else memory.shape[1], cache=slot, positions=positions, segments=segments,
             key_mask=key_mask, documents=documents, absolute=self.encoding.absolute,
             length_dependent=self.encoding.length_dependent,
         )  # fmt: skip
-        self.encoding.check_axes(tokens.all)
+        self.encoding.check_axes(sequence.all)
         states = x if memory is None else torch.cat((memory.to(x.dtype), x), dim=1)
-        states = self.encoding.embed(states, tokens.inputs)
+        states = self.encoding.embed(states, sequence.inputs)
         x = states if memory is None else states[:, memory.shape[1] :]
         q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
         if slot is None:
-            plan = self.encoding.plan(tokens.all, x=x, host=self)
-            return self._attend(q, k, v, plan, self.causal, tokens.key_mask, tokens.documents, mask)
+            plan = self.encoding.plan(sequence.all, x=x, host=self)
+            return self._attend(q, k, v, plan, self.causal, sequence.key_mask, sequence.documents, mask)
         if self.encoding.length_dependent:
-            plan = self.encoding.plan(tokens.all, x=x, host=self)
+            plan = self.encoding.plan(sequence.all, x=x, host=self)
         else:
-            k, v, plan = self._rotated(k, v, tokens, x)
+            k, v, plan = self._rotate_new_keys(k, v, sequence, x)
         appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
         out = self._attend(
-            q, appended.k, appended.v, plan, self.causal, tokens.key_mask, tokens.documents, mask
+            q, appended.k, appended.v, plan, self.causal, sequence.key_mask, sequence.documents, mask
         )  # fmt: skip
-        slot.commit(appended, tokens.marks)  # the last thing: what raises leaves the cache as it was
+        slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's gives Any
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         if cache is None:
@@ -166,13 +170,13 @@ class Attention(nn.Module):
         return slot
 
     def _trains(self, q: Tensor) -> bool:
-        """Whether a graph may hold the keys: storage must not be written to in place then."""
+        """Whether autograd may save the keys: storage must not be written in place then."""
         return q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
 
-    def _rotated(self, k: Tensor, v: Tensor, tokens: Tokens, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
-        """Fixed rotations are applied to new keys once, before they are cached."""
-        rotation = self.encoding.rotation(tokens.new)
-        plan = self.encoding.terms(tokens.all, x=x, host=self)
+    def _rotate_new_keys(self, k: Tensor, v: Tensor, sequence: Sequence, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
+        """Rotate new keys (and values) before they are cached, where the rotation does not depend on the length."""
+        rotation = self.encoding.rotation(sequence.new)
+        plan = self.encoding.terms(sequence.all, x=x, host=self)
         if rotation is not None:
             if rotation.values:
                 v = rotation.keys(v)
@@ -184,14 +188,14 @@ class Attention(nn.Module):
         if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
             raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
         slot = self._slot(cache, x, cross=True)
-        q_side, marks = follow(x, slot, positions)
-        k_side, facts = describe_context(context, slot, context_positions, key_mask)
+        q_side, marks = resolve_queries(x, slot, positions)
+        k_side, facts = resolve_context(context, slot, context_positions, key_mask)
         positions = Positions(q_side, k_side)
         self.encoding.check_axes(positions)
         x = self.encoding.embed(x, Positions(q_side))
         q = self._heads(self.q_proj(x))
         if slot is not None and slot.filled:
-            k, v, facts = _kept(slot, context.shape[1], facts)
+            k, v, facts = _cached_context(slot, context.shape[1], facts)
             rotation = None if self.encoding.length_dependent else self.encoding.rotation(Positions(q_side))
         else:
             context = self.encoding.embed(context, Positions(k_side))
@@ -223,8 +227,10 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-def _kept(slot: LayerCache, length: int, facts: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """A context's keys and values, and the facts about them."""
+def _cached_context(
+    slot: LayerCache, length: int, facts: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The cached keys and values of a context, and what is known of them."""
     k, v = slot.k, slot.v
     assert k is not None
     assert v is not None

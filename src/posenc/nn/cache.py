@@ -17,14 +17,14 @@ class LayerKey:
 
 
 class Layer(Protocol):
-    """What a cache asks of an attention layer."""
+    """The attributes of an attention layer that a cache reads."""
 
     layer_idx: int | None
     layer_key: LayerKey
 
 
 class Appended(NamedTuple):
-    """Keys and values with the new ones behind them, not yet part of a cache."""
+    """Cached keys and values followed by the new ones, not yet committed to the cache."""
 
     k: Tensor  # [B, Hkv, L, D]
     v: Tensor

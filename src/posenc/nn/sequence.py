@@ -1,4 +1,4 @@
-"""Tokens: what a layer knows of its queries and of every key, cached and remembered ones included."""
+"""Sequence: positions, padding and documents of a layer's queries and of all its keys, cached ones and memory included."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.mask import _boolean
+from ..core.mask import as_bool_mask
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
 
 
-class Tokens(NamedTuple):
+class Sequence(NamedTuple):
+    """A forward's arguments and the cache's tokens, joined. Keys are in the order
+
+    [ cached tokens | memory | x ]          queries: the last ones, x
+    '------------- all ---------'           every key
+                    '--- new ---'           keys computed from this input
+    """
+
     all: Positions  # queries and every key
     new: Positions  # queries and the keys made from this input (memory included)
     inputs: Positions  # the keys made from this input, alone
     key_mask: Tensor | None  # [B, keys]
     documents: tuple[Tensor, Tensor] | None  # [B, queries], [B, keys]
-    marks: dict[str, Tensor]  # what a cache must keep of all keys, once the forward has succeeded
+    marks: dict[str, Tensor]  # what the cache keeps of all keys when the forward has succeeded
 
 
-def describe(
+def resolve_sequence(
     x: Tensor,
     *,
     memory: int,
@@ -32,12 +39,11 @@ def describe(
     documents: Tensor | None,
     absolute: bool,
     length_dependent: bool,
-) -> Tokens:
-    """Put together the arguments of a forward over x [B, L, ..] with what the cache knows of earlier tokens.
+) -> Sequence:
+    """Join the arguments of a forward over x [B, L, ..] with what the cache holds of earlier tokens.
 
-    Keys stand in the order: cached, memory, x. The cache is read, not changed. Positions that nobody gave are the slots'
-    numbers; for an encoding that is `absolute` or `length_dependent` they count the real tokens of each document,
-    and what depends on the length depends on the document's own.
+    The cache is read, not changed. Positions default to slot numbers; for an encoding that is `absolute` or
+    `length_dependent` they count the real tokens of each document, and lengths are those of the document.
     """
     batch, queries = x.shape[:2]
     past = 0 if cache is None else cache.length
@@ -45,15 +51,15 @@ def describe(
     new = memory + queries
     keys = past + new
     marks: dict[str, Tensor] = {}
-    real = _key_mask(key_mask, batch, past, memory, queries, known, x.device)
-    ids = _joined("documents", documents, batch, past, new, known)
+    real = _join_key_mask(key_mask, batch, past, memory, queries, known, x.device)
+    ids = _join_ids("documents", documents, batch, past, new, known)
     bounds: tuple = ()
     if isinstance(segments, (tuple, list)):
         if len(segments) != 2:
             raise ValueError("segments takes ids [B, L], or (ids, (lowest, highest))")
         bounds = tuple(segments[1:]) if cache is None else ()  # cached ones may lie outside
         segments = segments[0]
-    segment = _joined("segments", segments, batch, past, new, known, earlier=0)
+    segment = _join_ids("segments", segments, batch, past, new, known, earlier=0)
     if cache is not None:
         given = (("key_mask", real), ("documents", ids), ("segments", segment))
         marks = {name: mark.expand(batch, -1) for name, mark in given if mark is not None}
@@ -64,19 +70,21 @@ def describe(
         k_side: Side = Run(0, keys)
         new_side: Side = Run(past, new)
     else:
-        place = _count(ids, real, batch) if counted else None
+        known_positions = _count_tokens(ids, real, batch) if counted else None
         if positions is not None or "positions" in known:
             if positions is None and counted and ids is not None:
                 raise ValueError(
                     "positions were given for earlier tokens of these documents; give them with every call"
                 )
-            place = marks["positions"] = _positions(positions, batch, past, new, known, place, x.device)
-        assert place is not None
+            known_positions = marks["positions"] = _join_positions(
+                positions, batch, past, new, known, known_positions, x.device
+            )
+        assert known_positions is not None
         if ids is not None and length_dependent:
-            total = _totals(ids, place)
-        q_side, k_side, new_side = place[:, keys - queries :], place, place[:, past:]
+            total = _document_lengths(ids, known_positions)
+        q_side, k_side, new_side = known_positions[:, keys - queries :], known_positions, known_positions[:, past:]
     more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
-    return Tokens(
+    return Sequence(
         Positions(q_side, k_side, more=more, total=total),
         Positions(q_side, new_side),
         Positions(new_side),
@@ -86,41 +94,41 @@ def describe(
     )
 
 
-def follow(x: Tensor, cache: LayerCache | None, positions: Tensor | None) -> tuple[Side, dict[str, Tensor]]:
-    """Positions of cross-attention's queries, behind those that the cache has counted; and the marks to keep."""
+def resolve_queries(x: Tensor, cache: LayerCache | None, positions: Tensor | None) -> tuple[Side, dict[str, Tensor]]:
+    """Positions of cross-attention's queries, after those that the cache has counted; and the marks to keep."""
     batch, queries = x.shape[:2]
     past = 0 if cache is None else cache.length
     known = {} if past == 0 or cache is None else cache.marks
     if positions is None and "positions" not in known:
         return Run(past, queries), {}
-    place = _positions(positions, batch, past, queries, known, None, x.device)
-    return place[:, past:], {"positions": place}
+    known_positions = _join_positions(positions, batch, past, queries, known, None, x.device)
+    return known_positions[:, past:], {"positions": known_positions}
 
 
-def describe_context(
+def resolve_context(
     context: Tensor, cache: LayerCache | None, positions: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Side, dict[str, Tensor]]:
-    """Positions of a context's keys, and the facts about them: what was given when they were cached stays."""
+    """Positions of a context's keys and what else is known of them; a cached context keeps what it was cached with."""
     batch, keys = context.shape[:2]
     facts = {} if cache is None or cache.context is None else dict(cache.context)
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
+        key_mask = as_bool_mask(key_mask, "key_mask")
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != keys:
             raise ValueError(
                 f"key_mask must be [B, context] = [{batch}, {keys}] (True: a real key), got {list(key_mask.shape)}"
             )
         facts["key_mask"] = key_mask.expand(batch, -1)
     if positions is not None:
-        place = _positions(positions, batch, 0, keys, {}, None, context.device, "context_positions")
+        known_positions = _join_positions(positions, batch, 0, keys, {}, None, context.device, "context_positions")
         if cache is not None and cache.context is not None:
-            _same_positions(facts.get("positions"), place)
+            _check_same_positions(facts.get("positions"), known_positions)
         else:
-            facts["positions"] = place
+            facts["positions"] = known_positions
     return facts.get("positions", Run(0, keys)), facts
 
 
-def _same_positions(kept: Tensor | None, given: Tensor) -> None:
-    """Looks at numbers on a CPU only, where that costs nothing."""
+def _check_same_positions(kept: Tensor | None, given: Tensor) -> None:
+    """Raise where a cached context has other positions; read on a CPU only, where that costs nothing."""
     if not given.is_cpu or torch.compiler.is_compiling():
         return
     if kept is None:
@@ -129,11 +137,11 @@ def _same_positions(kept: Tensor | None, given: Tensor) -> None:
         raise ValueError("the context was cached at other context_positions; give the same, none, or a new KVCache")
 
 
-def _key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], device) -> Tensor | None:
-    """bool over all keys; given for x alone or for every key; what is not mentioned is real."""
+def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], device) -> Tensor | None:
+    """The padding mask over all keys, bool [B, keys]. It is given for x or for every key; all other keys are real."""
     keys = past + memory + queries
     if given is not None:
-        given = _boolean(given, "key_mask")
+        given = as_bool_mask(given, "key_mask")
         if tuple(given.shape) == (batch, keys):
             return given
         if tuple(given.shape) != (batch, queries):
@@ -146,10 +154,10 @@ def _key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], dev
         given = torch.ones(batch, memory + queries, dtype=torch.bool, device=device)
     if given is None or past == 0:
         return given
-    return _behind(known["key_mask"] if "key_mask" in known else given.new_ones(1, past), given)
+    return _concatenate(known["key_mask"] if "key_mask" in known else given.new_ones(1, past), given)
 
 
-def _joined(
+def _join_ids(
     name: str,
     given: Tensor | None,
     batch: int,
@@ -158,7 +166,7 @@ def _joined(
     known: dict[str, Tensor],
     earlier: int | None = None,
 ) -> Tensor | None:
-    """A fact over all keys; `earlier` is that of tokens that were cached without it (None: not allowed)."""
+    """Ids over all keys; `earlier` is the id of tokens that were cached without one (None: not allowed)."""
     if given is None and name not in known:
         return None
     if given is None or (earlier is None and past and name not in known):
@@ -170,22 +178,22 @@ def _joined(
         raise ValueError(f"{name} must be int ids [{batch}, {new}] (memory included), got {list(given.shape)}")
     if past == 0:
         return given
-    return _behind(known[name] if name in known else given.new_full((1, past), earlier or 0), given)
+    return _concatenate(known[name] if name in known else given.new_full((1, past), earlier or 0), given)
 
 
-def _positions(
+def _join_positions(
     given: Tensor | None, batch: int, past: int, new: int, known: dict[str, Tensor], earlier: Tensor | None, device,
     name: str = "positions",
 ) -> Tensor:  # fmt: skip
-    """Positions [B, keys] or [B, keys, axes]; without new ones they go on from the last known. `earlier` are those of
-    cached tokens without a mark (None: their slots' numbers).
+    """Positions [B, keys] or [B, keys, axes]; by default they continue from the last known one. `earlier` holds those of
+    tokens that were cached without positions (None: slot numbers).
     """
     if given is None:
         last = known["positions"][:, -1:]
         steps = torch.arange(1, new + 1, device=device)
         given = last + (steps if last.dim() == 2 else steps[:, None])
     else:
-        Positions(given)  # says in plain words what is wrong with its type or shape
+        Positions(given)  # validates its type and shape
         if given.dim() == 1:
             given = given[None]
         if given.shape[0] not in (1, batch) or given.shape[1] != new:
@@ -201,22 +209,22 @@ def _positions(
     if past == 0:
         return given
     if "positions" in known:
-        return _behind(known["positions"], given)
+        return _concatenate(known["positions"], given)
     earlier = torch.arange(past, device=device)[None] if earlier is None else earlier[:, :past]
     if given.dim() == 3:
         earlier = earlier[..., None].expand(*earlier.shape, given.shape[2])
-    return _behind(earlier, given)
+    return _concatenate(earlier, given)
 
 
-def _behind(known: Tensor, new: Tensor) -> Tensor:
-    """A fact [B, n, ...] about the new tokens behind that of the cached ones."""
+def _concatenate(known: Tensor, new: Tensor) -> Tensor:
+    """Concatenate [B, n, ...] of the cached and of the new tokens."""
     rows = max(known.shape[0], new.shape[0])
     return torch.cat([part.expand(rows, *part.shape[1:]) for part in (known, new)], dim=1)
 
 
-def _count(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
-    """The number of each token among the real ones of its document, [B, L]; padding has that of the token before it.
-    Tokens of a document need not lie together.
+def _count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
+    """Number the real tokens of each document from 0, [B, L]; padding has the number of the token before it.
+    The tokens of a document need not be contiguous.
     """
     if documents is None:
         assert real is not None
@@ -225,20 +233,20 @@ def _count(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
     real = torch.ones_like(order) if real is None else real.long().gather(-1, order)
     slots = torch.arange(ids.shape[1], device=ids.device).expand_as(order)
     upto = real.cumsum(-1)
-    first = torch.where(_starts(ids), slots, 0).cummax(-1).values
+    first = torch.where(_document_starts(ids), slots, 0).cummax(-1).values
     numbers = upto - (upto - real).gather(-1, first) - 1
     return torch.empty_like(order).scatter(-1, order, numbers.clamp(min=0))
 
 
-def _totals(documents: Tensor, positions: Tensor) -> Tensor:
+def _document_lengths(documents: Tensor, positions: Tensor) -> Tensor:
     """The last position of each token's document + 1, [B, L]."""
     positions = positions if positions.dim() == 2 else positions.amax(-1)
     ids, order = documents.expand_as(positions).sort(dim=-1, stable=True)
-    groups = torch.empty_like(order).scatter(-1, order, _starts(ids).long().cumsum(-1) - 1)
+    groups = torch.empty_like(order).scatter(-1, order, _document_starts(ids).long().cumsum(-1) - 1)
     last = torch.zeros_like(order).scatter_reduce(-1, groups, positions.long(), "amax", include_self=False)
     return last.gather(-1, groups) + 1
 
 
-def _starts(ids: Tensor) -> Tensor:
+def _document_starts(ids: Tensor) -> Tensor:
     """Where a document begins, in sorted ids [B, L]."""
     return torch.cat((torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]), dim=-1)

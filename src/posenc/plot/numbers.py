@@ -233,7 +233,7 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)
         if table is not None and not isinstance(lookup.index, Grid):
             table = table[min(head, table.shape[0] - 1)]
-            return Vectors(table[lookup.index.look(r)].double(), r, True, "dimension")
+            return Vectors(table[lookup.index.lookup(r)].double(), r, True, "dimension")
     if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
         return Vectors(over_distance(subject, r).t(), r, True, "head")
     return None
@@ -256,7 +256,7 @@ def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
     plan = subject.plan(Positions(torch.tensor([reach]), reach + r))
     for lookup in plan.lookups:
         if not isinstance(lookup.index, Grid):
-            return r, lookup.index.look(r)
+            return r, lookup.index.lookup(r)
     raise ValueError(f"{subject.name} reads no table by distance, so it has no buckets; try t5, shaw or deberta")
 
 

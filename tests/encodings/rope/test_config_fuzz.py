@@ -15,10 +15,10 @@ import pytest
 
 from posenc import MRoPE, OptionError, scaling
 from posenc import rope as rotary
-from posenc.cli.main import main as cli
-from posenc.cli.main import rope_diff
+from posenc.cli import main as cli
+from posenc.cli import rope_diff
 from posenc.encodings.rope.configs import DIALECTS, KEYS, read
-from posenc.encodings.rope.fields import FIELDS, field, shown
+from posenc.encodings.rope.fields import FIELDS, field, short_repr
 from posenc.encodings.rope.gguf import SCALING
 from posenc.encodings.rope.model_defaults import BASES, BY_LAYER, INTERLEAVED, LAYERED
 
@@ -40,7 +40,7 @@ ODD = [
     [math.nan] * 32, [0] * 64, [16, 24, 24], ["1"], [[1.0]], [HUGE], {}, {"factor": 2.0}, {"rope_type": {}}, DEEP,
     {"deep": DEEP}, (1.0, 2.0), b"bytes", {1: 2}, {None: 1}, object(),
 ]  # fmt: skip
-SOUND = {
+VALID = {
     "head_dim": [64, 128], "hidden_size": [4096], "num_attention_heads": [32, 64], "max_position_embeddings": [4096, 131072],
     "original_max_position_embeddings": [4096, 8192], "rope_theta": [10000.0, 5e5], "factor": [1.0, 4.0, 8],
     "low_freq_factor": [1.0], "high_freq_factor": [4.0], "beta_fast": [32], "beta_slow": [1], "truncate": [True, False],
@@ -76,40 +76,40 @@ def limit(seconds):
 
 
 def value(draw, key):
-    return draw.choice(SOUND[key]) if key in SOUND and draw.random() < draw.sound else draw.choice(ODD)
+    return draw.choice(VALID[key]) if key in VALID and draw.random() < draw.valid else draw.choice(ODD)
 
 
 def rotation(draw, dialect):
     kinds = KEYS.get(dialect, KEYS["hf"])
-    kind = draw.choice(sorted(kinds)) if draw.random() < draw.sound else draw.choice(KINDS)
+    kind = draw.choice(sorted(kinds)) if draw.random() < draw.valid else draw.choice(KINDS)
     asked = sorted(kinds.get(kind, ROPE))
     keys = set(asked) if draw.random() < 0.5 else set(draw.sample(asked, k=draw.randint(0, len(asked))))
-    if draw.random() > draw.sound:
+    if draw.random() > draw.valid:
         keys |= set(draw.sample(ROPE, k=2))
     made = {key: value(draw, key) for key in sorted(keys)}
-    return {**made, draw.choice(["rope_type", "type"]): kind if draw.random() < draw.sound else draw.choice(ODD)}
+    return {**made, draw.choice(["rope_type", "type"]): kind if draw.random() < draw.valid else draw.choice(ODD)}
 
 
 def configuration(draw, dialect="hf"):
-    """Mostly sound, half sound, or hardly: where nothing is right only the first check is met."""
-    draw.sound = draw.choice([1.0, 0.97, 0.9, 0.5])
-    rope = rotation(draw, dialect) if draw.random() < draw.sound else draw.choice(ODD)
+    """Mostly valid, half valid, or hardly: where nothing is valid only the first check is reached."""
+    draw.valid = draw.choice([1.0, 0.97, 0.9, 0.5])
+    rope = rotation(draw, dialect) if draw.random() < draw.valid else draw.choice(ODD)
     if draw.random() < 0.1:
         rope = {"full_attention": rope, "sliding_attention": draw.choice([rope, None, *ODD])}
     if draw.random() < 0.1 and isinstance(rope, dict):
         return rope
-    keys = sorted(MODEL) if draw.random() > draw.sound else ["head_dim", "hidden_size", "num_attention_heads"]
+    keys = sorted(MODEL) if draw.random() > draw.valid else ["head_dim", "hidden_size", "num_attention_heads"]
     made = {key: value(draw, key) for key in draw.sample(keys, k=draw.randint(0, len(keys) // 2))}
     made[draw.choice(["rope_parameters", "rope_scaling"])] = rope
     if draw.random() < 0.7:
-        made["model_type"] = draw.choice(MODELS) if draw.random() < draw.sound else draw.choice(ODD)
+        made["model_type"] = draw.choice(MODELS) if draw.random() < draw.valid else draw.choice(ODD)
     if draw.random() < 0.8:
         made |= {"head_dim": value(draw, "head_dim"), "max_position_embeddings": value(draw, "max_position_embeddings")}
     return {"text_config": made} if draw.random() < 0.1 else made
 
 
 def gguf_value(draw, key):
-    if draw.random() > draw.sound:
+    if draw.random() > draw.valid:
         return draw.choice(ODD)
     if key.endswith(("length", "count")):
         return 64 if "context" not in key else 4096
@@ -117,14 +117,14 @@ def gguf_value(draw, key):
 
 
 def metadata(draw):
-    draw.sound = draw.choice([1.0, 0.97, 0.9, 0.5])
-    kind = draw.choice(sorted(SCALING)) if draw.random() < draw.sound else draw.choice(["magic", *ODD])
+    draw.valid = draw.choice([1.0, 0.97, 0.9, 0.5])
+    kind = draw.choice(sorted(SCALING)) if draw.random() < draw.valid else draw.choice(["magic", *ODD])
     asked = sorted(f"rope.scaling.{key}" for key in SCALING.get(kind, ())) if isinstance(kind, str) else []
     asked += ["rope.freq_base", "rope.dimension_count", "context_length", "attention.key_length"]
     keys = set(draw.sample(asked, k=draw.randint(len(asked) // 2, len(asked))))
-    keys |= set() if draw.random() < draw.sound else set(draw.sample(GGUF, k=3))
+    keys |= set() if draw.random() < draw.valid else set(draw.sample(GGUF, k=3))
     made = {key: gguf_value(draw, key) for key in sorted(keys)} | {"rope.scaling.type": kind}
-    if kind == "longrope" and draw.random() < draw.sound:
+    if kind == "longrope" and draw.random() < draw.valid:
         made |= {"rope_factors_long.weight": [2.0] * 32, "rope_factors_short.weight": [1.0] * 32}
     prefix = draw.choice(["", "", "llama.", "deepseek2."])
     return {prefix + key if key.startswith("rope.") else key: each for key, each in made.items()}
@@ -163,7 +163,7 @@ def test_a_random_configuration_is_read_or_refused(dialect):
             if number % 4 == 0:
                 judged(MRoPE.from_config, config, dialect)
         except Exception as error:
-            raise AssertionError(f"draw {number} of seed {SEED}: {shown(config)}") from error
+            raise AssertionError(f"draw {number} of seed {SEED}: {short_repr(config)}") from error
     assert 150 < read_ones < 1900  # neither everything nor nothing
     assert time.perf_counter() - began < 60
 
@@ -240,9 +240,9 @@ def test_rope_diff_refuses_in_one_sentence(name, tmp_path, capsys):
     for pair in ((good, bad), (bad, bad)):
         with limit(20):
             assert cli.main(["rope-diff", *map(str, pair)]) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and said.err.startswith("posenc: rope-diff: ") and said.err.count("\n") == 1
-        assert "bad.json" in said.err and "Traceback" not in said.err
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.startswith("posenc: rope-diff: ") and printed.err.count("\n") == 1
+        assert "bad.json" in printed.err and "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_random_files_give_a_comparison_or_a_sentence(tmp_path, capsys):
                 path.write_text(json.dumps(GOOD))
         with limit(20):
             status = cli.main(["rope-diff", *map(str, paths), "--dialect", draw.choice(DIALECTS)])
-        said = capsys.readouterr()
-        assert (status == 2) == bool(said.err) and said.err.count("\n") <= 1 and "nan" not in said.out
+        printed = capsys.readouterr()
+        assert (status == 2) == bool(printed.err) and printed.err.count("\n") <= 1 and "nan" not in printed.out
         statuses.add(status)
     assert statuses == {0, 1, 2}
 

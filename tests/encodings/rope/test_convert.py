@@ -37,8 +37,8 @@ def test_equals_the_model(module, config, rotary, layout, width, qk):
     cos, sin = getattr(module, rotary)(config)(q, torch.arange(L)[None])
     if module is phi:
         parts = [(x[..., :width], x[..., width:]) for x in qk]
-        turned = module.apply_rotary_pos_emb(parts[0][0], parts[1][0], cos, sin)
-        theirs = [torch.cat((new, rest), dim=-1) for new, (_, rest) in zip(turned, parts, strict=True)]
+        rotated = module.apply_rotary_pos_emb(parts[0][0], parts[1][0], cos, sin)
+        theirs = [torch.cat((new, rest), dim=-1) for new, (_, rest) in zip(rotated, parts, strict=True)]
     else:
         theirs = module.apply_rotary_pos_emb(q, k, cos, sin)
     rope = posenc.rope.from_config(config)
@@ -55,8 +55,8 @@ def test_equals_gptj(qk):
     sin, cos = gptj.create_sinusoidal_positions(L, 16)[None].chunk(2, dim=-1)
     for x in qk:
         rows = x.transpose(1, 2)
-        turned = gptj.apply_rotary_pos_emb(rows[..., :16], sin, cos)
-        assert_rotated(rope.rotate(x, L), torch.cat((turned, rows[..., 16:]), dim=-1).transpose(1, 2), x, L)
+        rotated = gptj.apply_rotary_pos_emb(rows[..., :16], sin, cos)
+        assert_rotated(rope.rotate(x, L), torch.cat((rotated, rows[..., 16:]), dim=-1).transpose(1, 2), x, L)
 
 
 def test_equals_llama4(qk):

@@ -162,7 +162,7 @@ def test_low_precision_and_far_positions_stay_near_float64():
     (lambda q, k, v: dual_chunk(q, k, v, rope=posenc.RoPE(head_dim=8), chunk_size=4, local=4), "less than"),
     (lambda q, k, v: rerope(k, q[:, :, :9], v, rope=posenc.RoPE(head_dim=8), window=4), "Lq <= Lk"),
     (lambda q, k, v: rerope(q, k, v, window=4, rope=posenc.RoPE(
-        head_dim=8, scaling=posenc.scaling.DynamicNTK(original=8))), "follow the length"),
+        head_dim=8, scaling=posenc.scaling.DynamicNTK(original=8))), "depend on the length"),
     (lambda q, k, v: rerope(q, k, v, window=4, log_scale=1, rope=posenc.RoPE(head_dim=8)), "training length"),
 ])  # fmt: skip
 def test_says_what_is_wrong(call, words):

@@ -1,4 +1,4 @@
-"""What transformers' own classes say where a file does not, and published files read as it reads them."""
+"""What transformers' own classes define where a file does not, and published files read as it reads them."""
 
 import importlib
 import inspect
@@ -17,7 +17,7 @@ MODELS = Path(transformers.models.__file__).parent
 
 
 def test_interleaved_models_are_those_of_transformers():
-    """By their source: which model files turn neighbours in the functions that rotate."""
+    """By their source: which model files rotate neighbouring channels."""
     found = set()
     for file in MODELS.glob("*/modeling_*.py"):
         source = file.read_text(encoding="utf-8")

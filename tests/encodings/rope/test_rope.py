@@ -66,10 +66,10 @@ def test_compiles_whole():
         rope = posenc.RoPE(head_dim=8, scaling=extension)
         x = torch.randn(1, 2, 6, 8)
 
-        def turn(x, rope=rope):
+        def rotate_x(x, rope=rope):
             return rope.rotation(posenc.Positions(6)).queries(x)
 
-        torch.testing.assert_close(torch.compile(turn, fullgraph=True)(x), turn(x), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(torch.compile(rotate_x, fullgraph=True)(x), rotate_x(x), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_compiled_positions_out_of_range_raise_too():
     """By an assertion inside the graph, which waits for nothing."""
     rope = posenc.RoPE(head_dim=8)
     x = torch.randn(1, 1, 3, 8)
-    turn = torch.compile(lambda p: rope.rotate(x, p), fullgraph=True, backend="aot_eager")
+    rotate_x = torch.compile(lambda p: rope.rotate(x, p), fullgraph=True, backend="aot_eager")
     good = torch.tensor([0, 5, 2**31 - 1])
-    torch.testing.assert_close(turn(good), rope.rotate(x, good))
+    torch.testing.assert_close(rotate_x(good), rope.rotate(x, good))
     with pytest.raises(RuntimeError, match="range of rotary phases"):
-        turn(torch.tensor([0, 5, 2**31]))
+        rotate_x(torch.tensor([0, 5, 2**31]))
     xpos = posenc.XPos(head_dim=8, max_length=64)
     q = torch.compile(lambda p: xpos.rotation(posenc.Positions(p)).queries(x), fullgraph=True, backend="aot_eager")
     q(torch.tensor([0, 5, 63]))
@@ -104,7 +104,7 @@ def test_compiled_positions_out_of_range_raise_too():
 
 def test_positions_out_of_range_raise():
     rope = posenc.RoPE(head_dim=16)
-    for place in ((2**31 - 3, 4), torch.tensor([2**31]), torch.tensor([-(2**31)])):
+    for positions in ((2**31 - 3, 4), torch.tensor([2**31]), torch.tensor([-(2**31)])):
         with pytest.raises(ValueError, match="range"):
-            rope.rotation(posenc.Positions(place))
+            rope.rotation(posenc.Positions(positions))
     rope.rotation(posenc.Positions((2**31 - 4, 4)))

@@ -164,7 +164,7 @@ def test_worked_numbers():
 
 def test_golden_frequencies():
     """Stored with the configuration that made them, so that a change of any formula shows."""
-    stored = json.loads((Path(__file__).parent / "data" / "rope_frequencies.json").read_text())
+    stored = json.loads((Path(__file__).parents[2] / "data" / "rope_frequencies.json").read_text())
     assert len(stored["entries"]) >= 12
     for entry in stored["entries"]:
         rope = posenc.rope.from_config(entry["config"])
@@ -195,13 +195,13 @@ def test_prefill_equals_token_by_token(extension):
 def test_dynamic_yarn_is_yarn_of_its_length():
     """As the authors' code does it: the factor is the length over the original one, from the longest length on."""
     for longest in (None, 4096):
-        moving = DynamicYaRN(original=1024, longest=longest)
+        moving = DynamicYaRN(original=1024, max_length=longest)
         for total in (10, 1024, 3000, 4096, 5000, 20000):
             factor = max(total, longest or 1024) / 1024
             fixed = YaRN(factor=factor, original=1024)
             assert frequencies(64, 1e4, moving, total) == frequencies(64, 1e4, fixed)
             assert moving.magnitude_at(total) == fixed.magnitude == (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
-            frozen = DynamicYaRN(original=1024, longest=longest, freeze_at=total)
+            frozen = DynamicYaRN(original=1024, max_length=longest, freeze_at=total)
             assert frequencies(64, 1e4, frozen, 7) == frequencies(64, 1e4, fixed)
             assert frozen.magnitude == frozen.magnitude_at(99999) == fixed.magnitude
     positions = torch.tensor([[0, 1, 2], [5000, 5001, 5002]])  # two rows, two lengths, two magnitudes
@@ -230,7 +230,7 @@ def test_lengths_on_a_device_give_the_same_frequencies():
     totals = torch.tensor([[4.0], [8.0], [9.0], [100.0]], dtype=torch.float64)
     for extension in (
         DynamicNTK(factor=2.0, original=8), LongRoPE(short=[1.0] * 8, long=range(1, 9), original=8),
-        DynamicYaRN(original=8, beta_fast=2.0, beta_slow=0.5), DynamicYaRN(original=8, longest=9, beta_fast=2.0),
+        DynamicYaRN(original=8, beta_fast=2.0, beta_slow=0.5), DynamicYaRN(original=8, max_length=9, beta_fast=2.0),
     ):  # fmt: skip
         ours = extension.frequencies_of(w, 16, 1e4, totals)
         magnitudes = torch.as_tensor(extension.magnitude_at(totals), dtype=torch.float64).expand(4, 1)
@@ -247,7 +247,7 @@ def test_lengths_on_a_device_give_the_same_frequencies():
     (lambda: YaRN(factor=2, original=64, beta_fast=1, beta_slow=32), "swap"),
     (lambda: LongRoPE(short=[1.0], long=[1.0, 2.0], original=64), "each pair"),
     (lambda: Proportional(fraction=1.5), "between 0"),
-    (lambda: DynamicYaRN(original=64, longest=32), "longest"),
+    (lambda: DynamicYaRN(original=64, max_length=32), "max_length"),
     (lambda: DynamicYaRN(original=64, beta_fast=1, beta_slow=32), "swap"),
     (lambda: MixedNTK(factor=2.0, b=0), "positive"),
     (lambda: frequencies(2, 1e4, NTK(factor=2)), "more than 2"),

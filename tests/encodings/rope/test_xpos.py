@@ -12,8 +12,8 @@ from tests import budget
 def test_scores_equal_the_oracle():
     q, k = torch.randn(2, 2, 3, 40, 16)
     theirs = RotaryEmbedding(16, use_xpos=True, xpos_scale_base=512)
-    turned = theirs.rotate_queries_and_keys(q, k)
-    expected = turned[0] @ turned[1].transpose(-1, -2) / 4.0
+    rotated = theirs.rotate_queries_and_keys(q, k)
+    expected = rotated[0] @ rotated[1].transpose(-1, -2) / 4.0
     ours = posenc.scores(q, k, posenc.XPos(head_dim=16).plan(posenc.Positions(40)))
     # the original's phases and factors are of float32: an angle of 40 is off by three roundings of its size
     longest = q.norm(dim=-1).max() * k.norm(dim=-1).max()
@@ -58,9 +58,9 @@ def test_keys_may_be_cached():
 
 def test_out_of_range_raises():
     xpos = posenc.XPos(head_dim=16, max_length=64)
-    for place in (65, (60, 5), torch.tensor([0, 64]), torch.tensor([-1, 3])):
+    for positions in (65, (60, 5), torch.tensor([0, 64]), torch.tensor([-1, 3])):
         with pytest.raises(ValueError, match="larger max_length"):
-            xpos.plan(posenc.Positions(place))
+            xpos.plan(posenc.Positions(positions))
     with pytest.raises(ValueError, match="float32"):
         posenc.XPos(head_dim=64, max_length=100_000)
     posenc.XPos(head_dim=64, max_length=100_000, scale_base=2048)
@@ -93,8 +93,8 @@ def test_large_numbers_at_both_ends(dtype, max_length, size, at):
     q[..., 0] = size if dtype == torch.float16 else q[..., 0]
     plan = encoding.plan(Positions((start, 16)))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    turned = plan.rotate.both(q, k)
-    assert all(x.isfinite().all() for x in turned)
+    rotated = plan.rotate.both(q, k)
+    assert all(x.isfinite().all() for x in rotated)
     out = posenc.attend(q, k, v, plan, causal=True)
     assert out.isfinite().all()
     exact = posenc.scores(

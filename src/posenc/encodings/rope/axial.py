@@ -1,6 +1,6 @@
 """Rotary positions along several axes: images, video, and text among them. Positions are [B, L, axes].
 
-Every pair of channels belongs to one axis and turns by that axis' position × its own frequency, so all of these are
+Every pair of channels belongs to one axis and is rotated by that axis' position × its own frequency, so all of these are
 one rotation with a list of (axis, frequency) for each pair; the conventions differ in the list alone.
 """
 
@@ -17,18 +17,27 @@ from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
-from ...core.phases import digits, digits_of, phases
+from ...core.phases import compute_phases, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
 from ...core.positions import Positions, Side
 from ...core.rotation import Layout, Phases, Rotation
-from .rope import Digits, check_rotary, digits_on, last_tokens, phases_of, positions_of, times, turns_of
+from .rope import (
+    FrequencyDigits,
+    check_rotary,
+    digits_of_last_tokens,
+    digits_on_device,
+    length_dependent_digits,
+    phases_at,
+    positions_of,
+    scale_phases,
+)
 from .scaling import Scaling
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
 
 class ManyAxes(Encoding):
-    """Pairs that read one axis each. A subclass says which axis and which frequency (`assign`), and the layout."""
+    """Pairs that read one axis each. A subclass gives the axis and the frequency of each pair, and the layout."""
 
     columns: int | None = None
     """The columns of the grid whose patches positions with a single axis number, row by row."""
@@ -40,24 +49,26 @@ class ManyAxes(Encoding):
         self.axis_of, self.pair_frequencies, self.layout = axis_of, frequencies, layout
         self.attention_factor = factor
         self.axes: int = max(axis_of, default=0) + 1
-        self._digits = digits(frequencies)
+        self._digits = split_frequencies(frequencies)
 
     def rotation(self, positions: Positions) -> Rotation:
         device = self.device_of(positions)
         queries, keys = positions.q_axes, positions.k_axes
-        turns, factor = self._turns(positions, device)
-        both = self._phases(keys, turns, factor, device)
-        if turns[0].dim() == 3:
-            of_queries = last_tokens(turns, factor, positions.q_length)
+        digits, factor = self._frequency_digits(positions, device)
+        both = self._phases(keys, digits, factor, device)
+        if digits[0].dim() == 3:
+            of_queries = digits_of_last_tokens(digits, factor, positions.q_length)
             return Rotation(self._phases(queries, *of_queries, device), both, self.layout)
         if all(q is k for q, k in zip(queries, keys, strict=True)):
             return Rotation(both, both, self.layout)
-        return Rotation(self._phases(queries, turns, factor, device), both, self.layout)
+        return Rotation(self._phases(queries, digits, factor, device), both, self.layout)
 
-    def _turns(self, positions: Positions, device: torch.device) -> tuple[Digits, float | Tensor]:
-        return digits_on(self._digits, device), self.attention_factor
+    def _frequency_digits(self, positions: Positions, device: torch.device) -> tuple[FrequencyDigits, float | Tensor]:
+        return digits_on_device(self._digits, device), self.attention_factor
 
-    def _phases(self, sides: tuple[Side, ...], turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
+    def _phases(
+        self, sides: tuple[Side, ...], digits: FrequencyDigits, factor: float | Tensor, device: torch.device
+    ) -> Phases:
         if len(sides) < self.axes and not (len(sides) == 1 and (self.text or self.columns is not None)):
             raise ValueError(
                 f"{type(self).__name__} reads {self.axes} axes of positions, got {len(sides)}; give [B, L, {self.axes}] "
@@ -70,8 +81,8 @@ class ManyAxes(Encoding):
         rows = max(column.shape[0] for column in columns)
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p.index_select(-1, constant(self.axis_of, device, torch.int64))
-        dtype = torch.promote_types(self._here.dtype, torch.float32)
-        return times(phases_of(p + self.offset, turns, dtype), factor)
+        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
+        return scale_phases(phases_at(p + self.offset, digits, dtype), factor)
 
     text = False
     """Whether positions with a single axis stand for the same position on all axes."""
@@ -111,7 +122,7 @@ class AxialRoPE(ManyAxes):
     DINOv3 trains with other coordinates at each step: ((row, column) + shift) · jitter · rescale, where 1 is half an
     image, shift is uniform within ±shift for each axis, jitter log-uniform within [1/jitter, jitter] for each axis and
     rescale likewise for both. They are drawn anew for each plan, in training mode alone; layers share a draw by sharing
-    a plan. The first `prefix` tokens (class and registers) do not turn.
+    a plan. The first `prefix` tokens (class and registers) are not rotated.
     """
 
     def __init__(
@@ -183,22 +194,22 @@ class AxialRoPE(ManyAxes):
         self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
         self.columns = _checked(columns)
         self.absolute = columns is not None  # a shift by one patch is no shift by one column at the end of a row
-        # Llama 4 counts patches from 1, so that its class token at "-1" does not turn.
+        # Llama 4 counts patches from 1, so that its class token at "-1" is not rotated.
         self.offset = 1 if convention == "llama4" else 0
 
     def rotation(self, positions: Positions) -> Rotation:
         if not (self.training and self._moving):
             return super().rotation(positions)
         device = self.device_of(positions)
-        turns, start = self._drawn(torch.device("cpu") if device.type == "mps" else device)  # MPS has no float64
-        first, second, third = (digit.to(device) for digit in turns)
+        digits, start = self._drawn(torch.device("cpu") if device.type == "mps" else device)  # MPS has no float64
+        first, second, third = (digit.to(device) for digit in digits)
         q, k = (
             self._from(start.to(device), self._phases(sides, (first, second, third), 1.0, device))
             for sides in (positions.q_axes, positions.k_axes)
         )
         return Rotation(q, k, self.layout)
 
-    def _drawn(self, device: torch.device) -> tuple[Digits, Tensor]:
+    def _drawn(self, device: torch.device) -> tuple[FrequencyDigits, Tensor]:
         """(digits of this step's frequencies, the angle at the image's centre [pairs])."""
         assert self.grid is not None
         shift, stretch = torch.zeros(2, device=device), torch.ones(2, device=device)
@@ -213,10 +224,10 @@ class AxialRoPE(ManyAxes):
         each = len(self.pair_frequencies) // 2
         frequencies = constant(self.pair_frequencies, device, torch.float64) * stretch.double().repeat_interleave(each)
         size = constant(tuple(float(n) for n in self.grid), device, torch.float64)
-        return digits_of(frequencies), frequencies * (size * shift.double()).repeat_interleave(each)
+        return split_frequency_tensor(frequencies), frequencies * (size * shift.double()).repeat_interleave(each)
 
     def _from(self, start: Tensor, both: Phases) -> Phases:
-        """Phases turned on by `start`, but for the prefix."""
+        """Phases advanced by `start`, except those of the prefix."""
         if self.shift is None:
             return both
         (cos, sin), c, s = both, start.cos().to(both[0].dtype), start.sin().to(both[0].dtype)
@@ -228,10 +239,10 @@ class MRoPE(ManyAxes):
     """Multimodal RoPE: one ladder of frequencies, its pairs shared out among time, rows and columns.
 
         sections=(4, 2, 2)                     t t t t h h w w       Qwen2-VL: consecutive
-        sections=(4, 2, 2), interleaved=True   t h w t h w t t       Qwen3-VL: in turn, time takes what is left
+        sections=(4, 2, 2), interleaved=True   t h w t h w t t       Qwen3-VL: round robin, time takes what is left
 
-    Text has the same position on all three axes, and is then turned exactly as by RoPE; positions with one axis are
-    taken so. After an image text goes on (`posenc.rope.mixed_positions`). `sections` default to Qwen2-VL's shares,
+    Text has the same position on all three axes, and is then rotated exactly as by RoPE; positions with one axis are
+    read that way. After an image text goes on (`posenc.rope.mixed_positions`). `sections` default to Qwen2-VL's shares,
     1/4, 3/8, 3/8 of the pairs. A scaling that follows the length takes the largest position of any axis + 1 for it.
     """
 
@@ -279,9 +290,9 @@ class MRoPE(ManyAxes):
         factor = 1.0 if self.scaling is None else self.scaling.score_factor
         return Plan(positions, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
 
-    def _turns(self, positions: Positions, device: torch.device) -> tuple[Digits, float | Tensor]:
+    def _frequency_digits(self, positions: Positions, device: torch.device) -> tuple[FrequencyDigits, float | Tensor]:
         if not self.length_dependent:
-            return super()._turns(positions, device)
+            return super()._frequency_digits(positions, device)
         assert self.scaling is not None
         total = positions.total
         each_token = isinstance(total, Tensor) and total.dim() == 2  # of all axes already
@@ -291,7 +302,7 @@ class MRoPE(ManyAxes):
                 total = torch.maximum(*(torch.as_tensor(x, device=device) for x in (total, other)))
             else:
                 total = max(total, other)
-        return turns_of(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
+        return length_dependent_digits(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
 
     @classmethod
     def from_config(cls, config, dialect: str = "hf", **more) -> MRoPE:
@@ -300,7 +311,7 @@ class MRoPE(ManyAxes):
 
         setup = read(config, dialect)
         if setup.sections is None:
-            raise ValueError("this configuration has no mrope_section; use posenc.rope.from_config")
+            raise ValueError("this configuration has no mrope_section; use posenc.RoPE.from_config")
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
 
 
@@ -318,7 +329,7 @@ def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
     for axis, pairs in enumerate(sections[1:], 1):
         last = axis + len(sections) * (pairs - 1)
         if pairs and last >= len(axis_of):
-            raise OptionError(f"sections={sections} cannot be dealt in turn: axis {axis} has more than its share")
+            raise OptionError(f"sections={sections} cannot be dealt round robin: axis {axis} has more than its share")
         for number in range(pairs):
             axis_of[axis + len(sections) * number] = axis
     return tuple(axis_of)
@@ -356,7 +367,7 @@ class Sinusoidal2D(Encoding):
         self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
         self.embeds_whole = prefix > 0  # the first tokens of a later step are no prefix
         self.columns = _checked(columns)
-        self._digits = digits(inverse_frequencies(d_model // 2, float(base)))
+        self._digits = split_frequencies(inverse_frequencies(d_model // 2, float(base)))
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         at = tuple(positions_of(side, x.device) for side in positions.q_axes)
@@ -368,10 +379,10 @@ class Sinusoidal2D(Encoding):
                 "or columns=, for patches that are numbered row by row"
             )
         dtype = torch.promote_types(x.dtype, torch.float32)
-        turns = digits_on(self._digits, x.device)
+        digits = digits_on_device(self._digits, x.device)
         parts = []
         for axis in at if self.first == "rows" else at[::-1]:
-            cos, sin = phases(axis.unsqueeze(-1), turns, dtype)
+            cos, sin = compute_phases(axis.unsqueeze(-1), digits, dtype)
             parts += [sin, cos]
         table = torch.cat(parts, dim=-1)
         if self.prefix:

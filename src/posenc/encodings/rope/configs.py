@@ -1,4 +1,4 @@
-"""Dialects: how configurations say which RoPE they want, read and written strictly.
+"""Dialects: the RoPE of a model's configuration, read and written strictly.
 
 The same words mean different things to different readers:
 
@@ -28,7 +28,7 @@ from .fields import (
     keys,
     no_rotation,
     same,
-    shown,
+    short_repr,
     text_part,
     validate,
 )
@@ -84,7 +84,7 @@ SAME_KIND = {"su": "longrope", "mrope": "default"}
 
 @dataclass(frozen=True)
 class Setup:
-    """What a configuration says of its rotation; None where it does not say."""
+    """The rotation of a configuration; None for what it does not state."""
 
     scaling: Scaling | None
     base: float | None = None
@@ -98,14 +98,14 @@ class Setup:
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `posenc.RoPE`."""
         if self.head_dim is None:
-            raise OptionError("the configuration does not say the head size; give the whole config.json, or head_dim")
+            raise OptionError("the configuration does not state the head size; give the whole config.json, or head_dim")
         if self.layout is None:
-            raise OptionError("the configuration does not say the layout; give layout='half' or 'interleaved'")
+            raise OptionError("the configuration does not state the layout; give layout='half' or 'interleaved'")
         base = 10000.0 if self.base is None else self.base
-        turned = {"values": True} if self.values else {}
+        values = {"values": True} if self.values else {}
         return dict(
             head_dim=self.head_dim, rotary_dim=self.rotary_dim, base=base, layout=self.layout, scaling=self.scaling,
-            **turned,
+            **values,
         )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
     sections = field(rope, "mrope_section")
     if sections is not None and model_type.startswith("ernie4_5_vl"):
         raise OptionError(
-            "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns in turn; MRoPE does not deal so"
+            "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns alternating; MRoPE does not have this order"
         )
     return Setup(
         scaling,
@@ -153,7 +153,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
 # ---- reading: the parts of a configuration ------------------------------------------------------------------
 def _known(dialect: str) -> None:
     if dialect not in DIALECTS:
-        raise OptionError(f"dialect={shown(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
+        raise OptionError(f"dialect={short_repr(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
 
 
 def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
@@ -198,18 +198,18 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
             raise OptionError(f"layers of type {layer_type!r} have no rotation in this model")
         if layer_type is None or layer_type not in nested:
             raise OptionError(
-                f"this model has a rotation for each of {', '.join(nested[:8])}; say which with layer_type"
+                f"this model has a rotation for each of {', '.join(nested[:8])}; choose one with layer_type"
             )
         own = keys(layer_type, rope[layer_type])
         beside = {key: value for key, value in rope.items() if key not in nested and value is not None}
         if beside.get("rope_type") == "default":  # transformers 5.16 writes it where a type of layer has no layer
             del beside["rope_type"]
         for key in beside:
-            raise OptionError(f"{key!r} stands beside the rotations of the layers; say it in each of them")
+            raise OptionError(f"{key!r} stands beside the rotations of the layers; put it into each of them")
         if dialect == "hf" and own.get("truncate") is False:
             raise OptionError(
                 f"transformers ignores the truncate of a layer's rotation ({layer_type}) and rounds the ramp's ends; "
-                "take truncate out for its numbers, or use another dialect for what it says"
+                "take truncate out for its numbers, or use another dialect for its meaning"
             )
         outside = {key: value for key, value in model.items() if key not in own or key in ALL_LAYERS}
         if layer_type == "full_attention" and model.get("global_head_dim"):
@@ -234,19 +234,19 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
         near = difflib.get_close_matches(unknown[0][:60], MODEL, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise OptionError(
-            f"the configuration has {shown(unknown[0])}{hint}, which may change the rotation and is not known here; "
-            "rename it, or take it out if it says nothing of the frequencies"
+            f"the configuration has {short_repr(unknown[0])}{hint}, which may change the rotation and is not known here; "
+            "rename it, or remove it if it does not concern the frequencies"
         )
 
 
 def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Older files of models with sliding windows, as newer ones say it."""
+    """Older files of models with sliding windows, in the form of newer ones."""
     if any(isinstance(value, Mapping) for value in rope.values()):
         return rope
     kind = field(model, "model_type", "")
     if kind in BY_LAYER:
         raise OptionError(
-            f"{kind} has a rotation for each type of layer, and this file does not say them; "
+            f"{kind} has a rotation for each type of layer, and this file does not state them; "
             "read it with transformers' AutoConfig, and give that"
         )
     named = next(((local, others) for local, others in LOCAL_BASES.items() if local in model), None)
@@ -273,9 +273,9 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     ):
         kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
-        raise OptionError(f"{dialect} has no RoPE of type {shown(kind)}; its types are {', '.join(KEYS[dialect])}")
+        raise OptionError(f"{dialect} has no RoPE of type {short_repr(kind)}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
-        raise OptionError("factor was given without rope_type; say which scaling it belongs to")
+        raise OptionError("factor was given without rope_type; give the rope_type that it belongs to")
     return kind
 
 
@@ -288,7 +288,7 @@ def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str
     hints = []
     for key in unknown[:5]:
         near = difflib.get_close_matches(key[:60], allowed, n=1, cutoff=0.6)
-        hints.append(shown(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+        hints.append(short_repr(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
     return f"{dialect} reads no {', '.join(hints)} for {kind!r}; it reads {', '.join(sorted(allowed - {'type'}))}"
 
 
@@ -308,8 +308,8 @@ def _base(model: dict[str, Any], rope: dict[str, Any]) -> float | None:
 
 def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int | None, int | None]:
     """(head_dim, rotary_dim)."""
-    if turned := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
-        return turned + field(model, "qk_nope_head_dim", 0), turned
+    if width := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
+        return width + field(model, "qk_nope_head_dim", 0), width
     head_dim = field(model, "head_dim")
     if head_dim is None:
         hidden = field(model, "hidden_size") or field(model, "n_embd")
@@ -323,8 +323,8 @@ def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int 
     )
     if kind == "proportional" or head_dim is None:
         return head_dim, head_dim
-    if turned := field(model, "rotary_dim"):
-        return head_dim, turned
+    if width := field(model, "rotary_dim"):
+        return head_dim, width
     return head_dim, head_dim if part is None else int(head_dim * part)
 
 
@@ -474,7 +474,7 @@ def write(given, dialect: str = "hf") -> dict[str, Any]:
         model["rope_interleave"] = True
     if getattr(rope, "values", False):
         if dialect != "hf":
-            raise _cannot(rope, dialect, "it does not turn values")
+            raise _cannot(rope, dialect, "it does not rotate values")
         model["rotary_value"] = True
     if isinstance(scaling, NTK) and dialect != "vllm" and rope is not None:
         base, scaling = base * scaling.factor ** (rope.rotary_dim / (rope.rotary_dim - 2)), None
@@ -541,7 +541,7 @@ def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any
     }
     if dialect == "vllm":
         if scaling.freeze_at is None:
-            raise _cannot(scaling, dialect, "it fixes the list at the served length; say which with freeze_at")
+            raise _cannot(scaling, dialect, "it fixes the list at the served length; give it as freeze_at")
         keys |= {"short_mscale": scaling.magnitude, "long_mscale": scaling.magnitude}
         return "longrope", keys, {"max_position_embeddings": scaling.freeze_at}
     if scaling.freeze_at is not None:
@@ -590,4 +590,4 @@ def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[
 
 
 def _cannot(scaling, dialect: str, why: str) -> OptionError:
-    return OptionError(f"{dialect} cannot say {scaling}: {why}")
+    return OptionError(f"{dialect} cannot express {scaling}: {why}")

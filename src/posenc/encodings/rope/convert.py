@@ -6,14 +6,11 @@ weight = posenc.rope.convert(weight, heads=32, to="half")
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from ...core.errors import OptionError
-from .configs import read, write
-from .fields import validate
+from .configs import write
 from .long_context import dual_chunk, rerope, self_extend
 from .position_ids import clip_positions, grid_positions, mixed_positions, random_positions
 from .rope import RoPE
@@ -24,34 +21,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def from_config(
-    config,
-    dialect: str = "hf",
-    *,
-    layer_type: str | None = None,
-    length: int | None = None,
-    head_dim: int | None = None,
-    layout: str | None = None,
-) -> RoPE:
-    """The RoPE that a model's configuration asks for: base, sizes, layout and scaling.
-
-    The arguments are those of `posenc.scaling.from_config`; head_dim and layout stand in for what the configuration
-    does not say, or says otherwise. DeepSeek's keys are [content | position] channels; here the rotated ones come
-    first, so concatenate them as [position | content] (scores are the same).
-    """
-    setup, head_dim = read(config, dialect, layer_type=layer_type, length=length), validate("head_dim", head_dim)
-    if setup.sections is not None:
-        raise OptionError("this configuration has mrope_section: use posenc.MRoPE.from_config")
-    if head_dim is not None:
-        part = setup.rotary_dim if setup.head_dim is not None and setup.rotary_dim != setup.head_dim else None
-        setup = replace(setup, head_dim=head_dim, rotary_dim=part)
-    if layout is not None:
-        setup = replace(setup, layout=layout)
-    return RoPE(**setup.options())
+from_config = RoPE.from_config
 
 
 def to_config(rope: RoPE, dialect: str = "hf") -> dict:
-    """The keys to merge into config.json so that `dialect` turns as this RoPE does; see `posenc.scaling.to_config`."""
+    """The keys to merge into config.json so that `dialect` rotates as this RoPE does; see `posenc.scaling.to_config`."""
     return write(rope, dialect)
 
 
@@ -64,19 +38,19 @@ def convert(weight: Tensor, heads: int, *, to: str, rotary_dim: int | None = Non
     weight      [heads * D, ...]: a Linear's weight or bias, or a qk-norm's weight over all heads; a norm shared by
                 the heads is [D] with heads=1. Convert queries, keys and their norms alike; never values.
     to          "half" (from interleaved, Meta -> Hugging Face) or "interleaved"
-    rotary_dim  the channels of each head that turn; default all
+    rotary_dim  the rotated channels of each head; default all
     """
     if to not in ("half", "interleaved"):
         raise OptionError(f"to={to!r} is unknown; use 'half' or 'interleaved'")
     if weight.dim() < 1 or heads < 1 or weight.shape[0] % heads:
         raise OptionError(f"the first size of {list(weight.shape)} must be a multiple of heads={heads}")
     size = weight.shape[0] // heads
-    turned = size if rotary_dim is None else rotary_dim
-    if turned % 2 or not 0 <= turned <= size:
-        raise OptionError(f"rotary_dim={turned} must be even and at most the head size {size}")
+    width = size if rotary_dim is None else rotary_dim
+    if width % 2 or not 0 <= width <= size:
+        raise OptionError(f"rotary_dim={width} must be even and at most the head size {size}")
     split = weight.unflatten(0, (heads, size))
-    rotated, rest = split[:, :turned], split[:, turned:]
-    shape = (turned // 2, 2) if to == "half" else (2, turned // 2)
+    rotated, rest = split[:, :width], split[:, width:]
+    shape = (width // 2, 2) if to == "half" else (2, width // 2)
     rotated = rotated.unflatten(1, shape).transpose(1, 2).flatten(1, 2)
-    joined = rotated if turned == size else torch.cat((rotated, rest), dim=1)
+    joined = rotated if width == size else torch.cat((rotated, rest), dim=1)
     return joined.flatten(0, 1).contiguous()

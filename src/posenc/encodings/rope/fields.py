@@ -25,7 +25,7 @@ _short.maxlist = _short.maxtuple = _short.maxdict = 3
 _short.maxlevel = 2
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value as a message quotes it: short, however large or deep it is."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a whole number of {value.bit_length()} bits"
@@ -43,7 +43,7 @@ def whole(low: int, high: int, *, rounded: bool = False) -> Check:
         if rounded and isinstance(value, float):
             ok = value.is_integer()
         if not ok or not low <= value <= high:
-            raise OptionError(f"{name}={shown(value)} must be a whole number from {low} to {high}; correct it")
+            raise OptionError(f"{name}={short_repr(value)} must be a whole number from {low} to {high}; correct it")
         return value
 
     return check
@@ -55,7 +55,7 @@ def number(low: float, high: float) -> Check:
     def check(name: str, value: Any) -> float:
         # the comparison is false for NaN, and exact for whole numbers that no float holds
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise OptionError(f"{name}={shown(value)} must be a number from {low:g} to {high:g}; correct it")
+            raise OptionError(f"{name}={short_repr(value)} must be a number from {low:g} to {high:g}; correct it")
         return value
 
     return check
@@ -69,7 +69,7 @@ def numbers(low: float, high: float, most: int) -> Check:
         value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
         if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
             size = f" with {len(value)} entries" if isinstance(value, (list, tuple)) else ""
-            raise OptionError(f"{name}={shown(value)}{size} must be a list of 1 to {most} numbers; correct it")
+            raise OptionError(f"{name}={short_repr(value)}{size} must be a list of 1 to {most} numbers; correct it")
         return [one(f"{name}[{index}]", each) for index, each in enumerate(value)]
 
     return check
@@ -80,7 +80,7 @@ def wholes(low: int, high: int, most: int) -> Check:
 
     def check(name: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
-            raise OptionError(f"{name}={shown(value)} must be a list of 1 to {most} whole numbers; correct it")
+            raise OptionError(f"{name}={short_repr(value)} must be a list of 1 to {most} whole numbers; correct it")
         return tuple(one(f"{name}[{index}]", each) for index, each in enumerate(value))
 
     return check
@@ -88,23 +88,23 @@ def wholes(low: int, high: int, most: int) -> Check:
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name}={shown(value)} must be true or false; correct it")
+        raise OptionError(f"{name}={short_repr(value)} must be true or false; correct it")
     return value
 
 
 def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > 200:
-        raise OptionError(f"{name}={shown(value)} must be a name of at most 200 characters; correct it")
+        raise OptionError(f"{name}={short_repr(value)} must be a name of at most 200 characters; correct it")
     return value
 
 
 def keys(name: str, value: Any) -> dict[str, Any]:
     """An object of JSON: names and values."""
     if not isinstance(value, Mapping):
-        raise OptionError(f"{name}={shown(value)} must hold keys and values (an object of JSON); correct it")
+        raise OptionError(f"{name}={short_repr(value)} must hold keys and values (an object of JSON); correct it")
     for key in value:
         if not isinstance(key, str):
-            raise OptionError(f"{name} has the key {shown(key)}; keys must be text")
+            raise OptionError(f"{name} has the key {short_repr(key)}; keys must be text")
     return dict(value)
 
 
@@ -198,7 +198,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_rotation(config: dict[str, Any]) -> bool:
-    """Whether a configuration of a whole model, or of a rotation alone, says that there is one."""
+    """Whether a configuration of a whole model, or of a rotation alone, has a rotation."""
     config = text_part(config)
     kind, embedding = field(config, "model_type", ""), field(config, "position_embedding_type", "")
     named = any(key.startswith(("rope_", "rotary_")) or key in ROTATION for key in config)
@@ -210,6 +210,6 @@ def no_rotation(config: dict[str, Any]) -> str:
     """The refusal of a configuration without a rotation."""
     kind = field(config, "model_type")
     return (
-        f"this configuration{'' if kind is None else f' ({shown(kind)})'} has no rotation: none of rope_parameters, "
+        f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: none of rope_parameters, "
         "rope_scaling, rope_theta and rotary_dim is in it; if its model rotates queries and keys, add rope_theta"
     )

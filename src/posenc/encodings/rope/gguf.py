@@ -17,7 +17,7 @@ from typing import Any
 
 from ...core.errors import OptionError
 from .configs import Setup, _cannot
-from .fields import field, head_of, shown
+from .fields import field, head_of, short_repr
 from .scaling import Linear, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
 
 SCALING = {
@@ -29,7 +29,7 @@ SCALING = {
     },
     "longrope": {"factor", "original_context_length", "attn_factor"},
 }  # fmt: skip
-INFORMATION = {"finetuned", "type"}  # says nothing of the numbers
+INFORMATION = {"finetuned", "type"}  # without influence on the rotation
 TENTHS = ("deepseek2", "deepseek32")
 """Architectures that store a tenth of mscale_all_dim, and whose attention multiplies scores by its factor squared."""
 TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -44,21 +44,21 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     older = "longrope" if "rope_factors_long.weight" in keys else "none"  # older files of Phi-3
     kind = field(keys, "rope.scaling.type", older)
     if kind not in SCALING:
-        raise OptionError(f"llama.cpp has no rope.scaling.type {shown(kind)}; its types are {', '.join(SCALING)}")
+        raise OptionError(f"llama.cpp has no rope.scaling.type {short_repr(kind)}; its types are {', '.join(SCALING)}")
     unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
     if unknown:
         allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
         near = difflib.get_close_matches(unknown[0][:60], allowed, n=1)
         hint = f" (did you mean 'rope.{near[0]}'?)" if near else ""
         raise OptionError(
-            f"llama.cpp reads no {shown('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
+            f"llama.cpp reads no {short_repr('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
         )
     head_dim = field(keys, "attention.key_length")
     if head_dim is None and (width := field(keys, "embedding_length")) is not None:
         heads = field(keys, "attention.head_count")
         head_dim = None if heads is None else head_of(width, heads)
     rotary_dim = field(keys, "rope.dimension_count", head_dim)
-    # the file does not say which channels form a pair: llama.cpp knows it by architecture
+    # the file does not hold the layout: llama.cpp knows it by architecture
     return Setup(
         _scaling(kind, keys, length, _architecture(metadata)),
         field(keys, "rope.freq_base"),
@@ -190,7 +190,7 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
         case Scaling() if scaling.magnitude != 1.0:
             raise _cannot(scaling, "llama.cpp", "fixed frequencies have no magnitude there; use YaRN")
         case Proportional() if scaling.fraction < 1.0:
-            raise _cannot(scaling, "llama.cpp", "pairs that do not turn have no finite divisor")
+            raise _cannot(scaling, "llama.cpp", "pairs that are not rotated have no finite divisor")
     # Llama3 and NTK: any fixed frequencies are one divisor for each pair
     if rope is None:
         raise _cannot(scaling, "llama.cpp", "its divisors depend on the base and the sizes; give the RoPE")

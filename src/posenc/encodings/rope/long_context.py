@@ -1,6 +1,6 @@
-"""Attention whose far keys are rotated otherwise: Self-Extend, ReRoPE, dual chunks. No training, longer contexts.
+"""Longer contexts without training: Self-Extend, ReRoPE and dual chunk attention rotate far keys by other positions.
 
-Each maps the distance D = i - j of a RoPE model to one that it has seen in training:
+Each maps the distance D = i - j of a RoPE model to a distance that occurs in training:
 
     Self-Extend    D < window: D      else  i // group - j // group + window - window / group
     ReRoPE         D < window: D      else  window,   leaky: window + (D - window) / leak
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...core.mask import _boolean
-from ...core.phases import digits, phases
+from ...core.mask import as_bool_mask
+from ...core.phases import compute_phases, split_frequencies
 from ...core.rotation import apply_rotary
-from .rope import RoPE, digits_on
+from .rope import RoPE, digits_on_device
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ def self_extend(
     q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, group: int, window: int, log_scale: int | None = None,
     scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
 ) -> Tensor:  # fmt: skip
-    """Self-Extend (Jin et al. 2024, arXiv:2401.01325): near keys as ever, far ones by groups of `group` positions.
+    """Self-Extend (Jin et al. 2024, arXiv:2401.01325): exact distances to near keys, distances by groups of `group` positions to far ones.
 
         n = 12, group 2, window 4, last row:   7 7 6 6 5 5 4 4 3 2 1 0
 
     q [B, H, Lq, D], k, v [B, Hkv, Lk, D], unrotated; the queries are the last Lq of the Lk tokens.
     window     must be a multiple of group
     log_scale  the training length n: queries at position i are multiplied by max(1, ln(i + 1) / ln(n))
-    scale      of the scores; default 1/sqrt(D) and what the scaling of `rope` says
+    scale      of the scores; default 1/sqrt(D) times the score factor of rope's scaling
     key_mask   bool [B, Lk], True for real keys
     block      queries at a time
     """
     _check_sizes(group=group, window=window, block=block)
     if window % group:
         raise ValueError(f"window={window} must be a positive multiple of group={group}")
-    turn = _Turn(q, k, rope)
-    q = turn.scaled(q, log_scale)
-    far_q = turn(q, turn.at_q // group + (window - window // group))
-    far_k = turn(k, turn.at_k // group)
-    return _near_and_far(q, k, v, turn, window, far_q, far_k, scale, key_mask, block)
+    rotator = _Rotator(q, k, rope)
+    q = rotator.scaled(q, log_scale)
+    far_q = rotator(q, rotator.at_q // group + (window - window // group))
+    far_k = rotator(k, rotator.at_k // group)
+    return _near_and_far(q, k, v, rotator, window, far_q, far_k, scale, key_mask, block)
 
 
 def rerope(
@@ -76,16 +76,16 @@ def rerope(
     _check_sizes(window=window, block=block)
     if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
         raise ValueError(f"leak={leak!r} must be None (ReRoPE) or a number, at least 1")
-    turn = _Turn(q, k, rope)
-    q = turn.scaled(q, log_scale)
-    here = torch.full_like(turn.at_q, window)
+    rotator = _Rotator(q, k, rope)
+    q = rotator.scaled(q, log_scale)
+    here = torch.full_like(rotator.at_q, window)
     if leak is None:
-        far_q, far_k = turn(q, here), turn(k, torch.zeros_like(turn.at_k))
+        far_q, far_k = rotator(q, here), rotator(k, torch.zeros_like(rotator.at_k))
     else:  # window + (D - window) / leak: whole steps at 1/leak of the frequency, and window whole ones
-        slow = [w / leak for w in turn.frequencies]
-        far_q = turn(turn(q, turn.at_q - window, slow), here, magnitude=1.0)
-        far_k = turn(k, turn.at_k, slow)
-    return _near_and_far(q, k, v, turn, window, far_q, far_k, scale, key_mask, block)
+        slow = [w / leak for w in rotator.frequencies]
+        far_q = rotator(rotator(q, rotator.at_q - window, slow), here, magnitude=1.0)
+        far_k = rotator(k, rotator.at_k, slow)
+    return _near_and_far(q, k, v, rotator, window, far_q, far_k, scale, key_mask, block)
 
 
 def dual_chunk(
@@ -94,7 +94,7 @@ def dual_chunk(
 ) -> Tensor:  # fmt: skip
     """Dual chunk attention (An et al. 2024, arXiv:2402.17463): no distance exceeds `chunk_size`.
 
-        chunks of n = chunk_size - local tokens; keys turn by j mod n, queries
+        chunks of n = chunk_size - local tokens; keys are rotated by j mod n, queries
             to their own chunk      by  i mod n
             to the one before       by  min(i mod n + n, chunk_size)
             to older ones           by  min(2n - 1, chunk_size)
@@ -106,15 +106,15 @@ def dual_chunk(
     if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:
         raise ValueError(f"local={local} must be at least 0 and less than chunk_size={chunk_size}")
     n = chunk_size - local
-    turn = _Turn(q, k, rope)
-    q = turn.scaled(q, log_scale)
-    inside = turn.at_q % n
-    keys = turn(k, turn.at_k % n)
-    own, before = turn(q, inside), turn(q, (inside + n).clamp(max=chunk_size))
-    older = turn(q, torch.full_like(inside, min(2 * n - 1, chunk_size)))
+    rotator = _Rotator(q, k, rope)
+    q = rotator.scaled(q, log_scale)
+    inside = rotator.at_q % n
+    keys = rotator(k, rotator.at_k % n)
+    own, before = rotator(q, inside), rotator(q, (inside + n).clamp(max=chunk_size))
+    older = rotator(q, torch.full_like(inside, min(2 * n - 1, chunk_size)))
 
     def pieces(first: int, last: int) -> Iterator[Piece]:
-        at = turn.offset + first
+        at = rotator.offset + first
         chunk = at // n * n
         rows = slice(first, last)
         for queries, start, end in (
@@ -125,13 +125,13 @@ def dual_chunk(
             if end > start:
                 yield Piece(queries[:, :, rows], keys[:, :, start:end], v[:, :, start:end], start, (0, math.inf))
 
-    borders = range(-(turn.offset % n), q.shape[2], n)  # a block of queries lies within one chunk
+    borders = range(-(rotator.offset % n), q.shape[2], n)  # a block of queries lies within one chunk
     blocks = [
         (first, min(first + block, start + n, q.shape[2]))
         for start in borders
         for first in range(max(start, 0), min(start + n, q.shape[2]), block)
     ]
-    return _run(blocks, pieces, turn, scale, key_mask, q)
+    return _run(blocks, pieces, rotator, scale, key_mask, q)
 
 
 def _check_sizes(**sizes: int) -> None:
@@ -140,12 +140,12 @@ def _check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name}={size!r} must be an integer, at least 1")
 
 
-class _Turn:
-    """Rotates to any positions with one RoPE's frequencies; knows where queries and keys stand."""
+class _Rotator:
+    """Rotates to any positions with the frequencies of one RoPE; at_q, at_k: the positions of queries and keys."""
 
     def __init__(self, q: Tensor, k: Tensor, rope: RoPE):
         if not isinstance(rope, RoPE) or rope.length_dependent:
-            raise ValueError("these remap the positions of a RoPE whose frequencies do not follow the length")
+            raise ValueError("long-context attention needs a RoPE whose frequencies do not depend on the length")
         if q.dim() != 4 or k.dim() != 4 or q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
             raise ValueError(
                 f"q must be [B, H, Lq, D] and k [B, Hkv, Lk, D] with Lq <= Lk, got {list(q.shape)} and {list(k.shape)}"
@@ -156,9 +156,9 @@ class _Turn:
         self.at_k = torch.arange(k.shape[2], device=q.device)
 
     def __call__(self, x: Tensor, positions: Tensor, frequencies=None, magnitude: float | None = None) -> Tensor:
-        turns = digits_on(digits(tuple(frequencies or self.frequencies)), x.device)
+        digits = digits_on_device(split_frequencies(tuple(frequencies or self.frequencies)), x.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = phases(positions[None, :, None], turns, dtype)
+        cos, sin = compute_phases(positions[None, :, None], digits, dtype)
         factor = self.rope.attention_factor if magnitude is None else magnitude
         return apply_rotary(x, cos * factor, sin * factor, self.rope.layout)
 
@@ -174,12 +174,21 @@ class _Turn:
 
 
 def _near_and_far(
-    q: Tensor, k: Tensor, v: Tensor, turn: _Turn, window: int, far_q: Tensor, far_k: Tensor, scale, key_mask, block: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotator: _Rotator,
+    window: int,
+    far_q: Tensor,
+    far_k: Tensor,
+    scale,
+    key_mask,
+    block: int,
 ) -> Tensor:
-    near_q, near_k = turn(q, turn.at_q), turn(k, turn.at_k)
+    near_q, near_k = rotator(q, rotator.at_q), rotator(k, rotator.at_k)
 
     def pieces(first: int, last: int) -> Iterator[Piece]:
-        rows, at, end = slice(first, last), turn.offset + first, turn.offset + last
+        rows, at, end = slice(first, last), rotator.offset + first, rotator.offset + last
         if end > window:
             columns = slice(0, end - window)
             yield Piece(far_q[:, :, rows], far_k[:, :, columns], v[:, :, columns], 0, (window, math.inf))
@@ -187,31 +196,31 @@ def _near_and_far(
         yield Piece(near_q[:, :, rows], near_k[:, :, start:end], v[:, :, start:end], start, (0, window - 1))
 
     blocks = [(first, min(first + block, q.shape[2])) for first in range(0, q.shape[2], block)]
-    return _run(blocks, pieces, turn, scale, key_mask, q)
+    return _run(blocks, pieces, rotator, scale, key_mask, q)
 
 
 def _run(
     blocks: list[tuple[int, int]],
     pieces: Callable[[int, int], Iterator[Piece]],
-    turn: _Turn,
+    rotator: _Rotator,
     scale,
     key_mask,
     q: Tensor,
 ) -> Tensor:
     """One softmax over the pieces of each block of queries."""
     if key_mask is not None:
-        key_mask = _boolean(key_mask, "key_mask")
-        keys = turn.offset + q.shape[2]
+        key_mask = as_bool_mask(key_mask, "key_mask")
+        keys = rotator.offset + q.shape[2]
         if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
             raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")
-    factor = 1.0 if turn.rope.scaling is None else turn.rope.scaling.score_factor
+    factor = 1.0 if rotator.rope.scaling is None else rotator.rope.scaling.score_factor
     scale = factor * q.shape[3] ** -0.5 if scale is None else scale
     outs = []
     for first, last in blocks:
         parts = list(pieces(first, last))
         tensors = [x for part in parts for x in (part.q, part.k, part.v)]
-        places = [(part.start, part.band) for part in parts]
-        arguments = (turn.offset + first, scale, key_mask, places, *tensors)
+        spans = [(part.start, part.band) for part in parts]
+        arguments = (rotator.offset + first, scale, key_mask, spans, *tensors)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             outs.append(checkpoint(_block, *arguments, use_reentrant=False))
         else:
@@ -221,7 +230,7 @@ def _run(
     return torch.cat(outs, dim=2)
 
 
-def _block(at: int, scale: float, key_mask: Tensor | None, places: list, *tensors: Tensor) -> Tensor:
+def _block(at: int, scale: float, key_mask: Tensor | None, spans: list, *tensors: Tensor) -> Tensor:
     """softmax over all pieces' scores, in float32 or better -> [B, H, rows, Dv]."""
     dtype = tensors[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
@@ -229,14 +238,13 @@ def _block(at: int, scale: float, key_mask: Tensor | None, places: list, *tensor
     rows = torch.arange(at, at + tensors[0].shape[2], device=tensors[0].device)
     scores = []
     with torch.autocast(tensors[0].device.type, enabled=False):
-        for (start, (least, most)), q, k in zip(places, tensors[0::3], tensors[1::3], strict=True):
+        for (start, (least, most)), q, k in zip(spans, tensors[0::3], tensors[1::3], strict=True):
             grouped = q.to(wide).unflatten(1, (kv_heads, -1)) * scale
             s = grouped @ k.to(wide).unsqueeze(2).transpose(-1, -2)  # [B, Hkv, H/Hkv, rows, columns]
             distance = rows[:, None] - torch.arange(start, start + k.shape[2], device=q.device)
             allowed = (distance >= least) & (distance <= most)
             if key_mask is not None:
-                seen = key_mask[:, None, None, None, start : start + k.shape[2]]
-                allowed = allowed & seen
+                allowed = allowed & key_mask[:, None, None, None, start : start + k.shape[2]]
             scores.append(s.masked_fill(~allowed, -math.inf))
         joined = torch.cat(scores, dim=-1)
         top = joined.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)
@@ -244,7 +252,7 @@ def _block(at: int, scale: float, key_mask: Tensor | None, places: list, *tensor
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
         out = None
         for part, v in zip(weights.split([s.shape[-1] for s in scores], dim=-1), tensors[2::3], strict=True):
-            seen = part @ v.to(wide).unsqueeze(2)
-            out = seen if out is None else out + seen
+            product = part @ v.to(wide).unsqueeze(2)
+            out = product if out is None else out + product
     assert out is not None
     return out.flatten(1, 2).to(dtype)

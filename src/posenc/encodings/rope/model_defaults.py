@@ -1,4 +1,4 @@
-"""What model types of transformers 5.22 say in their code and not in their files. The tests read that code."""
+"""What transformers 5.22 defines in the code of a model type and not in its files. The tests read that code."""
 
 INTERLEAVED = frozenset((
     "axk1", "axk2", "bailing_hybrid", "blt", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
@@ -6,7 +6,7 @@ INTERLEAVED = frozenset((
     "glm4_moe_lite", "glm4v_text", "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash",
     "mistral4", "mistral_large4", "moonshine", "moonshine_streaming", "roformer", "youtu",
 ))  # fmt: skip
-"""Model types whose code in transformers 5.22 turns neighbouring channels; all others there turn halves."""
+"""Model types whose code in transformers 5.22 rotates neighbouring channels; all others rotate halves."""
 
 BASES: dict[str, float] = {
     "apertus": 12000000.0, "bitnet": 500000.0, "blt_local_encoder": 500000.0, "blt_local_decoder": 500000.0,
@@ -40,7 +40,7 @@ BY_LAYER = frozenset((
     "beam", "deepseek_v4", "diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text", "gemma4_unified_text",
     "laguna", "mellum", "mimo_v2_flash", "neomme", "step3p5", "ultrabert", "zaya",
 ))  # fmt: skip
-"""Types with a rotation for each type of layer that only a new file, or their class, says."""
+"""Types with a rotation for each type of layer that only a new file, or their class, defines."""
 
 OTHERS = frozenset((
     "falcon", "gpt_neox", "llama",

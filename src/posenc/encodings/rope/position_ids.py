@@ -90,18 +90,18 @@ def mixed_positions(
 
 
 def random_positions(
-    length: int, longest: int, *, batch: int | None = None, generator: torch.Generator | None = None, device=None
+    length: int, max_length: int, *, batch: int | None = None, generator: torch.Generator | None = None, device=None
 ) -> Tensor:
-    """`length` distinct positions of [0, longest), sorted, drawn uniformly: [L], or [B, L] with a draw for each row.
+    """`length` distinct positions of [0, max_length), sorted, drawn uniformly: [L], or [B, L] with a draw for each row.
 
     Randomised positions (Ruoss et al. 2023, arXiv:2305.16843): train short sequences with the positions of long ones.
     """
-    _sizes(length=length, longest=longest)
-    if length > longest:
-        raise ValueError(f"{length} distinct positions below {longest} do not exist; give longest >= {length}")
+    _sizes(length=length, max_length=max_length)
+    if length > max_length:
+        raise ValueError(f"{length} distinct positions below {max_length} do not exist; give max_length >= {length}")
     rows = 1 if batch is None else batch
     source = generator.device if generator is not None else device
-    drawn = torch.rand(rows, longest, generator=generator, device=source).argsort(-1)[:, :length].sort(-1).values
+    drawn = torch.rand(rows, max_length, generator=generator, device=source).argsort(-1)[:, :length].sort(-1).values
     drawn = drawn.to(device) if device is not None else drawn
     return drawn[0] if batch is None else drawn
 

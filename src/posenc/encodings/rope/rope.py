@@ -1,6 +1,9 @@
-"""RoPE: turn pairs of channels of queries and keys by position × frequency."""
+"""RoPE: rotate pairs of channels of queries and keys by position × frequency."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,25 +13,23 @@ from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
-from ...core.phases import LIMIT, digits, digits_of, phases
+from ...core.phases import LIMIT, FrequencyDigits, compute_phases, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
 from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation, apply_rotary
 from .scaling import Scaling
 
-Digits = tuple[Tensor, Tensor, Tensor]
-
 
 class RoPE(Encoding):
     """Rotary positions (Su et al. 2021, arXiv:2104.09864).
 
-        pair c of q at position p turns by p · w_c,  w_c = base^(-2c/R);  so do keys; scores see p_k - p_q only
+        pair c of q and of k at position p is rotated by p · w_c,  w_c = base^(-2c/R);  scores depend on p_k - p_q
 
         layout="half"          pairs (c, c + R/2)    GPT-NeoX, Llama and most models of Hugging Face
         layout="interleaved"   pairs (2c, 2c + 1)    RoFormer, GPT-J, Meta's Llama, Cohere, GLM
 
     R = rotary_dim, by default all of head_dim; channels past R pass through. `scaling` is an object of
-    `posenc.scaling` that extends the context. `values` turns the values too. Phases are computed from integer
+    `posenc.scaling` that extends the context. `values` rotates the values too. Phases are computed from integer
     positions, exactly, in float32 (float64 after `.double()`); nothing is stored.
     """
 
@@ -51,9 +52,39 @@ class RoPE(Encoding):
         self.layout: Layout = layout
         self.scaling, self.values = scaling, values
         self.length_dependent = scaling is not None and scaling.length_dependent
-        # Python numbers, made here: compiled code must not trace a memoised function
+        # Python numbers, computed here: compiled code must not trace a memoised function
         self._plain = inverse_frequencies(rotary_dim, self.base)
-        self._digits = digits(self.frequencies())
+        self._digits = split_frequencies(self.frequencies())
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Any,
+        dialect: str = "hf",
+        *,
+        layer_type: str | None = None,
+        length: int | None = None,
+        head_dim: int | None = None,
+        layout: Layout | None = None,
+    ) -> RoPE:
+        """The RoPE of a model's configuration: base, sizes, layout and scaling.
+
+        The arguments are those of `posenc.scaling.from_config`; head_dim and layout complete or override the
+        configuration. DeepSeek's keys are [content | position] channels; here the rotated channels come first, so
+        concatenate them as [position | content] (the scores are the same).
+        """
+        from .configs import read
+        from .fields import validate
+
+        setup, head_dim = read(config, dialect, layer_type=layer_type, length=length), validate("head_dim", head_dim)
+        if setup.sections is not None:
+            raise OptionError("this configuration has mrope_section: use posenc.MRoPE.from_config")
+        if head_dim is not None:
+            part = setup.rotary_dim if setup.head_dim is not None and setup.rotary_dim != setup.head_dim else None
+            setup = replace(setup, head_dim=head_dim, rotary_dim=part)
+        if layout is not None:
+            setup = replace(setup, layout=layout)
+        return cls(**setup.options())
 
     def frequencies(self, total: int | None = None) -> tuple[float, ...]:
         """The inverse frequencies of a sequence of `total` tokens (None: no longer than the original length)."""
@@ -63,47 +94,47 @@ class RoPE(Encoding):
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
+        """The factor of cos and sin."""
         return 1.0 if self.scaling is None else self.scaling.magnitude
 
     def rotation(self, positions: Positions) -> Rotation:
         device = self.device_of(positions)
-        turns, factor = self._turns(positions.total if self.length_dependent else 0, device)
-        if turns[0].dim() == 3:
-            of_queries = last_tokens(turns, factor, positions.q_length)
+        digits, factor = self._frequency_digits(positions.total if self.length_dependent else 0, device)
+        if digits[0].dim() == 3:
+            of_queries = digits_of_last_tokens(digits, factor, positions.q_length)
             queries = self._phases(positions.q, *of_queries, device)
-            return Rotation(queries, self._phases(positions.k, turns, factor, device), self.layout, self.values)
-        return rotation_of(positions, self.layout, self.values, lambda side: self._phases(side, turns, factor, device))
+            return Rotation(queries, self._phases(positions.k, digits, factor, device), self.layout, self.values)
+        return rotation_of(positions, self.layout, self.values, lambda side: self._phases(side, digits, factor, device))
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
-        """x [B, heads, L, D] turned to its positions, alone: a start as (start, L), or an int tensor [L] or [B, L].
+        """Rotate x [B, heads, L, D] alone, outside of attention. positions: (start, L), or an int tensor [L] or [B, L];
         `total` is the sequence's length where it is more than the last position + 1.
         """
         own = Positions(positions, total=total)
-        turns, factor = self._turns(own.total if self.length_dependent else 0, x.device)
-        return apply_rotary(x, *self._phases(own.q, turns, factor, x.device), self.layout)
+        digits, factor = self._frequency_digits(own.total if self.length_dependent else 0, x.device)
+        return apply_rotary(x, *self._phases(own.q, digits, factor, x.device), self.layout)
 
     def terms(self, positions: Positions, *, x=None, host=None) -> Plan:
         factor = 1.0 if self.scaling is None else self.scaling.score_factor
         return Plan(positions, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
 
-    def _turns(self, total: int | Tensor, device: torch.device) -> tuple[Digits, float | Tensor]:
+    def _frequency_digits(self, total: int | Tensor, device: torch.device) -> tuple[FrequencyDigits, float | Tensor]:
         if not self.length_dependent:
-            return digits_on(self._digits, device), self.attention_factor
+            return digits_on_device(self._digits, device), self.attention_factor
         assert self.scaling is not None
-        return turns_of(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
+        return length_dependent_digits(self.scaling, self._plain, self.rotary_dim, self.base, total, device)
 
-    def _phases(self, side: Side, turns: Digits, factor: float | Tensor, device: torch.device) -> Phases:
-        dtype = torch.promote_types(self._here.dtype, torch.float32)
-        return times(phases_of(positions_of(side, device).unsqueeze(-1), turns, dtype), factor)
+    def _phases(self, side: Side, digits: FrequencyDigits, factor: float | Tensor, device: torch.device) -> Phases:
+        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
+        return scale_phases(phases_at(positions_of(side, device).unsqueeze(-1), digits, dtype), factor)
 
 
 def check_rotary(head_dim: int, rotary_dim: int, layout: Layout, scaling: Scaling | None) -> None:
-    """The options that all rotations of one head share."""
+    """Validate the options that all rotary encodings share."""
     require_int("head_dim", head_dim, most=WIDEST)
     require_int("rotary_dim", rotary_dim, most=WIDEST)
     if rotary_dim % 2:
-        raise OptionError(f"RoPE turns pairs of channels: rotary_dim={rotary_dim} must be even")
+        raise OptionError(f"RoPE rotates pairs of channels: rotary_dim={rotary_dim} must be even")
     if rotary_dim > head_dim:
         raise OptionError(f"rotary_dim={rotary_dim} exceeds head_dim={head_dim}")
     require_choice("layout", layout, ("half", "interleaved"))
@@ -114,17 +145,17 @@ def check_rotary(head_dim: int, rotary_dim: int, layout: Layout, scaling: Scalin
         )
 
 
-def digits_on(turns: tuple[tuple[int, ...], ...], device: torch.device) -> Digits:
-    """Digits that are Python integers, as tensors."""
-    first, second, third = (constant(digit, device, torch.int64) for digit in turns)
+def digits_on_device(digits: tuple[tuple[int, ...], ...], device: torch.device) -> FrequencyDigits:
+    """Digits as tensors."""
+    first, second, third = (constant(digit, device, torch.int64) for digit in digits)
     return first, second, third
 
 
-def turns_of(
+def length_dependent_digits(
     scaling: Scaling, plain: tuple[float, ...], size: int, base: float, total: int | Tensor, device: torch.device
-) -> tuple[Digits, float | Tensor]:
-    """Digits and magnitude of a scaling that follows the length: for all rows, [B, ..] with a total for each, or
-    [B, L, ..] with a total for each token (packed documents, each of its own length).
+) -> tuple[FrequencyDigits, float | Tensor]:
+    """Digits and magnitude of a scaling whose frequencies depend on the length: [n] for one total, [B, n] for one
+    per row, [B, L, n] for one per token (packed documents of different lengths).
     """
     on = torch.device("cpu" if device.type == "mps" else device)  # MPS has no float64
     if isinstance(total, Tensor):
@@ -134,30 +165,34 @@ def turns_of(
         each_token = False
         total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
     else:
-        return digits_on(digits(scaling.frequencies(plain, size, base, total)), device), scaling.magnitude_at(total)
-    first, second, third = digits_of(scaling.frequencies_of(plain, size, base, total))
+        return digits_on_device(
+            split_frequencies(scaling.frequencies(plain, size, base, total)), device
+        ), scaling.magnitude_at(total)
+    first, second, third = split_frequency_tensor(scaling.frequencies_of(plain, size, base, total))
     factor = scaling.magnitude_at(total)
     if isinstance(factor, Tensor):
         factor = (factor if each_token else factor.unsqueeze(-1)).to(device)  # [B, L or 1, 1]
     return (first.to(device), second.to(device), third.to(device)), factor
 
 
-def last_tokens(turns: Digits, factor: float | Tensor, count: int) -> tuple[Digits, float | Tensor]:
-    """Digits and magnitude of the last tokens, where each has its own."""
-    first, second, third = (digit[:, digit.shape[1] - count :] for digit in turns)
+def digits_of_last_tokens(
+    digits: FrequencyDigits, factor: float | Tensor, count: int
+) -> tuple[FrequencyDigits, float | Tensor]:
+    """Digits and magnitude of the last `count` tokens, where each token has its own."""
+    first, second, third = (digit[:, digit.shape[1] - count :] for digit in digits)
     return (first, second, third), factor[:, factor.shape[1] - count :] if isinstance(factor, Tensor) else factor
 
 
-def phases_of(positions: Tensor, turns: Digits, dtype: torch.dtype) -> Phases:
-    """`phases` of positions [B, L, 1 or n] where digits are [n], [B, n], or one row for each token, [B, L, n]."""
-    if turns[0].dim() < 3:
-        return phases(positions, turns, dtype)
-    cos, sin = phases(positions.unsqueeze(-2), turns, dtype)
+def phases_at(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtype) -> Phases:
+    """`compute_phases` of positions [B, L, 1 or n] for digits [n], [B, n], or [B, L, n]."""
+    if digits[0].dim() < 3:
+        return compute_phases(positions, digits, dtype)
+    cos, sin = compute_phases(positions.unsqueeze(-2), digits, dtype)
     return cos.squeeze(-2), sin.squeeze(-2)
 
 
-def times(both: Phases, factor: float | Tensor) -> Phases:
-    """cos and sin with the magnitude inside."""
+def scale_phases(both: Phases, factor: float | Tensor) -> Phases:
+    """cos and sin times the magnitude."""
     if not isinstance(factor, Tensor):
         return both if factor == 1.0 else (both[0] * factor, both[1] * factor)
     factor = factor.to(both[0].dtype)
@@ -172,14 +207,14 @@ def positions_of(side: Side, device: torch.device) -> Tensor:
 
 
 def check_range(side: Side, low: int, high: int, name: str, more: str = "") -> None:
-    """Raise where a position is not in [low, high]. What is on a device, or compiled, is looked at there: the error
-    then comes with a later call, and nothing waits for it.
+    """Raise where a position is not in [low, high]. On a GPU, and in compiled code, the check is asynchronous: the error
+    comes with a later call, and nothing waits for it.
     """
     start = side.start if isinstance(side, Run) else side
     last = (side.length if isinstance(side, Run) else 1) - 1
     if not isinstance(start, Tensor):
         if torch.compiler.is_compiling():
-            return  # lengths and starts are symbols: a comparison would bind them
+            return  # lengths and starts are symbols: a comparison would specialise them
         bounds = (start, start + last)
     elif start.numel() == 0 or start.device.type not in ("cpu", "cuda") or last < 0:
         return
@@ -197,18 +232,18 @@ def check_range(side: Side, low: int, high: int, name: str, more: str = "") -> N
         )
 
 
-def rotation_of(positions: Positions, layout: Layout, values: bool, phases_of) -> Rotation:
+def rotation_of(positions: Positions, layout: Layout, values: bool, phases_at) -> Rotation:
     """Phases of both sides, computed once where queries and keys share them (or queries are some of the keys)."""
     q, k = positions.q, positions.k
     if q is k:
-        both = phases_of(k)
+        both = phases_at(k)
         return Rotation(both, both, layout, values)
     if isinstance(q, Run) and isinstance(k, Run) and isinstance(q.start, int) and isinstance(k.start, int):
         skip = q.start - k.start
         if skip >= 0 and skip + q.length <= k.length:
-            cos, sin = phases_of(k)
+            cos, sin = phases_at(k)
             if skip == 0 and q.length == k.length:
                 return Rotation((cos, sin), (cos, sin), layout, values)
             rows = slice(skip, skip + q.length)
             return Rotation((cos[:, rows], sin[:, rows]), (cos, sin), layout, values)
-    return Rotation(phases_of(q), phases_of(k), layout, values)
+    return Rotation(phases_at(q), phases_at(k), layout, values)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...core import formulas
 from ...core.errors import OptionError
-from .fields import shown
+from .fields import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,7 +140,7 @@ class DynamicNTK(Scaling):
 class YaRN(Scaling):
     """NTK by parts (Peng et al. 2023, arXiv:2309.00071): fast pairs keep their frequency, slow ones are divided.
 
-        w' = g w + (1 - g) w / factor          r = original · w / 2π turns within the original length
+        w' = g w + (1 - g) w / factor          r = original · w / 2π cycles within the original length
 
         ramp="code"    g falls linearly with the pair's number from the pair with r = beta_fast to the one with
                        r = beta_slow, ends rounded outwards unless truncate=False: what every checkpoint uses
@@ -167,9 +167,9 @@ class YaRN(Scaling):
         for name in ("mscale", "mscale_all_dim"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < MOST):
-                raise OptionError(f"YaRN: {name}={shown(value)} must be a number of at least 0, or None")
+                raise OptionError(f"YaRN: {name}={short_repr(value)} must be a number of at least 0, or None")
         if not isinstance(self.truncate, bool):
-            raise OptionError(f"YaRN: truncate={shown(self.truncate)} must be True or False")
+            raise OptionError(f"YaRN: truncate={short_repr(self.truncate)} must be True or False")
         if self.beta_fast < self.beta_slow:
             raise OptionError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}; swap them")
         if self.ramp not in ("code", "paper"):
@@ -195,33 +195,33 @@ class YaRN(Scaling):
 
     def _kept(self, w: Frequencies, size: int, base: float) -> list[float]:
         if self.ramp == "paper":
-            turns = [self.original * x / math.tau for x in w]
+            cycles = [self.original * x / math.tau for x in w]
             span = self.beta_fast - self.beta_slow
-            return [_clip((r - self.beta_slow) / span) if span else float(r > self.beta_slow) for r in turns]
+            return [_clip((r - self.beta_slow) / span) if span else float(r > self.beta_slow) for r in cycles]
         return yarn_ramp(len(w), size, base, self.original, self.beta_fast, self.beta_slow, self.truncate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicYaRN(Scaling):
-    """YaRN whose factor is the total length n over the original one: s(n) = max(n, longest) / original.
+    """YaRN whose factor is the total length n over the original one: s(n) = max(n, max_length) / original.
 
-    longest    the length the model was extended to by training; default: it was not, and up to the original length
+    max_length the length the model was extended to by training; default: it was not, and up to the original length
                nothing changes
     Frequencies and magnitude, 0.1 ln(s) + 1, change with each token, so keys are cached unrotated; `freeze_at=n` is
     YaRN(factor=s(n)) at every length.
     """
 
     original: int
-    longest: int | None = None
+    max_length: int | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
     freeze_at: int | None = None
 
     def __post_init__(self):
-        _positive(self, "original", "longest", "freeze_at")
-        if self.longest is not None and self.longest < self.original:
-            raise OptionError(f"longest={self.longest} must be at least original={self.original}")
+        _positive(self, "original", "max_length", "freeze_at")
+        if self.max_length is not None and self.max_length < self.original:
+            raise OptionError(f"max_length={self.max_length} must be at least original={self.original}")
         self.fixed()  # the betas are checked there
 
     def fixed(self, total: int | None = None) -> YaRN:
@@ -236,7 +236,7 @@ class DynamicYaRN(Scaling):
 
     @property
     def _least(self) -> int:
-        return self.longest or self.original
+        return self.max_length or self.original
 
     @property
     def magnitude(self) -> float:
@@ -335,18 +335,18 @@ class Llama3(Scaling):
         return tuple(self._one(x) for x in w)
 
     def _one(self, w: float) -> float:
-        turns = self.original * w / math.tau
-        if turns > self.high:
+        cycles = self.original * w / math.tau
+        if cycles > self.high:
             return w
-        if turns < self.low or self.high == self.low:
-            return w / self.factor if turns < self.low else w
-        kept = (turns - self.low) / (self.high - self.low)
+        if cycles < self.low or self.high == self.low:
+            return w / self.factor if cycles < self.low else w
+        kept = (cycles - self.low) / (self.high - self.low)
         return kept * w + (1.0 - kept) * (w / self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Scaling):
-    """p-RoPE (Barbero et al. 2024, arXiv:2410.06205): the slowest pairs do not turn at all.
+    """p-RoPE (Barbero et al. 2024, arXiv:2410.06205): the slowest pairs are not rotated.
 
         w'_c = w_c / factor   for c < int(fraction · size / 2),   else 0
 
@@ -360,11 +360,11 @@ class Proportional(Scaling):
     def __post_init__(self):
         _positive(self, "factor")
         if not isinstance(self.fraction, (int, float)) or not 0.0 <= self.fraction <= 1.0:
-            raise OptionError(f"fraction={shown(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
+            raise OptionError(f"fraction={short_repr(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
 
     def frequencies(self, w, size, base, total=None):
-        turning = int(self.fraction * size // 2)
-        return tuple(x / self.factor if c < turning else 0.0 for c, x in enumerate(w))
+        rotating = int(self.fraction * size // 2)
+        return tuple(x / self.factor if c < rotating else 0.0 for c, x in enumerate(w))
 
 
 def ntk(w, pair, size: int, stretch):
@@ -377,8 +377,8 @@ def ntk(w, pair, size: int, stretch):
 def yarn_ramp(
     pairs: int, size: int, base: float, original: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> list[float]:
-    """How much of its frequency each pair keeps: 1 up to the pair that turns beta_fast times in the original length,
-    0 from the one that turns beta_slow times, linear in the pair's number between.
+    """How much of its frequency each pair keeps: 1 up to the pair that makes beta_fast cycles in the original length,
+    0 from the one that makes beta_slow, linear in the pair's number between.
     """
     if base <= 1.0:
         raise OptionError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
@@ -405,7 +405,7 @@ def frequencies(size: int, base: float, scaling: Scaling | None = None, total: i
 
 
 def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None):
-    """The scaling that a model's configuration asks for, or None for plain RoPE.
+    """The scaling of a model's configuration, or None for plain RoPE.
 
     config      config.json as a dict, its `rope_parameters` or `rope_scaling` alone, or a transformers config;
                 for "llama.cpp" the GGUF metadata, with the factor tensors (`rope_freqs.weight`, ...) as lists
@@ -413,7 +413,7 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
     layer_type  which of several rotations, for models that have one for each kind of layer
     length      the length that is served, for the readers that fix the frequencies once ("vllm", "llama.cpp")
 
-    Unknown, missing and contradictory keys raise. `posenc.rope.from_config` gives the whole RoPE.
+    Unknown, missing and contradictory keys raise. `posenc.RoPE.from_config` gives the whole RoPE.
     """
     from .configs import read
 
@@ -422,7 +422,7 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
 
 def to_config(scaling, dialect: str = "hf") -> dict:
     """The configuration that makes `dialect` use this scaling (a Scaling, None, or a RoPE with its base and sizes):
-    keys to merge into config.json. What the dialect cannot say raises.
+    keys to merge into config.json. What the dialect cannot express raises.
     """
     from .configs import write
 
@@ -447,4 +447,4 @@ def _positive(scaling: Scaling, *names: str) -> None:
         if value is None and name in optional:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
-            raise OptionError(f"{type(scaling).__name__}: {name}={shown(value)} must be a positive number")
+            raise OptionError(f"{type(scaling).__name__}: {name}={short_repr(value)} must be a positive number")

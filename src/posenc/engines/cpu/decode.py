@@ -112,7 +112,7 @@ def _distance_blocks(
     with torch.inference_mode(False), torch.no_grad():
         block = torch.arange(first, last + 1, device=device).clamp(index.lo // size - 1, index.hi // size + 1)
         a, b = int(block[0]), int(block[-1]) + 1
-        rows = index.look(torch.arange(a * size, b * size, device=device))
+        rows = index.lookup(torch.arange(a * size, b * size, device=device))
         if b - a > last - first:
             return rows, None
         table = torch.arange(tables, device=device)
@@ -203,7 +203,7 @@ def _slice_cached(make, what, lowest: int, count: int, device: torch.device) -> 
 @lru_cache(maxsize=8)
 def _rows_of_distances(index: Index, start: int, count: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        return index.look(torch.arange(start, start + count, device=device))
+        return index.lookup(torch.arange(start, start + count, device=device))
 
 
 @lru_cache(maxsize=4)
