@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from posenc.cli.main import main as cli
+from posenc.cli import main as cli
 from posenc.encodings.registry import ENCODINGS
 
 
@@ -138,7 +138,7 @@ def test_the_extras_are_those_of_the_package():
     import tomllib
     from pathlib import Path
 
-    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     declared = tomllib.loads(text)["project"]["optional-dependencies"]
     for extra, modules in cli.EXTRAS.items():
         assert sorted(line.split(">=")[0] for line in declared[extra]) == sorted(modules)
@@ -150,7 +150,7 @@ def test_every_command_exists_and_its_extra_too():
     import tomllib
     from pathlib import Path
 
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for name, command in cli.COMMANDS.items():
         module, function = command.target.split(":")

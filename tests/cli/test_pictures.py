@@ -2,8 +2,8 @@
 
 import pytest
 
-from posenc import formulas
-from posenc.cli.main import pictures, show
+from posenc.core import formulas
+from posenc.cli import pictures, show
 from posenc.encodings.registry import ENCODINGS
 
 

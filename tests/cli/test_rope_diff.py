@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from posenc.cli.main import main as cli
-from posenc.cli.main import rope_diff
+from posenc.cli import main as cli
+from posenc.cli import rope_diff
 
 PLAIN = {"head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0}
 LINEAR = {**PLAIN, "rope_scaling": {"type": "linear", "factor": 4.0}}

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import posenc
-from posenc.cli.main import show
+from posenc.cli import show
 from posenc.encodings.registry import ENCODINGS
 
 

@@ -1,5 +1,7 @@
 """What the explorer's tests share: the pages are built once, one server answers without a browser, one with."""
 
+from dataclasses import asdict
+
 import pytest
 
 
@@ -23,3 +25,23 @@ def client():
 
     with TestClient(app.make(), base_url="http://127.0.0.1") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """The folder of a finished run in the lab's own format: copy, two encodings, two seeds, without a report."""
+    from posenc.lab.presets import from_dict
+    from posenc.lab.results import Results
+
+    task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
+    rows = [
+        {"task": "copy", "encoding": encoding, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
+        for encoding, value in (("alibi", 0.4), ("rope", 0.2))
+        for size in (16, 32)
+        for seed in (0, 1)
+    ]
+    folder = tmp_path_factory.mktemp("lab") / "tiny"
+    folder.mkdir()
+    run = Results(asdict(from_dict({"tasks": [task]}, "tiny")), {}, [], rows, 4, 4)
+    (folder / "results.json").write_bytes(run.as_json())
+    return folder

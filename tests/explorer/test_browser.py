@@ -99,7 +99,7 @@ def page(context):
     yield window
     window.close()
     assert complaints == []
-    assert [url for url in asked if url.encoding not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
+    assert [url for url in asked if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
 
 
 def go(page, address, query, path=""):
@@ -117,36 +117,36 @@ def idle(page, key):
     return key
 
 
-def figure(page, positions):
+def figure(page, element):
     """What a figure holds, once its page is at rest."""
-    idle(page, positions.split("-")[0])
-    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=positions)
-    return page.evaluate(SUMMARY, positions)
+    idle(page, element.split("-")[0])
+    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=element)
+    return page.evaluate(SUMMARY, element)
 
 
-def changed(page, positions, before):
+def changed(page, element, before):
     """What a figure holds once it is another than before, and at rest."""
     page.wait_for_function(
         f"([id, before]) => {{ const now = ({SUMMARY})(id); return now && JSON.stringify(now) !== before; }}",
-        arg=[positions, page.evaluate("x => JSON.stringify(x)", before)],
+        arg=[element, page.evaluate("x => JSON.stringify(x)", before)],
     )
-    return figure(page, positions)
+    return figure(page, element)
 
 
-def slide(page, positions, value):
+def slide(page, element, value):
     """Move a slider as a hand does: its native element gets the value and says so."""
-    idle(page, positions.split("-")[0])
+    idle(page, element.split("-")[0])
     page.eval_on_selector(
-        f"#{positions} input[type=range]",
+        f"#{element} input[type=range]",
         "(e, v) => { Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(e, v);"
         " e.dispatchEvent(new Event('input', {bubbles: true})); }",
         str(value),
     )
 
 
-def choose(page, positions, name):
+def choose(page, element, name):
     """Take an entry of a drop-down list."""
-    page.click(f"#{positions} input")
+    page.click(f"#{element} input")
     page.click(f"[role=option][aria-label={name!r}], [role=option][data-value={name!r}]")
 
 
@@ -367,21 +367,11 @@ def test_the_keyboard_is_enough(page, address):
 
 
 @pytest.fixture(scope="module", params=["written here", pytest.param("of the lab", marks=pytest.mark.slow)])
-def run(request, tmp_path_factory):
-    """A run as the lab writes it, and a real one, the smallest there is."""
-    folder = tmp_path_factory.mktemp("lab") / "smoke"
+def run(request, tmp_path_factory, tiny_run):
+    """A run in the lab's format with a report of one figure, and a real one: the smallest preset."""
+    folder = tmp_path_factory.mktemp("run") / "smoke"
     if request.param == "written here":
-        from posenc.lab.results import Results
-
-        folder.mkdir()
-        task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "lr": 0.001}
-        rows = [
-            {"task": "copy", "encoding": encoding, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
-            for encoding in task["encodings"]
-            for size in (16, 32)
-        ]
-        made = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
-        (folder / "results.json").write_bytes(made.as_json())
+        shutil.copytree(tiny_run, folder)
         figure = "<div class='js-plotly-plot'></div><script>document.querySelector('div').innerHTML = '<svg class=main-svg></svg>'</script>"
         (folder / "report.html").write_text(f"<!doctype html><title>tiny</title><h1>tiny</h1>{figure}")
         return folder

@@ -480,22 +480,8 @@ def test_drawing_leaves_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_results_draw_the_numbers_of_a_run_of_the_lab(tmp_path):
-    from dataclasses import asdict
-
-    from posenc.lab.presets import from_dict
-    from posenc.lab.results import Results
-
-    task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
-    rows = [
-        {"task": "copy", "encoding": encoding, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
-        for encoding, value in (("alibi", 0.4), ("rope", 0.2))
-        for size in (16, 32)
-        for seed in (0, 1)
-    ]
-    run = Results(asdict(from_dict({"tasks": [task]}, "tiny")), {}, [], rows, 4, 4)
-    (tmp_path / "results.json").write_bytes(run.as_json())
-    view = draw("results", run=tmp_path)
+def test_results_draw_the_numbers_of_a_run_of_the_lab(tiny_run):
+    view = draw("results", run=tiny_run)
     (panel,) = view.panels()
     assert list(panel.x) == [16, 32] and panel.upright == {"trained on 16 tokens": 16.0}
     np.testing.assert_allclose(panel.series["alibi"], [0.45, 0.45])

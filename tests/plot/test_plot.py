@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import posenc
-from posenc import formulas
-from posenc.cli.main import main as cli
+from posenc.core import formulas
+from posenc.cli import main as cli
 from posenc.plot import numbers, panels
 
 pytest.importorskip("matplotlib")

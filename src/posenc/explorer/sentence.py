@@ -272,9 +272,9 @@ def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
             f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
             f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
             "layer.k_proj.weight = layer.q_proj.weight  # a word looks for words like itself",
-            "x = encoding.embed(x, where)",
+            "x = encoding.embed(x, positions)",
             f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
-            "scores = posenc.scores(q, k, encoding.plan(where, x=x, host=layer)"
+            "scores = posenc.scores(q, k, encoding.plan(positions, x=x, host=layer)"
             + (", causal=True" if causal else "")
             + ")",
             "attention = scores.softmax(-1)[0]",

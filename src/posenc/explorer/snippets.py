@@ -24,24 +24,24 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     lines = [
         "import torch, posenc",
         "torch.manual_seed(0)",
-        f"encoding, where = {made(subject.name, options)}, posenc.Positions({length})",
+        f"encoding, positions = {made(subject.name, options)}, posenc.Positions({length})",
     ]
     if subject.absolute:
         lines += [
-            f"vectors = encoding.embed(torch.zeros(1, {length}, {d_model}, dtype=torch.float64), where)",
+            f"vectors = encoding.embed(torch.zeros(1, {length}, {d_model}, dtype=torch.float64), positions)",
             f"q = k = vectors.unflatten(-1, ({heads}, {head_dim})).transpose(1, 2)",
             "scores = posenc.scores(q, k)[0]",
         ]
         return "\n".join(lines)
     try:
         subject.encoding.plan(Positions(2))
-        plan = "encoding.plan(where)"
+        plan = "encoding.plan(positions)"
     except ValueError:
-        plan = f"encoding.plan(where, x=torch.ones(1, {length}, {d_model}))"
+        plan = f"encoding.plan(positions, x=torch.ones(1, {length}, {d_model}))"
     rotary = subject.plan(Positions(2)).rotate is not None
     lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
     lines.append(f"plan = {plan}")
-    content = "" if rotary else " - posenc.scores(q, k, posenc.Plan(where, scale=plan.scale))[0]"
+    content = "" if rotary else " - posenc.scores(q, k, posenc.Plan(positions, scale=plan.scale))[0]"
     lines.append(f"scores = posenc.scores(q, k, plan)[0]{content}")
     return "\n".join(lines)
 
