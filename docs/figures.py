@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from posenc.plot import canvas, numbers, panels
+from posenc.plot import analysis, canvas, panels
 
 FOLDER = Path(__file__).parent / "figures"
 SHOWN = ("t5", "alibi", "rope", "transformer_xl", "sinusoidal", "learned")
@@ -20,7 +20,7 @@ VIEW = "?view=compare&a=t5&b=alibi&c=rope&length=512"
 
 
 def encodings() -> Path:
-    drawn = [panel for name in SHOWN for panel in panels.kernel(numbers.subject(name), 96)]
+    drawn = [panel for name in SHOWN for panel in panels.kernel(analysis.subject(name), 96)]
     return canvas.save(canvas.figure(drawn, columns=3), FOLDER / "encodings.png")
 
 

@@ -1,4 +1,4 @@
-"""What the explorer's tests share: the pages are built once, one server answers without a browser, one with."""
+"""Shared fixtures: the built pages, a client without a socket, and a small run of the lab."""
 
 from dataclasses import asdict
 
@@ -7,23 +7,23 @@ import pytest
 
 @pytest.fixture(scope="session")
 def built():
-    """{language: {page: its components}}."""
+    """{language: {page key: PageLayout}}."""
     pytest.importorskip("gradio")
-    from posenc.explorer import frame
+    from posenc.explorer import layout
     from posenc.explorer.texts import LANGUAGES
 
-    return {language: frame.blocks(language)[1] for language in LANGUAGES}
+    return {language: layout.build_blocks(language)[1] for language in LANGUAGES}
 
 
 @pytest.fixture(scope="session")
 def client():
-    """The application, asked without a socket."""
+    """A client of the application, without a socket."""
     pytest.importorskip("gradio")
     from starlette.testclient import TestClient
 
-    from posenc.explorer import app
+    from posenc.explorer import server
 
-    with TestClient(app.make(), base_url="http://127.0.0.1") as made:
+    with TestClient(server.create_app(), base_url="http://127.0.0.1") as made:
         yield made
 
 

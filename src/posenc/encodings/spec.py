@@ -1,4 +1,4 @@
-"""An encoding and its options in one word, as people type them: "t5", "rope:base=500000", "t5:buckets=64,causal=true"."""
+"""Parse an encoding with options from one word: "t5", "rope:base=500000", "t5:buckets=64,causal=true"."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import ast
 from typing import Any
 
 from ..core.errors import OptionError
-from .registry import info
+from .registry import ENCODINGS, info
 
 LONGEST = 200
 """Characters of one value."""
+
+
+def normalise(word: str) -> str:
+    """The word with the registered name of its encoding, from a name or class name in any case: "T5:buckets=8" becomes
+    "t5:buckets=8". Unknown names are unchanged.
+    """
+    name, colon, tail = word.partition(":")
+    known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
+    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail
 
 
 def parse(word: str) -> tuple[str, dict[str, Any]]:

@@ -1,30 +1,30 @@
-"""The code shown beside a figure: a few lines of posenc whose last name holds the drawn numbers."""
+"""The posenc code next to a figure: a few lines that compute the drawn values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.positions import Positions
-from ..plot.numbers import DRAWN, SIZES, Subject
+from ...core.positions import Positions
+from ...plot.analysis import DRAWN_OPTIONS, LAYER_SIZES, Subject
 
 
-def made(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] = SIZES) -> str:
-    """posenc.create(...) as it is written by hand."""
+def create_call(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] = LAYER_SIZES) -> str:
+    """posenc.create(...) with these options, as source text."""
     arguments = [
         repr(name),
-        *(f"{key}={value!r}" for key, value in {**sizes, **DRAWN.get(name, {}), **options}.items()),
+        *(f"{key}={value!r}" for key, value in {**sizes, **DRAWN_OPTIONS.get(name, {}), **options}.items()),
     ]
     return f"posenc.create({', '.join(arguments)})"
 
 
 def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
-    """Lines that compute what position does to the score, as `scores` [heads, length, length]."""
+    """Code that computes the contribution of position to the scores, as `scores` [heads, length, length]."""
     heads, head_dim, d_model = subject.heads, subject.head_dim, subject.d_model
     lines = [
         "import torch, posenc",
         "torch.manual_seed(0)",
-        f"encoding, positions = {made(subject.name, options)}, posenc.Positions({length})",
+        f"encoding, positions = {create_call(subject.name, options)}, posenc.Positions({length})",
     ]
     if subject.absolute:
         lines += [
@@ -46,10 +46,11 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     return "\n".join(lines)
 
 
-def compared(encodings: Mapping[str, Mapping[str, Any]], length: int) -> str:
-    """Lines that compute the kernels of several encodings, as `kernels` {label: [heads, length, length]}."""
-    lines = ["from posenc.plot import numbers", f"place, kernels = numbers.positions({length}), {{}}"]
-    for label, made_of in encodings.items():
-        arguments = [repr(made_of["name"]), *(f"{k}={v!r}" for k, v in made_of["options"].items())]
-        lines.append(f"kernels[{label!r}] = numbers.kernel(numbers.subject({', '.join(arguments)}), place, place)")
+def kernels(encodings: Mapping[str, tuple[str, Mapping[str, Any]]], length: int) -> str:
+    """Code that computes the kernels of several encodings, as `kernels` {label: [heads, length, length]}."""
+    lines = ["from posenc.plot import analysis", f"positions, kernels = analysis.sample_positions({length}), {{}}"]
+    for label, (name, options) in encodings.items():
+        arguments = [repr(name), *(f"{k}={v!r}" for k, v in options.items())]
+        subject = f"analysis.subject({', '.join(arguments)})"
+        lines.append(f"kernels[{label!r}] = analysis.kernel({subject}, positions, positions)")
     return "\n".join(lines)
