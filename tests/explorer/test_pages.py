@@ -100,11 +100,11 @@ def test_compare_draws_the_same_values_from_cached_tables_as_from_plans(name):
 def test_compare_exports_every_position_and_every_distance():
     page = PAGES["compare"]
     given = {"a": "alibi", "b": "none", "c": ""}
-    for length, shown, kept in ((300, 150, 300), (1000, 167, 167)):
+    for length, drawn, kept in ((300, 150, 300), (1000, 167, 167)):
         state = page.complete({**given, "length": str(length)})
         view, panels = page.draw(state, EN), page.export(state, EN)
-        assert view.panels()[3].z.shape == (shown, shown) and panels[3].z.shape == (kept, kept)
-        assert f"show {shown} of the {length} positions" in view.html
+        assert view.panels()[3].z.shape == (drawn, drawn) and panels[3].z.shape == (kept, kept)
+        assert f"show {drawn} of the {length} positions" in view.html
         assert ("CSV holds all of them" in view.html) == (kept == length)
         assert [len(panel.x) for panel in panels[:3]] == [length, len(compare.FAR_DISTANCES), length]
         assert panels[0].series["alibi"][0] == pytest.approx(-(length - 1) * posenc.formulas.alibi_slopes(8)[0])
@@ -158,7 +158,7 @@ def test_extend_draws_the_scaling_s_own_wavelengths_and_its_config_reads_back():
         names = run(view.code)
         drawn = list(view.panels()[0].series.values())[-1]
         np.testing.assert_allclose(drawn, names["wavelengths"], rtol=1e-12)
-        again = posenc.scaling.from_config(shown_json(view))
+        again = posenc.scaling.from_config(displayed_json(view))
         if kind != "ntk":  # NTK is written as a larger base
             assert again == names["scaling"], kind
     assert "1.1386" in draw("extend", scaling="yarn", target=16384).html
@@ -181,7 +181,7 @@ def test_extend_reads_a_pasted_configuration():
             extend.from_json(wrong, EN)
 
 
-def shown_json(view):
+def displayed_json(view):
     """The configuration that the page shows."""
     return json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
 
@@ -216,7 +216,7 @@ def test_a_pasted_configuration_is_reproduced(name):
     config = PASTED[name]
     pasted = extend.from_json(json.dumps(config), EN)
     view = draw("extend", **dict(zip(extend.KEYS, pasted, strict=True)))
-    again, wanted = shown_json(view), read(config)
+    again, wanted = displayed_json(view), read(config)
     assert again["max_position_embeddings"] == config["max_position_embeddings"]
     got = read(again)
     assert (got.scaling, got.base or 10000.0, got.head_dim, got.rotary_dim) == (
@@ -258,7 +258,7 @@ def test_the_user_s_changes_replace_what_was_pasted(handlers):
     assert found["retarget"]("factor=8.0,low=1.0,rotary_dim=64") == "low=1.0,rotary_dim=64"
     assert found["rescale"]("factor=8.0,low=1.0,rotary_dim=64") == "rotary_dim=64"
     view = draw("extend", base=500000.0, original=8192, target=65536, scaling="llama3", options="high=5.0")
-    rope = shown_json(view)["rope_parameters"]
+    rope = displayed_json(view)["rope_parameters"]
     assert (rope["factor"], rope["high_freq_factor"]) == (8.0, 5.0)
     for wrong in (
         "magic=1",
@@ -294,10 +294,10 @@ def test_phi_3_5_has_its_published_factors():
     np.testing.assert_allclose(stretched / plain, model.long, rtol=1e-6)
     assert "1.1902" in view.html  # sqrt(1 + ln 32 / ln 4096)
     # the configuration to paste is the published one, and reads back into the same fields
-    shown = shown_json(view)
-    rope = shown.get("rope_parameters") or shown["rope_scaling"]
+    config = displayed_json(view)
+    rope = config.get("rope_parameters") or config["rope_scaling"]
     assert (tuple(rope["long_factor"]), tuple(rope["short_factor"])) == (model.long, model.short)
-    again = extend.from_json(json.dumps(shown | {"head_dim": 96}), EN)
+    again = extend.from_json(json.dumps(config | {"head_dim": 96}), EN)
     assert again == (96, model.base, 4096, 131072, "longrope", "factor=32.0", long, short)
     assert run(view.code)["scaling"] == posenc.scaling.LongRoPE(
         short=model.short, long=model.long, original=4096, factor=32.0

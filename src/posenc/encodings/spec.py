@@ -1,4 +1,4 @@
-"""Parse an encoding with options from one word: "t5", "rope:base=500000", "t5:buckets=64,causal=true"."""
+"""An encoding and its options in one word, as people type them: "t5", "rope:base=500000", "t5:buckets=64,causal=true"."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from .registry import ENCODINGS, info
 
 LONGEST = 200
 """Characters of one value."""
-
-
-def normalise(word: str) -> str:
-    """The word with the registered name of its encoding, from a name or class name in any case: "T5:buckets=8" becomes
-    "t5:buckets=8". Unknown names are unchanged.
-    """
-    name, colon, tail = word.partition(":")
-    known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
-    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail
 
 
 def parse(word: str) -> tuple[str, dict[str, Any]]:
@@ -45,3 +36,12 @@ def value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep to be a value
         return text
+
+
+def normalise(text: str) -> str:
+    """The text with the registered name of its encoding, from a name or class name in any case: "T5:buckets=8" becomes
+    "t5:buckets=8". Unknown names are unchanged.
+    """
+    name, colon, tail = text.partition(":")
+    known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
+    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail

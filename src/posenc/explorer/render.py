@@ -4,7 +4,7 @@
     {"page": "compare", "query": "?a=t5"}    the query of a link
 
 Gradio holds the controls, but figures bypass it: its own figure component draws everything twice and takes longer than
-the browser needs for the figure itself. The server turns both forms into a Request that holds the page's state, and
+the browser needs for the figure itself. The server converts both forms to a Request that holds the page's state, and
 `render_request` runs in the drawing process (render_worker.py).
 """
 

@@ -83,8 +83,8 @@ def _lines(axes: Axes, panel: Lines) -> None:
         colour, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
         style = "steps-mid" if panel.steps else "default"
         axes.plot(panel.x, y, label=name, color=colour, linestyle=dash, drawstyle=style, linewidth=1.4)
-    for number, (name, y) in enumerate(panel.horizontal_marks.items()):
-        axes.axhline(y, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
+    for number, (name, level) in enumerate(panel.horizontal_marks.items()):
+        axes.axhline(level, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
     for number, (name, x) in enumerate(panel.vertical_marks.items()):
         axes.axvline(x, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
     axes.set_xscale("log" if panel.log_x else "linear")
