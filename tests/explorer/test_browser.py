@@ -39,12 +39,12 @@ PATIENCE = 120_000
 SUMMARY = """id => {
   const figure = document.querySelector('#' + id + ' .js-plotly-plot');
   if (!figure || !figure._fullData) return null;
-  const flat = values => values === undefined ? [] : Array.from(values).flatMap(v => v.length === undefined ? [v] : Array.from(v));
+  const flat = array => array === undefined ? [] : Array.from(array).flatMap(v => v.length === undefined ? [v] : Array.from(v));
   return {
     titles: figure.layout.annotations.map(a => a.text.replaceAll('<br>', ' ')),
     traces: figure._fullData.map(t => {
-      const numbers = flat(t.type === 'heatmap' ? t.z : t.y).filter(Number.isFinite);
-      return {type: t.type, name: t.name, size: analysis.length, sum: analysis.reduce((a, b) => a + Math.abs(b), 0)};
+      const values = flat(t.type === 'heatmap' ? t.z : t.y).filter(Number.isFinite);
+      return {type: t.type, name: t.name, size: values.length, sum: values.reduce((a, b) => a + Math.abs(b), 0)};
     }),
   };
 }"""

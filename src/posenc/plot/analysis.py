@@ -262,7 +262,7 @@ def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
     for lookup in plan.lookups:
         if not isinstance(lookup.index, Grid):
             return r, lookup.index.look(r)
-    raise ValueError(f"{subject.name} has no table indexed by distance, so it has no buckets; try t5, shaw or deberta")
+    raise ValueError(f"{subject.name} reads no table by distance, so it has no buckets; try t5, shaw or deberta")
 
 
 def span(subject: Subject, length: int) -> tuple[int, int] | None:

@@ -15,8 +15,8 @@ import pytest
 
 from posenc import MRoPE, OptionError, scaling
 from posenc import rope as rotary
+from posenc.cli import main as cli
 from posenc.cli import rope_diff
-from posenc.cli.main import main as cli
 from posenc.encodings.rope.configs import DIALECTS, KEYS, read
 from posenc.encodings.rope.fields import FIELDS, field, shown
 from posenc.encodings.rope.gguf import SCALING
