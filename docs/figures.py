@@ -1,7 +1,7 @@
-"""The pictures of the README, from the real thing: `make figures` writes them to docs/figures.
+"""Generate the figures of the README: `make figures` writes them to docs/figures.
 
-encodings.png    what position does to the score, for the encodings side by side (posenc.plot)
-explorer.png   the explorer in a browser (posenc explore), where there is a Chromium
+encodings.png   contribution of position to the score, for six encodings (posenc.plot)
+explorer.png    a screenshot of the explorer (posenc explore); needs Chromium
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from posenc.plot import canvas, numbers, panels
+from posenc.plot import analysis, canvas, panels
 
 FOLDER = Path(__file__).parent / "figures"
-SHOWN = ("t5", "alibi", "rope", "transformer_xl", "sinusoidal", "learned")
+DRAWN = ("t5", "alibi", "rope", "transformer_xl", "sinusoidal", "learned")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 VIEW = "?view=compare&a=t5&b=alibi&c=rope&length=512"
 
 
 def encodings() -> Path:
-    drawn = [panel for name in SHOWN for panel in panels.kernel(numbers.subject(name), 96)]
+    drawn = [panel for name in DRAWN for panel in panels.kernel(analysis.subject(name), 96)]
     return canvas.save(canvas.figure(drawn, columns=3), FOLDER / "encodings.png")
 
 
 def explorer() -> Path | None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        print("explorer.png is left as it was: no Chromium on this machine", file=sys.stderr)
+        print("explorer.png is unchanged: no Chromium on this machine", file=sys.stderr)
         return None
     from playwright.sync_api import sync_playwright
 

@@ -93,7 +93,7 @@ def test_links_and_paths_lead_somewhere(name):
 
 
 def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
-    from posenc.cli.main import pictures, show, terminal
+    from posenc.cli import pictures, show, terminal
 
     monkeypatch.setattr(terminal, "width", lambda: 100)
     drawn = pictures.draw("t5", pictures.Options(show.read_source(ENCODINGS["t5"]).defaults))

@@ -1,4 +1,4 @@
-"""The command line as people meet it: in a process of its own, on a terminal and through a pipe."""
+"""The command line in its own process, on a terminal and through a pipe."""
 
 import os
 import pty
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from posenc.cli.main import main as cli
+from posenc.cli import main as cli
 from posenc.encodings.registry import ENCODINGS
 
 
@@ -32,7 +32,7 @@ def on_a_terminal(*arguments, **environment):
         while True:
             try:
                 part = os.read(main, 65536)
-            except OSError:  # Linux says so when the other end has closed
+            except OSError:  # Linux raises EIO when the other end has closed
                 break
             if not part:
                 break
@@ -42,8 +42,10 @@ def on_a_terminal(*arguments, **environment):
     return text.decode()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["list"], ["show", "t5"], ["show", "rope"], ["--version"]])
-def test_these_answer_without_torch(arguments):
+@pytest.mark.parametrize(
+    "arguments", [["--help"], [], ["list"], ["show", "t5"], ["show", "rope"], ["show", "T5"], ["--version"]]
+)
+def test_these_commands_do_not_import_torch(arguments):
     code = (
         "import sys; from posenc.cli.main import main; status = main(sys.argv[1:]); "
         "heavy = {'torch', 'numpy', 'rich', 'typer', 'matplotlib', 'transformers', 'triton'} & set(sys.modules); "
@@ -57,7 +59,7 @@ def test_these_answer_without_torch(arguments):
     assert done.stdout
 
 
-def test_help_names_every_command_and_list_every_scheme():
+def test_help_has_every_command_and_list_every_encoding():
     usage, table = posenc("--help").stdout, posenc("list").stdout
     for name, command in cli.COMMANDS.items():
         assert name in usage
@@ -66,7 +68,7 @@ def test_help_names_every_command_and_list_every_scheme():
         assert f"\n{name} " in table
 
 
-def test_a_pipe_gets_no_colours_and_a_terminal_does_unless_told_not_to():
+def test_colours_are_used_on_a_terminal_only_and_can_be_disabled():
     assert "\033" not in posenc("list").stdout
     assert "\033[1m" in on_a_terminal("list")
     assert "\033" not in on_a_terminal("list", NO_COLOR="1")
@@ -81,8 +83,10 @@ def test_the_table_fits_the_terminal(wide):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["lsit"], "no command 'lsit' (did you mean 'list'?); the commands are list, show"),
+        (["lsit"], "unknown command 'lsit' (did you mean 'list'?); the commands are list, show"),
         (["show", "alibbi"], "unknown encoding 'alibbi' (did you mean 'alibi'?)"),
+        (["show", "ALiBBi"], "unknown encoding 'ALiBBi' (did you mean 'alibi'?)"),
+        (["plot", "T55"], "unknown encoding 'T55' (did you mean 't5'?)"),
         (["show", "t5:bucket=3"], "t5 has no option bucket"),
         (["show", "t5:buckets"], "is not OPTION=VALUE"),
         (["show", "t5:buckets=seven"], "cannot draw t5"),
@@ -91,7 +95,7 @@ def test_the_table_fits_the_terminal(wide):
         (["list", "t5"], "takes no arguments"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_status_2(arguments, sentence):
+def test_invalid_arguments_get_one_sentence_and_status_2(arguments, sentence):
     done = posenc(*arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -99,13 +103,13 @@ def test_a_mistake_gets_one_sentence_and_status_2(arguments, sentence):
     assert "Traceback" not in done.stderr
 
 
-def test_a_terminal_without_unicode_gets_question_marks():
+def test_an_ascii_terminal_gets_question_marks():
     done = posenc("show", "t5", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "?" in done.stdout
 
 
-def test_a_reader_that_leaves_is_not_an_error():
+def test_a_closed_pipe_is_not_an_error():
     command = f"{sys.executable} -m posenc show t5 | true; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=300)
@@ -121,7 +125,7 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
         assert capsys.readouterr().err == sentence
 
 
-def test_missing_torch_is_named_and_a_missing_part_of_posenc_is_a_bug(monkeypatch, capsys):
+def test_missing_torch_is_named_and_other_missing_modules_raise(monkeypatch, capsys):
     def load(name):
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
@@ -129,7 +133,7 @@ def test_missing_torch_is_named_and_a_missing_part_of_posenc_is_a_bug(monkeypatc
     missing = "torch"
     assert cli.main(["list"]) == 2
     assert "needs PyTorch, which is not installed: pip install torch" in capsys.readouterr().err
-    missing = "posenc.cli.main.show"
+    missing = "posenc.cli.show"
     with pytest.raises(ModuleNotFoundError):
         cli.main(["list"])
 
@@ -138,24 +142,24 @@ def test_the_extras_are_those_of_the_package():
     import tomllib
     from pathlib import Path
 
-    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     declared = tomllib.loads(text)["project"]["optional-dependencies"]
     for extra, modules in cli.EXTRAS.items():
         assert sorted(line.split(">=")[0] for line in declared[extra]) == sorted(modules)
 
 
-def test_every_command_exists_and_its_extra_too():
-    """A line in the table that leads nowhere would be found by a user only."""
+def test_every_command_names_an_existing_function_and_extra():
+    """Commands are imported by name when they are called, so a wrong name would otherwise fail only then."""
     import ast
     import tomllib
     from pathlib import Path
 
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for name, command in cli.COMMANDS.items():
         module, function = command.target.split(":")
         path = root / "src" / "posenc" / module.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
         defined = {node.name for node in ast.parse(source.read_text(encoding="utf-8")).body if hasattr(node, "name")}
-        assert function in defined, f"posenc {name} is {command.target}, which is not there"
+        assert function in defined, f"posenc {name}: {command.target} does not exist"
         assert command.extra is None or command.extra in extras

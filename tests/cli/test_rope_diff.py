@@ -1,4 +1,4 @@
-"""posenc rope-diff: what differs, in numbers, and nothing when nothing does."""
+"""posenc rope-diff: differences as numbers, and none for equal rotations."""
 
 import json
 import subprocess
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from posenc.cli.main import main as cli
-from posenc.cli.main import rope_diff
+from posenc.cli import main as cli
+from posenc.cli import rope_diff
 
 PLAIN = {"head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0}
 LINEAR = {**PLAIN, "rope_scaling": {"type": "linear", "factor": 4.0}}
@@ -25,36 +25,36 @@ def files(tmp_path):
     return write
 
 
-def test_the_same_numbers_under_other_names_are_the_same(files, capsys):
+def test_equal_rotations_under_different_names_are_equal(files, capsys):
     other = {"head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
     assert cli.main(["rope-diff", *files(a=PLAIN, b=other)]) == 0
-    assert "The same 32 frequencies" in capsys.readouterr().out
+    assert "The 32 frequencies and all factors are equal" in capsys.readouterr().out
 
 
-def test_says_which_frequencies_factors_and_phases_differ(files, capsys):
+def test_reports_the_frequencies_factors_and_phases_that_differ(files, capsys):
     assert cli.main(["rope-diff", *files(a=PLAIN, b=YARN), "--length", "8192"]) == 1
     out = capsys.readouterr().out
-    assert "cos and sin times" in out
+    assert "factor of cos and sin" in out
     assert "1.13862944" in out
-    a, b = (rope_diff.turning(config, "x", "hf", 8192) for config in (PLAIN, YARN))
+    a, b = (rope_diff.read_rotation(config, "x", "hf", 8192) for config in (PLAIN, YARN))
     facts, pairs = rope_diff.compare(a, b, 8192)
     assert f"{len(pairs)} of 32 pairs" in out
     last = pairs[-1]
     assert last.pair == 31
     assert last.b == pytest.approx(last.a / 4)
     assert last.phase == pytest.approx(-0.75 * last.a * 8191)
-    assert abs((last.a - last.b) * last.parts_at) >= 0.1 > abs((last.a - last.b) * (last.parts_at - 1))
-    assert set(facts) == {"cos and sin times", "scores times"}
+    assert abs((last.a - last.b) * last.diverges_at) >= 0.1 > abs((last.a - last.b) * (last.diverges_at - 1))
+    assert set(facts) == {"factor of cos and sin", "factor of scores"}
 
 
-def test_two_readers_of_one_file(files, capsys):
+def test_one_file_in_two_dialects(files, capsys):
     (path,) = files(a=DYNAMIC)
     assert cli.main(["rope-diff", path, path, "--length", "2048"]) == 0
     assert cli.main(["rope-diff", path, path, "--length", "2048", "--dialect-b", "vllm"]) == 1
-    assert "follows the length" in capsys.readouterr().out
+    assert "depends on length" in capsys.readouterr().out
 
 
-def test_writes_a_picture(files, tmp_path, capsys):
+def test_writes_a_figure(files, tmp_path, capsys):
     picture = tmp_path / "diff.svg"
     assert cli.main(["rope-diff", *files(a=PLAIN, b=LINEAR), "-o", str(picture)]) == 1
     assert picture.read_text().lstrip().startswith("<?xml")
@@ -65,14 +65,14 @@ def test_writes_a_picture(files, tmp_path, capsys):
     ({**PLAIN, "rope_scaling": {"type": "linear", "factr": 4.0}}, "did you mean 'factor'"),
     ({"rope_theta": 1e4, "rope_type": "default"}, "--head-dim"),
 ])  # fmt: skip
-def test_trouble_is_one_sentence(files, capsys, config, words):
+def test_an_invalid_configuration_gives_one_sentence(files, capsys, config, words):
     assert cli.main(["rope-diff", *files(a=PLAIN, b=config)]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
 
 
-def test_missing_and_broken_files(files, tmp_path, capsys):
+def test_missing_and_invalid_files(files, tmp_path, capsys):
     (good,) = files(a=PLAIN)
     assert cli.main(["rope-diff", good, str(tmp_path / "no.json")]) == 2
     broken = tmp_path / "broken.json"

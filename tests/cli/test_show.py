@@ -1,11 +1,11 @@
-"""What `posenc show` reads from the source is what Python sees when the class is imported."""
+"""`posenc show` parses the source of a class; the result equals that of importing it."""
 
 import inspect
 
 import pytest
 
 import posenc
-from posenc.cli.main import show
+from posenc.cli import show
 from posenc.encodings.registry import ENCODINGS
 
 
@@ -41,23 +41,37 @@ def test_options_change_the_picture():
     assert any("max_distance=512" in line for line in wide)
 
 
-def test_an_option_that_the_scheme_has_not_is_refused():
+def test_an_unknown_option_is_refused():
     with pytest.raises(posenc.OptionError, match="t5 has no option bucket; its options are heads"):
         show.page(ENCODINGS["t5"], {"bucket": 3})
 
 
-def test_an_impossible_option_is_explained():
+def test_an_invalid_option_is_explained():
     with pytest.raises(posenc.OptionError, match="max_distance=4 must exceed"):
         show.page(ENCODINGS["t5"], {"max_distance": 4})
 
 
 @pytest.mark.parametrize("given", [{"std": 1.0}, {"buckets": 64, "heads": 4}])
-def test_an_option_that_changes_nothing_is_refused(given):
+def test_an_option_without_effect_is_refused(given):
     with pytest.raises(posenc.OptionError, match="does not change the picture of t5; it depends on buckets, causal"):
         show.page(ENCODINGS["t5"], given)
 
 
 @pytest.mark.parametrize("given", [{"buckets": 10**9}, {"buckets": 0}, {"buckets": 2.5}, {"buckets": True}])
-def test_what_cannot_be_drawn_at_once_is_refused(given):
+def test_options_too_large_to_draw_are_refused(given):
     with pytest.raises(posenc.OptionError, match="must be a whole number from 1 to 1024"):
         show.page(ENCODINGS["t5"], given)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_an_encoding_is_shown_by_its_name_or_class_name_in_any_case(name, capsys):
+    pages = set()
+    for spelling in (name, name.upper(), ENCODINGS[name].class_name, ENCODINGS[name].class_name.lower()):
+        assert show.show_command([spelling]) == 0
+        pages.add(capsys.readouterr().out)
+    assert len(pages) == 1
+
+
+def test_a_class_name_takes_options(capsys):
+    assert show.show_command(["T5:buckets=64"]) == 0
+    assert "buckets=64" in capsys.readouterr().out

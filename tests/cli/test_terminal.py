@@ -1,8 +1,10 @@
+"""Tables, charts and wrapped text for terminals of any width."""
+
 import re
 
 import pytest
 
-from posenc.cli.main import terminal
+from posenc.cli import terminal
 
 BRAILLE = re.compile("[\u2801-\u28ff]")
 

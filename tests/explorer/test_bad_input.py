@@ -1,5 +1,6 @@
-"""Every field of every page, given what no one should give it: a sentence in the reader's language or a figure, never a
-traceback. The fields are asked as the page's script asks them, past what the browser would have held back.
+"""Invalid input to every field of every page gives a sentence in the user's language or a figure, never a traceback.
+
+Values are sent as page.js sends them, including those that the browser's controls would not allow.
 """
 
 import json
@@ -9,7 +10,8 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from posenc.explorer import answer, frame
+from posenc.explorer import render
+from posenc.explorer.pages import PAGES
 from posenc.explorer.texts import LANGUAGES
 
 BAD = [
@@ -22,45 +24,44 @@ PYTHON = re.compile(
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
-def given(one):
-    """What the controls of a page hold when it opens."""
+def initial_values(one):
+    """The values of a page's controls when it opens."""
     return [component.value for component in one.controls.components]
 
 
-def judged(told, language):
-    """Sentences for people, with no markup of the input's; a figure is whole."""
-    text = re.sub(r"<[^>]*>", "", told["status"])
-    assert text.strip() and not PYTHON.search(text) and "<img" not in told["status"]
+def is_refused(response, language):
+    """Check the sentences and the figures of a response: no markup from the input, valid JSON."""
+    text = re.sub(r"<[^>]*>", "", response["status"])
+    assert text.strip() and not PYTHON.search(text) and "<img" not in response["status"]
     assert len(text) < 2000
-    if language == "zh" and "alert" in told["status"]:
+    if language == "zh" and "alert" in response["status"]:
         assert CHINESE.search(text), text
-    for plot in told.get("plots", []):
+    for plot in response.get("plots", []):
         json.loads(plot)
-    return "alert" in told["status"]
+    return "alert" in response["status"]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("key", list(frame.PAGES))
-def test_every_field_takes_anything(built, key, language):
+@pytest.mark.parametrize("key", list(PAGES))
+def test_every_field_accepts_or_refuses_any_value(built, key, language):
     one = built[language][key]
-    values = given(one)
-    # the slots of Compare are alike, and so are the controls of one kind: the first of them stand for all
+    values = initial_values(one)
+    # Compare's slots have equal controls, so the first of each kind stand for all
     fields = [n for n in range(len(values)) if key != "compare" or n in (0, 1, 4, 7, len(values) - 3, len(values) - 1)]
-    told = refused = 0
+    refused = 0
     for field in fields:
         for bad in BAD if language == "en" else BAD[::3]:
-            asked = [*values[:field], bad, *values[field + 1 :]]
-            view = answer.of_values(one.page, one.controls, one.words, asked, width=1000, coarse=True)
-            told += 1
-            refused += judged(view, language)
-    assert told and refused  # some of this is wrong everywhere, and is said to be
+            changed = [*values[:field], bad, *values[field + 1 :]]
+            view = render.render_values(one.page, one.controls, one.words, changed, width=1000, coarse=True)
+            refused += is_refused(view, language)
+    assert refused  # every field has values that it must refuse
 
 
 @pytest.mark.parametrize("values", [None, [], "text", {"a": 1}, [1] * 99])
 def test_values_of_another_page_are_refused(built, values):
     one = built["en"]["extend"]
-    told = answer.of_values(one.page, one.controls, one.words, values, width=1000, coarse=True)
-    assert "load it again" in told["status"]
+    response = render.render_values(one.page, one.controls, one.words, values, width=1000, coarse=True)
+    assert "load it again" in response["status"]
 
 
 LINKS = {
@@ -68,7 +69,7 @@ LINKS = {
     "?view=compare&a=t5:buckets": "OPTION=VALUE",
     "?view=compare&a=t5:buckets=" + "(" * 3000: "3,000 characters",
     "?view=compare&a=t5:buckets=100000000": "from 0 to 512",
-    "?view=compare&a=clipped:max_distance=100000000": "max_distance=100000000 is more than a picture shows",
+    "?view=compare&a=clipped:max_distance=100000000": "max_distance=100000000 is outside the range",
     "?view=compare&a=t5:heads=100000000": "heads is a size of the layer",
     "?view=compare&a=t5:buckets=()": "must be a number",
     "?view=compare&a=rope:base=1e300": "from 1.5 to 1e+12",
@@ -95,13 +96,13 @@ LINKS = {
 
 @pytest.mark.parametrize("query", list(LINKS))
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_broken_link_is_told_what_is_wrong(query, language):
+def test_an_invalid_link_gets_a_sentence_with_the_reason(query, language):
     found = re.search(r"view=(\w+)", query)
-    page = frame.PAGES[found[1] if found and found[1] in frame.PAGES else "gallery"]
-    told = answer.of_query(page, LANGUAGES[language], query, width=1000, coarse=True)
-    judged(told, language)
+    page = PAGES[found[1] if found and found[1] in PAGES else "gallery"]
+    response = render.render_query(page, LANGUAGES[language], query, width=1000, coarse=True)
+    is_refused(response, language)
     if language == "en":
-        assert LINKS[query] in re.sub(r"<[^>]*>", "", told["status"]).replace("&#x27;", "'")
+        assert LINKS[query] in re.sub(r"<[^>]*>", "", response["status"]).replace("&#x27;", "'")
 
 
 PASTED = ["{", "[1]", '"x"', "{}", '{"hidden_size": "big"}', '{"rope_scaling": 3}', '{"rope_theta": NaN, "head_dim": -1}',
@@ -110,10 +111,10 @@ PASTED = ["{", "[1]", '"x"', "{}", '{"hidden_size": "big"}', '{"rope_scaling": 3
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", PASTED, ids=range(len(PASTED)))
-def test_a_pasted_configuration_that_is_none(built, text, language):
+def test_a_pasted_text_that_is_no_configuration_is_refused(built, text, language):
     (paste,) = (
-        f for event, f, inputs, _ in built[language]["extend"].controls.first if inputs[0].elem_id == "extend-config"
+        f for event, f, inputs, _ in built[language]["extend"].controls.handlers if inputs[0].elem_id == "extend-config"
     )
-    *_, said = paste(text)
-    assert "alert" in said and not PYTHON.search(said)
-    assert language == "en" or CHINESE.search(said)
+    *_, message = paste(text)
+    assert "alert" in message and not PYTHON.search(message)
+    assert language == "en" or CHINESE.search(message)

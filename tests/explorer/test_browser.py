@@ -1,7 +1,7 @@
-"""A real browser over every page: Chromium of the system, headless, driven by Playwright.
+"""Every page in a real browser: the system's Chromium, headless, driven by Playwright.
 
-Nothing here waits for a time or reads what may still change: a page says with aria-busy whether it is at work, and what
-follows an action is waited for (`changed`, `expect`), however slow the machine is.
+No test sleeps or reads a page that may still change: aria-busy states whether a page is idle, and `changed` and `expect`
+wait for the effect of an action, however slow the machine is.
 """
 
 import json
@@ -35,16 +35,16 @@ FLAGS = [
     "--disable-sync",
 ]
 PATIENCE = 120_000
-"""Milliseconds until a test gives up; both cores may be busy with other tests."""
+"""Milliseconds until a test fails; other tests may use both cores."""
 SUMMARY = """id => {
   const figure = document.querySelector('#' + id + ' .js-plotly-plot');
   if (!figure || !figure._fullData) return null;
-  const flat = values => values === undefined ? [] : Array.from(values).flatMap(v => v.length === undefined ? [v] : Array.from(v));
+  const flat = array => array === undefined ? [] : Array.from(array).flatMap(v => v.length === undefined ? [v] : Array.from(v));
   return {
     titles: figure.layout.annotations.map(a => a.text.replaceAll('<br>', ' ')),
     traces: figure._fullData.map(t => {
-      const numbers = flat(t.type === 'heatmap' ? t.z : t.y).filter(Number.isFinite);
-      return {type: t.type, name: t.name, size: numbers.length, sum: numbers.reduce((a, b) => a + Math.abs(b), 0)};
+      const values = flat(t.type === 'heatmap' ? t.z : t.y).filter(Number.isFinite);
+      return {type: t.type, name: t.name, size: values.length, sum: values.reduce((a, b) => a + Math.abs(b), 0)};
     }),
   };
 }"""
@@ -52,7 +52,7 @@ SUMMARY = """id => {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """A server of its own, in an empty folder, with no way out to a network it could use."""
+    """The address of a server that runs in an empty folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
         [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"],
@@ -60,13 +60,15 @@ def address(tmp_path_factory):
         cwd=tmp_path_factory.mktemp("explorer"),
     )  # fmt: skip
     try:
-        said = []
+        output = []
         while (found := re.search(r"http://127\.0\.0\.1:\d+/", line := server.stdout.readline())) is None:
-            said.append(line)
+            output.append(line)
             if not line:
-                pytest.fail("the server did not start:\n" + "".join(said))
+                pytest.fail("the server did not start:\n" + "".join(output))
         yield found[0]
-        with urllib.request.urlopen(f"{found[0]}gradio_api/heartbeat/page", timeout=60):  # as an open page holds it
+        with urllib.request.urlopen(
+            f"{found[0]}gradio_api/heartbeat/page", timeout=60
+        ):  # the connection of an open page
             server.send_signal(signal.SIGINT)
             last = server.communicate(timeout=60)[0]  # also closes the pipe
         assert server.returncode == 130 and "Traceback" not in last and "Error" not in last, last
@@ -77,7 +79,7 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def context(address):  # the server is there before the browser, and goes after it
+def context(address):  # the server starts before the browser and ends after it
     playwright.expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE)
@@ -89,21 +91,19 @@ def context(address):  # the server is there before the browser, and goes after 
 
 @pytest.fixture
 def page(context):
-    """A window of its own for each test, so that nothing of another test is heard in it; what it complains about and
-    whom it asks is kept and checked at the end.
-    """
-    window, complaints, asked = context.new_page(), [], []
+    """A new window; at the end of the test, its console must be free of errors and all requests local."""
+    window, complaints, requests = context.new_page(), [], []
     window.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     window.on("pageerror", lambda error: complaints.append(str(error)))
-    window.on("request", lambda request: asked.append(urlparse(request.url)))
+    window.on("request", lambda request: requests.append(urlparse(request.url)))
     yield window
     window.close()
     assert complaints == []
-    assert [url for url in asked if url.encoding not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
+    assert [url for url in requests if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
 
 
 def go(page, address, query, path=""):
-    """Open a link, once nothing of the page before is under way."""
+    """Open a link once the previous page is idle."""
     page.wait_for_function(
         "() => Array.from(document.querySelectorAll('.view')).every(view => !view.clientWidth || view.ariaBusy === 'false')"
     )
@@ -112,46 +112,46 @@ def go(page, address, query, path=""):
 
 
 def idle(page, key):
-    """A page is there and at rest: its controls are set, and what was asked is drawn, finely."""
+    """Wait until a page is idle: its controls are restored and the fine figures are drawn."""
     page.wait_for_selector(f".view[data-page={key}][aria-busy=false]")
     return key
 
 
-def figure(page, positions):
-    """What a figure holds, once its page is at rest."""
-    idle(page, positions.split("-")[0])
-    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=positions)
-    return page.evaluate(SUMMARY, positions)
+def figure(page, element):
+    """A summary of a figure, once its page is idle."""
+    idle(page, element.split("-")[0])
+    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=element)
+    return page.evaluate(SUMMARY, element)
 
 
-def changed(page, positions, before):
-    """What a figure holds once it is another than before, and at rest."""
+def changed(page, element, before):
+    """A summary of a figure, once it differs from `before` and its page is idle."""
     page.wait_for_function(
         f"([id, before]) => {{ const now = ({SUMMARY})(id); return now && JSON.stringify(now) !== before; }}",
-        arg=[positions, page.evaluate("x => JSON.stringify(x)", before)],
+        arg=[element, page.evaluate("x => JSON.stringify(x)", before)],
     )
-    return figure(page, positions)
+    return figure(page, element)
 
 
-def slide(page, positions, value):
-    """Move a slider as a hand does: its native element gets the value and says so."""
-    idle(page, positions.split("-")[0])
+def slide(page, element, value):
+    """Move a slider: set its native element and dispatch an input event."""
+    idle(page, element.split("-")[0])
     page.eval_on_selector(
-        f"#{positions} input[type=range]",
+        f"#{element} input[type=range]",
         "(e, v) => { Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(e, v);"
         " e.dispatchEvent(new Event('input', {bubbles: true})); }",
         str(value),
     )
 
 
-def choose(page, positions, name):
-    """Take an entry of a drop-down list."""
-    page.click(f"#{positions} input")
+def choose(page, element, name):
+    """Choose an entry of a drop-down list."""
+    page.click(f"#{element} input")
     page.click(f"[role=option][aria-label={name!r}], [role=option][data-value={name!r}]")
 
 
-def told(page, key, text):
-    """The page says so, and to everybody."""
+def expect_alert(page, key, text):
+    """The page shows this error, with the role that assistive technology announces."""
     expect(page.locator(f"#{key}-status [role=alert]")).to_contain_text(text)
 
 
@@ -167,7 +167,7 @@ def test_every_page_opens_and_draws(page, address):
             assert drawn["traces"] and all(t["size"] for t in drawn["traces"]), (name, number)
             assert all(drawn["titles"])
     page.get_by_role("tab", name="Results").click()
-    told(page, "results", "no run here yet")
+    expect_alert(page, "results", "no run here yet")
 
 
 def test_controls_change_the_figure_s_data(page, address):
@@ -184,7 +184,9 @@ def test_controls_change_the_figure_s_data(page, address):
     choose(page, "compare-b", "shaw")
     after = changed(page, "compare-plot-1", after)
     assert after["titles"][1].startswith("shaw")
-    expect(page.locator("#compare-b-slider-0 label span").first).to_have_text(re.compile(r"\s*k\s*"))  # its own options
+    expect(page.locator("#compare-b-slider-0 label span").first).to_have_text(
+        re.compile(r"\s*k\s*")
+    )  # the options of shaw
     slide(page, "compare-head", 3)
     assert "head 3" in changed(page, "compare-plot-1", after)["titles"][0]
 
@@ -249,7 +251,7 @@ def test_a_link_restores_its_view(page, address):
 def test_languages_switch_and_keep_the_view(page, address):
     go(page, address, "?view=extend&scaling=linear&target=8192")
     english = figure(page, "extend-plot-0")
-    assert "pairs make no full turn" in english["titles"][0]
+    assert "pairs do not complete a rotation" in english["titles"][0]
     page.click("a.switch")
     page.wait_for_url("**/zh/**")
     chinese = figure(page, "extend-plot-0")
@@ -264,26 +266,26 @@ def test_languages_switch_and_keep_the_view(page, address):
 
 
 @pytest.mark.slow
-def test_bad_input_gets_a_sentence_and_strange_text_is_drawn(page, address):
+def test_invalid_input_gets_a_sentence_and_unusual_text_is_drawn(page, address):
     go(page, address, "?view=sentence")
     before = figure(page, "sentence-plot-2")
     page.fill("#sentence-text textarea", "")
-    told(page, "sentence", "no words")
+    expect_alert(page, "sentence", "no words")
     assert figure(page, "sentence-plot-2") == before
     page.eval_on_selector(
         "#sentence-text textarea",
         "e => { e.value = 'a'.repeat(1e6); e.dispatchEvent(new Event('input', {bubbles: true})); }",
     )
-    told(page, "sentence", "1,000,000")
+    expect_alert(page, "sentence", "1,000,000")
     page.fill("#sentence-text textarea", "שלום עולם 👩‍👩‍👧 <b>x</b> مرحبا")
     assert changed(page, "sentence-plot-2", before)["traces"]
     expect(page.locator("#sentence-html")).to_contain_text("שלום")
     expect(page.locator("#sentence-html b")).to_have_count(0)
     expect(page.locator("#sentence-status [role=alert]")).to_have_count(0)
     go(page, address, "?view=compare&a=t5:buckets=7&b=&c=")
-    told(page, "compare", "buckets")
+    expect_alert(page, "compare", "buckets")
     go(page, address, "?view=extend&target=many")
-    told(page, "extend", "number")
+    expect_alert(page, "extend", "number")
     assert "Traceback" not in page.content()
 
 
@@ -326,20 +328,20 @@ def test_a_pasted_configuration_fills_the_form_and_one_without_rotation_clears_i
     page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('131072')")
     shown = json.loads(page.locator("#extend-json").text_content())
     assert shown["max_position_embeddings"] == 131072 and shown["rope_parameters"] == rope | {"rope_theta": 500000.0}
-    page.fill("#extend-target input", "262144")  # the user's own change: the factor follows
+    page.fill("#extend-target input", "262144")  # a change by the user: the factor follows
     page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('\"factor\": 32.0')")
     page.fill(
         "#extend-config textarea", json.dumps({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
     )
-    told(page, "extend", "paste a configuration")
-    expect(page.locator("#extend-said")).to_contain_text("no rotation")
+    expect_alert(page, "extend", "paste a configuration")
+    expect(page.locator("#extend-message")).to_contain_text("no rotation")
     expect(page.locator("#extend-base input")).to_have_value("")
     expect(page.locator("#extend-json")).to_have_count(0)
     expect(page.locator("#extend-plot-0")).to_be_hidden()
 
 
-def test_another_origin_cannot_ask(context, address):
-    """By the browser's own rules: it sends the request of a page elsewhere, and says so."""
+def test_another_origin_is_refused(context, address):
+    """The browser sends the request of a foreign page, with its origin."""
     window = context.new_page()
     with window.expect_response(address + "draw") as waiting:
         window.evaluate("url => void fetch(url, {method: 'POST', mode: 'no-cors', body: '{}'})", address + "draw")
@@ -367,21 +369,11 @@ def test_the_keyboard_is_enough(page, address):
 
 
 @pytest.fixture(scope="module", params=["written here", pytest.param("of the lab", marks=pytest.mark.slow)])
-def run(request, tmp_path_factory):
-    """A run as the lab writes it, and a real one, the smallest there is."""
-    folder = tmp_path_factory.mktemp("lab") / "smoke"
+def run(request, tmp_path_factory, tiny_run):
+    """A run in the lab's format with a report of one figure, and a real one: the smallest preset."""
+    folder = tmp_path_factory.mktemp("run") / "smoke"
     if request.param == "written here":
-        from posenc.lab.results import Results
-
-        folder.mkdir()
-        task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "lr": 0.001}
-        rows = [
-            {"task": "copy", "encoding": encoding, "seed": 0, "lr": 0.001, "size": size, "accuracy": 0.5}
-            for encoding in task["encodings"]
-            for size in (16, 32)
-        ]
-        made = Results({"title": "tiny", "tasks": [task]}, {}, [], rows, 4, 4)
-        (folder / "results.json").write_bytes(made.as_json())
+        shutil.copytree(tiny_run, folder)
         figure = "<div class='js-plotly-plot'></div><script>document.querySelector('div').innerHTML = '<svg class=main-svg></svg>'</script>"
         (folder / "report.html").write_text(f"<!doctype html><title>tiny</title><h1>tiny</h1>{figure}")
         return folder
@@ -394,7 +386,7 @@ def run(request, tmp_path_factory):
 
 def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     go(page, address, "?view=results")
-    told(page, "results", "no run here yet")
+    expect_alert(page, "results", "no run here yet")
     page.fill("#results-run input", str(run))
     page.keyboard.press("Enter")
     page.wait_for_selector("#results-plot-0 .js-plotly-plot", state="attached")
@@ -404,7 +396,9 @@ def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     assert any(row["task"] in drawn["titles"][0] for row in rows)
     report = page.frame_locator("#results-html iframe")
     report.locator("h1").first.wait_for()
-    report.locator(".js-plotly-plot .main-svg").first.wait_for(state="attached")  # its own script runs in the sandbox
+    report.locator(".js-plotly-plot .main-svg").first.wait_for(
+        state="attached"
+    )  # scripts of the report run in the sandbox
     expect(page.locator("#results-run input")).to_have_value(str(run))
     link = page.get_attribute("#results-link", "href")
     go(page, address, link)
@@ -436,4 +430,4 @@ def test_everything_has_a_name_for_assistive_technology(page, address):
     page.get_by_role("tab", name="Compare").click()
     status = page.locator("#compare-status")
     expect(status).to_have_attribute("aria-live", "polite")
-    expect(status).to_contain_text("head 0")  # titles, told
+    expect(status).to_contain_text("head 0")  # the titles

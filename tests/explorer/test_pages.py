@@ -1,4 +1,4 @@
-"""Each page as a function of its link: the numbers it draws, the code it shows, the sentences for bad input."""
+"""Each page as a function of its state: drawn values, code, sentences for invalid input."""
 
 import ast
 import base64
@@ -13,21 +13,23 @@ import torch
 pytest.importorskip("gradio")
 
 import posenc
+from posenc.encodings import spec
 from posenc.encodings.rope.configs import read
-from posenc.explorer import about, answer, compare, extend, frame, results, sentence, state
-from posenc.explorer.figures import as_json, mosaic, plotly
-from posenc.explorer.options import options_of
+from posenc.explorer import pages, render, url_state
+from posenc.explorer.pages import PAGES, compare, descriptions, extend, results, sentence
+from posenc.explorer.pages.option_controls import options_of
+from posenc.explorer.plotly_figures import as_json, mosaic, subplots
 from posenc.explorer.texts import FIGURES_ZH, LANGUAGES, TEXTS
-from posenc.plot import numbers
+from posenc.plot import analysis
 from posenc.plot.panels import Heat, Lines
-from posenc.plot.words import ENGLISH
+from posenc.plot.translations import ENGLISH
 
 EN, ZH = LANGUAGES["en"], LANGUAGES["zh"]
-SOURCE = Path(compare.__file__).parent
+SOURCE = Path(render.__file__).parent
 
 
 def draw(key, words=EN, **given):
-    page = frame.PAGES[key]
+    page = PAGES[key]
     return page.draw(page.complete({name: str(value) for name, value in given.items()}), words)
 
 
@@ -37,7 +39,7 @@ def run(code):
     return names
 
 
-# ---- the numbers and the code that is shown beside them ----------------------------------------------------------
+# ---- drawn values and the code next to them ----------------------------------------------------------
 @pytest.mark.parametrize("name", posenc.list_encodings())
 def test_the_gallery_s_code_makes_the_drawn_kernel(name):
     view = draw("gallery", encoding=name)
@@ -57,21 +59,21 @@ def test_compare_s_code_makes_the_drawn_kernels_and_options_reach_them():
     assert not np.allclose(drawn[0].z, drawn[1].z)
 
 
-def test_compare_s_last_query_attends_as_attend_does():
-    """The weights drawn are the softmax of ALiBi's penalty, and the table says how much lies past the training."""
+def test_compare_draws_the_attention_of_the_last_query():
+    """The weights are the softmax of ALiBi's penalty, and the table has the share beyond the training length."""
     view = draw("compare", a="alibi", b="none", c="", length=64, train=32, head=7)
     attention = view.panels()[2]
     r = attention.x
     weights = np.exp(r * posenc.formulas.alibi_slopes(8)[7])
     np.testing.assert_allclose(attention.series["alibi"], weights / weights.sum(), rtol=1e-6)
     np.testing.assert_allclose(attention.series["none"], np.full(64, 1 / 64), rtol=1e-6)
-    assert "50.0%" in view.html  # no position: 32 of 64 keys lie 32 or more back
+    assert "50.0%" in view.html  # without position, 32 of 64 keys are 32 or more tokens back
 
 
 def test_compare_draws_a_long_sequence_coarsely_first_and_from_true_positions():
-    page = frame.PAGES["compare"]
-    asked = page.complete({"a": "alibi", "b": "rope", "c": "", "length": "20000"})
-    first, second = (page.draw(asked, EN, coarse=coarse) for coarse in (True, False))
+    page = PAGES["compare"]
+    state = page.complete({"a": "alibi", "b": "rope", "c": "", "length": "20000"})
+    first, second = (page.draw(state, EN, coarse=coarse) for coarse in (True, False))
     assert first.finer and not second.finer
     rough, fine = (view.panels()[3] for view in (first, second))
     assert rough.z.shape[0] <= 64 < fine.z.shape[0] <= 192
@@ -83,47 +85,47 @@ def test_compare_draws_a_long_sequence_coarsely_first_and_from_true_positions():
 @pytest.mark.parametrize("name", [  # xlnet's tables are as long as transformer_xl's
     pytest.param(name, marks=pytest.mark.slow) if name == "transformer_xl" else name for name in posenc.list_encodings()
 ])  # fmt: skip
-def test_compare_draws_every_scheme_from_tables_made_once_as_from_its_own_plans(name):
-    wanted = numbers.subject(name)
+def test_compare_draws_the_same_values_from_cached_tables_as_from_plans(name):
+    wanted = analysis.subject(name)
     view = draw("compare", a=name, b="", c="", length=40, head=3)
-    place = numbers.positions(40)
-    np.testing.assert_allclose(view.panels()[3].z, numbers.kernel(wanted, place, place)[3], atol=1e-9)
+    positions = analysis.sample_positions(40)
+    np.testing.assert_allclose(view.panels()[3].z, analysis.kernel(wanted, positions, positions)[3], atol=1e-9)
     over, far = (panel.series[name] for panel in view.panels()[:2])
-    np.testing.assert_allclose(over, numbers.over_distance(wanted, place.flip(0).neg(), at=39)[3], atol=1e-9)
+    np.testing.assert_allclose(over, analysis.over_distance(wanted, positions.flip(0).neg(), at=39)[3], atol=1e-9)
     assert (compare._tables(name) is not None) == (name in ("shaw", "clipped", "t5", "deberta"))
     if compare._tables(name) is not None:
-        np.testing.assert_allclose(far, numbers.over_distance(wanted, compare.FAR)[3], atol=1e-9)
+        np.testing.assert_allclose(far, analysis.over_distance(wanted, compare.FAR_DISTANCES)[3], atol=1e-9)
 
 
 def test_compare_exports_every_position_and_every_distance():
-    page = frame.PAGES["compare"]
-    asked = {"a": "alibi", "b": "none", "c": ""}
-    for length, shown, kept in ((300, 150, 300), (1000, 167, 167)):
-        state_ = page.complete({**asked, "length": str(length)})
-        view, panels = page.draw(state_, EN), page.export(state_, EN)
-        assert view.panels()[3].z.shape == (shown, shown) and panels[3].z.shape == (kept, kept)
-        assert f"show {shown} of the {length} positions" in view.html
+    page = PAGES["compare"]
+    given = {"a": "alibi", "b": "none", "c": ""}
+    for length, drawn, kept in ((300, 150, 300), (1000, 167, 167)):
+        state = page.complete({**given, "length": str(length)})
+        view, panels = page.draw(state, EN), page.export(state, EN)
+        assert view.panels()[3].z.shape == (drawn, drawn) and panels[3].z.shape == (kept, kept)
+        assert f"show {drawn} of the {length} positions" in view.html
         assert ("CSV holds all of them" in view.html) == (kept == length)
-        assert [len(panel.x) for panel in panels[:3]] == [length, len(compare.FAR), length]
+        assert [len(panel.x) for panel in panels[:3]] == [length, len(compare.FAR_DISTANCES), length]
         assert panels[0].series["alibi"][0] == pytest.approx(-(length - 1) * posenc.formulas.alibi_slopes(8)[0])
 
 
-def test_compare_keeps_the_schemes_that_can_be_drawn():
+def test_compare_draws_the_encodings_that_can_be_drawn_and_notes_the_others():
     view = draw("compare", a="learned:max_length=64", b="alibi", c="", length=100)
     assert len(view.notes) == 1 and "max_length=64" in view.notes[0]
     assert list(view.panels()[0].series) == ["alibi"]
 
 
 @pytest.mark.parametrize("name", [n for n in posenc.list_encodings() if n != "learned"])
-def test_own_memory_is_that_of_the_plan(name):
-    subject = numbers.subject(name)
+def test_plan_memory_is_that_of_the_plan_s_tensors(name):
+    subject = analysis.subject(name)
     if subject.absolute:
         return
     plan = subject.plan(posenc.Positions(33))
     tensors = [t for _, t in plan.tensors()]
     if plan.rotate is not None:
         tensors += [*plan.rotate.k, *(plan.rotate.q if plan.rotate.q is not plan.rotate.k else ())]
-    assert compare.own_memory(name, 33) == sum(t.numel() * t.element_size() for t in tensors)
+    assert compare.plan_memory(name, 33) == sum(t.numel() * t.element_size() for t in tensors)
 
 
 @pytest.mark.parametrize("name", posenc.list_encodings())
@@ -132,22 +134,22 @@ def test_the_sentence_s_code_makes_the_drawn_attention(name):
     before = view.figures[2].panels[0]
     np.testing.assert_allclose(before.z, run(view.code)["attention"][1].detach(), atol=1e-6)
     assert np.all(before.z[np.triu_indices(5, 1)] == 0)
-    shown = {p.title: p.z for p in view.figures[0].panels}
-    np.testing.assert_allclose(shown[name], before.z)
+    patterns = {p.title: p.z for p in view.figures[0].panels}
+    np.testing.assert_allclose(patterns[name], before.z)
     total, *terms = (p.z for p in view.figures[1].panels)
     np.testing.assert_allclose(np.sum(terms, axis=0), total, atol=1e-6)
 
 
-def test_equivariance_is_what_the_sentence_says():
-    def said(**given):
+def test_the_note_states_equivariance_to_swaps_and_shifts():
+    def note(**given):
         return draw("sentence", text="to be or not to be", first=0, second=3, **given).notes[0]
 
-    assert said(encoding="none") == EN("swap nothing", name="none", one="to", other="not")
-    assert "it notices order" in said(encoding="alibi")
+    assert note(encoding="none") == EN("swap nothing", name="none", one="to", other="not")
+    assert "it depends on order" in note(encoding="alibi")
     for relative in ("t5", "rope", "alibi", "shaw", "transformer_xl", "deberta"):
-        assert "changes nothing" in said(encoding=relative, change="shift", shift=300), relative
+        assert "changes nothing" in note(encoding=relative, change="shift", shift=300), relative
     for absolute in ("sinusoidal", "learned"):
-        assert "the place itself counts" in said(encoding=absolute, change="shift", shift=300), absolute
+        assert "absolute positions matter" in note(encoding=absolute, change="shift", shift=300), absolute
 
 
 def test_extend_draws_the_scaling_s_own_wavelengths_and_its_config_reads_back():
@@ -156,18 +158,17 @@ def test_extend_draws_the_scaling_s_own_wavelengths_and_its_config_reads_back():
         names = run(view.code)
         drawn = list(view.panels()[0].series.values())[-1]
         np.testing.assert_allclose(drawn, names["wavelengths"], rtol=1e-12)
-        shown = json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
-        again = posenc.scaling.from_config(shown)
-        if kind != "ntk":  # written as another base, which is what it is
+        again = posenc.scaling.from_config(displayed_json(view))
+        if kind != "ntk":  # NTK is written as a larger base
             assert again == names["scaling"], kind
     assert "1.1386" in draw("extend", scaling="yarn", target=16384).html
 
 
-def test_extend_shows_which_phases_training_never_saw():
+def test_extend_draws_the_phases_outside_the_training_range():
     plain, linear = draw("extend", scaling="linear", target=16384).figures[1].panels
-    slow = numbers.wavelengths(128, 10000.0) > 4096
+    slow = analysis.wavelengths(128, 10000.0) > 4096
     assert plain.z[slow.numpy()].any(axis=1).all() and not plain.z[~slow.numpy()].any()
-    assert not linear.z[:, :-1].any()  # interpolation stays inside what was seen
+    assert not linear.z[:, :-1].any()  # interpolation stays within the range
 
 
 def test_extend_reads_a_pasted_configuration():
@@ -180,7 +181,8 @@ def test_extend_reads_a_pasted_configuration():
             extend.from_json(wrong, EN)
 
 
-def shown_json(view):
+def displayed_json(view):
+    """The configuration that the page shows."""
     return json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
 
 
@@ -209,12 +211,12 @@ PASTED = {
 
 
 @pytest.mark.parametrize("name", PASTED)
-def test_a_pasted_configuration_is_taken_over_whole(name):
-    """The JSON to merge says of the rotation and the length what was pasted."""
+def test_a_pasted_configuration_is_reproduced(name):
+    """The JSON to merge has the rotation and the length of the pasted configuration."""
     config = PASTED[name]
     pasted = extend.from_json(json.dumps(config), EN)
     view = draw("extend", **dict(zip(extend.KEYS, pasted, strict=True)))
-    again, wanted = shown_json(view), read(config)
+    again, wanted = displayed_json(view), read(config)
     assert again["max_position_embeddings"] == config["max_position_embeddings"]
     got = read(again)
     assert (got.scaling, got.base or 10000.0, got.head_dim, got.rotary_dim) == (
@@ -228,26 +230,27 @@ def test_a_pasted_configuration_is_taken_over_whole(name):
 
 @pytest.fixture
 def handlers(built):
-    """(the functions that run before a redraw, by name; the page's controls)."""
+    """(the server-side handlers by name, the page's controls)."""
     controls = built["en"]["extend"].controls
-    return {function.__name__: function for _, function, *_ in controls.first}, controls
+    return {function.__name__: function for _, function, *_ in controls.handlers}, controls
 
 
-def test_a_configuration_without_rotation_clears_the_form_and_what_was_shown(handlers):
+def test_a_configuration_without_rotation_clears_the_form_and_the_figures(handlers):
     found, controls = handlers
     paste = found["paste"]
-    model, *values, said = paste(json.dumps(PASTED["Llama 3.1"]))
-    assert values == [128, 500000.0, 8192, 131072, "llama3", "factor=8.0", "", ""] and "alert" not in said
-    assert "500000" in said and "131072" in said and "factor=8.0" in said  # shown
+    model, *values, message = paste(json.dumps(PASTED["Llama 3.1"]))
+    assert values == [128, 500000.0, 8192, 131072, "llama3", "factor=8.0", "", ""] and "alert" not in message
+    assert "500000" in message and "131072" in message and "factor=8.0" in message
     for config, words in (({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12}, "no rotation"),
                           (WHOLE | {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section"),
                           (WHOLE | {"rope_scaling": {"type": "linear", "factr": 2}}, "did you mean")):  # fmt: skip
-        _, *values, said = paste(json.dumps(config))
-        assert values == [None, None, None, None, "none", "", "", ""] and "alert" in said and words in said
-        told = answer.of_values(frame.PAGES["extend"], controls, EN, values, width=1000, coarse=True)
-        assert told["cleared"] and "plots" not in told and "paste a configuration" in told["status"]
-    _, *values, said = paste(json.dumps({"rope_type": "linear", "factor": 2.0}))
-    assert values[:4] == [None, 10000.0, None, None] and "how large a head" in said and "trained length" in said
+        _, *values, message = paste(json.dumps(config))
+        assert values == [None, None, None, None, "none", "", "", ""] and "alert" in message and words in message
+        response = render.render_values(PAGES["extend"], controls, EN, values, width=1000, coarse=True)
+        assert response["cleared"] and "plots" not in response
+        assert "paste a configuration" in response["status"]
+    _, *values, message = paste(json.dumps({"rope_type": "linear", "factor": 2.0}))
+    assert values[:4] == [None, 10000.0, None, None] and "no head size" in message and "no trained length" in message
 
 
 def test_the_user_s_changes_replace_what_was_pasted(handlers):
@@ -255,7 +258,7 @@ def test_the_user_s_changes_replace_what_was_pasted(handlers):
     assert found["retarget"]("factor=8.0,low=1.0,rotary_dim=64") == "low=1.0,rotary_dim=64"
     assert found["rescale"]("factor=8.0,low=1.0,rotary_dim=64") == "rotary_dim=64"
     view = draw("extend", base=500000.0, original=8192, target=65536, scaling="llama3", options="high=5.0")
-    rope = shown_json(view)["rope_parameters"]
+    rope = displayed_json(view)["rope_parameters"]
     assert (rope["factor"], rope["high_freq_factor"]) == (8.0, 5.0)
     for wrong in (
         "magic=1",
@@ -271,10 +274,10 @@ def test_the_user_s_changes_replace_what_was_pasted(handlers):
             draw("extend", options=wrong)
 
 
-def test_every_model_names_the_published_file_that_its_numbers_are_from():
-    told = json.loads((SOURCE / "models.json").read_text(encoding="utf-8"))
-    assert list(told) == list(extend.MODELS)
-    for name, config in told.items():
+def test_every_model_names_the_published_file_of_its_settings():
+    configs = json.loads((Path(pages.__file__).parent / "models.json").read_text(encoding="utf-8"))
+    assert list(configs) == list(extend.MODELS)
+    for name, config in configs.items():
         assert re.match(r"[\w.-]+/[\w.-]+, [\w/.]+\.py, ", config["source"]) and "/" in config["model"], name
         pasted = extend.from_json(json.dumps({k: v for k, v in config.items() if not k.endswith("_factor")}), EN)
         model = extend.MODELS[name]
@@ -282,7 +285,7 @@ def test_every_model_names_the_published_file_that_its_numbers_are_from():
         assert model.target > model.original and len(model.long) == len(model.short) in (0, model.head_dim // 2)
 
 
-def test_phi_3_5_s_own_factors_are_there_and_stretch_as_published():
+def test_phi_3_5_has_its_published_factors():
     model = extend.MODELS["Phi-3.5 mini"]
     given = {"head_dim": 96, "base": model.base, "original": 4096, "scaling": "longrope"}
     long, short = (", ".join(map(str, factors)) for factors in (model.long, model.short))
@@ -290,11 +293,11 @@ def test_phi_3_5_s_own_factors_are_there_and_stretch_as_published():
     plain, stretched = view.panels()[0].series.values()
     np.testing.assert_allclose(stretched / plain, model.long, rtol=1e-6)
     assert "1.1902" in view.html  # sqrt(1 + ln 32 / ln 4096)
-    # what is shown to paste is the published configuration again, and reads back into the same fields
-    shown = json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
-    rope = shown.get("rope_parameters") or shown["rope_scaling"]
+    # the configuration to paste is the published one, and reads back into the same fields
+    config = displayed_json(view)
+    rope = config.get("rope_parameters") or config["rope_scaling"]
     assert (tuple(rope["long_factor"]), tuple(rope["short_factor"])) == (model.long, model.short)
-    again = extend.from_json(json.dumps(shown | {"head_dim": 96}), EN)
+    again = extend.from_json(json.dumps(config | {"head_dim": 96}), EN)
     assert again == (96, model.base, 4096, 131072, "longrope", "factor=32.0", long, short)
     assert run(view.code)["scaling"] == posenc.scaling.LongRoPE(
         short=model.short, long=model.long, original=4096, factor=32.0
@@ -303,7 +306,7 @@ def test_phi_3_5_s_own_factors_are_there_and_stretch_as_published():
     np.testing.assert_allclose(np.divide(*reversed(list(inside))), model.short, rtol=1e-6)
 
 
-def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatch):
+def test_results_open_a_run_and_name_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="no run here yet"):
         draw("results")
@@ -347,7 +350,7 @@ def test_results_say_what_is_missing_and_open_what_is_there(tmp_path, monkeypatc
         ("results", {"run": "\0"}, "not a run"),
     ],
 )
-def test_bad_input_gets_a_sentence(key, given, words):
+def test_invalid_input_gets_a_sentence(key, given, words):
     with pytest.raises(ValueError, match=words):
         draw(key, **given)
 
@@ -367,48 +370,48 @@ def test_bad_input_gets_a_sentence(key, given, words):
 def test_any_script_is_split_into_tokens(text, tokens):
     assert sentence.split(text) == tokens
     view = draw("sentence", text=text, first=0, second=1)
-    json.loads(as_json(plotly(view.figures[2].panels)))
+    json.loads(as_json(subplots(view.figures[2].panels)))
 
 
-def test_strange_text_is_drawn_and_cannot_become_markup():
+def test_unusual_text_is_drawn_and_escaped():
     view = draw("sentence", text='<img src=x onerror="alert(1)"> & \ud800 ‮evil', first=0, second=1)
     assert "<img" not in view.html
-    assert "<img" not in as_json(plotly(view.figures[2].panels))
+    assert "<img" not in as_json(subplots(view.figures[2].panels))
 
 
 # ---- links, languages, options -----------------------------------------------------------------------------------
 def test_a_link_restores_its_state():
-    page = frame.PAGES["compare"]
+    page = PAGES["compare"]
     wanted = page.complete({"a": "t5:buckets=16,causal=true", "b": "rope:base=500000.0", "c": "", "length": "96"})
-    query = state.link("compare", wanted, page.defaults)
+    query = url_state.make_link("compare", wanted, page.defaults)
     assert query.startswith("?view=compare&a=t5:buckets=16,causal=true&")
-    assert page.complete(state.read(query, EN)) == wanted
+    assert page.complete(url_state.parse_query(query, EN)) == wanted
     odd = {"text": "a&b=c #d 你好 \"'<>", "encoding": "t5"}
-    assert state.read(state.link("sentence", odd), EN) == {"view": "sentence", **odd}
+    assert url_state.parse_query(url_state.make_link("sentence", odd), EN) == {"view": "sentence", **odd}
     with pytest.raises(ValueError, match="characters long"):
-        state.read("?text=" + "x" * 30_000, EN)
+        url_state.parse_query("?text=" + "x" * 30_000, EN)
 
 
 @pytest.mark.parametrize("name", posenc.list_encodings())
-def test_controls_are_made_from_the_options_and_give_the_same_word_back(name):
-    placed, shapes = compare._placed(name), compare._shape(name)
-    found = [option for option in placed if option is not None]
+def test_controls_follow_the_options_and_give_them_back(name):
+    pool, settings = compare._pool_options(name), compare._pool_settings(name)
+    found = [option for option in pool if option is not None]
     assert found == [o for kind in ("slider", "switch", "choice") for o in options_of(name) if o.kind == kind]
-    values = [shape.get("value", False) for shape in shapes]
+    values = [each.get("value", False) for each in settings]
     slot = object.__new__(compare._Slot)
     assert slot.read((name, *values)) == name
-    for place, option in enumerate(placed):
+    for number, option in enumerate(pool):
         if option is not None and option.kind == "slider":
             changed = list(values)
-            changed[place] = option.high
+            changed[number] = option.high
             word = slot.read((name, *changed))
-            assert state.encoding(word) == (
+            assert spec.parse(word) == (
                 name,
                 {option.name: option.value(option.high)} if option.high != option.default else {},
             )
 
 
-def test_both_languages_say_everything():
+def test_both_languages_have_every_text():
     assert set(FIGURES_ZH) >= set(ENGLISH.table)
     for key, (english, chinese) in TEXTS.items():
         fields = [set(re.findall(r"{(\w+)", text)) for text in (english, chinese)]
@@ -417,20 +420,20 @@ def test_both_languages_say_everything():
         assert set(re.findall(r"{(\w+)", english)) == set(re.findall(r"{(\w+)", FIGURES_ZH[key])), key
 
 
-def test_every_word_that_the_code_asks_for_is_in_the_tables():
-    asked = set()
-    for path in [*SOURCE.glob("*.py"), *(SOURCE.parent / "plot").glob("*.py")]:
+def test_every_text_that_the_code_uses_is_in_the_tables():
+    used = set()
+    for path in [*SOURCE.rglob("*.py"), *(SOURCE.parent / "plot").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "words":
-                asked |= {a.value for a in node.args[:1] if isinstance(a, ast.Constant)}
-    missing = {key for key in asked if key not in EN.table or key not in ZH.table}
-    assert len(asked) > 60 and not missing
+                used |= {a.value for a in node.args[:1] if isinstance(a, ast.Constant)}
+    missing = {key for key in used if key not in EN.table or key not in ZH.table}
+    assert len(used) > 60 and not missing
 
 
 @pytest.mark.parametrize("name", posenc.list_encodings())
-def test_every_scheme_is_described_in_both_languages(name):
+def test_every_encoding_is_described_in_both_languages(name):
     for language in ("en", "zh"):
-        assert all(about.about(name, language))
+        assert all(descriptions.describe(name, language))
 
 
 def test_pages_in_chinese_have_chinese_titles():
@@ -445,12 +448,12 @@ def unpack(packed):
     return values.reshape([int(n) for n in packed["shape"].split(",")]) if "shape" in packed else values
 
 
-def test_plotly_figures_hold_the_panels_numbers_titles_and_axes():
+def test_plotly_figures_have_the_panels_values_titles_and_axes():
     lines = Lines(
         "see < this", np.arange(3), {"one": np.array([1.0, np.inf, 3.0]), "two": np.zeros(3)}, "x", "y", log_x=True
     )
     heat = Heat("that", np.arange(2), np.arange(3), np.arange(6.0).reshape(3, 2), "j", "i", "unit")
-    figure = json.loads(as_json(plotly([lines, heat])))
+    figure = json.loads(as_json(subplots([lines, heat])))
     one, two, picture = figure["data"]
     np.testing.assert_array_equal(unpack(one["y"]), np.array([1.0, np.nan, 3.0], dtype=np.float32))
     np.testing.assert_array_equal(unpack(picture["z"]), heat.z)
@@ -460,7 +463,7 @@ def test_plotly_figures_hold_the_panels_numbers_titles_and_axes():
     assert one["line"]["color"] != two["line"]["color"] and one["line"]["dash"] != two["line"]["dash"]
 
 
-def test_a_mosaic_holds_every_panel_at_its_place():
+def test_a_mosaic_has_every_panel_in_its_tile():
     panels = [
         Heat(f"p{n}", np.arange(3), np.arange(3), np.full((3, 3), float(n)), "j", "i", "unit", (0.0, 4.0))
         for n in range(5)
@@ -473,31 +476,17 @@ def test_a_mosaic_holds_every_panel_at_its_place():
     assert [a["text"] for a in figure["layout"]["annotations"]] == ["p0", "p1", "p2", "p3", "p4"]
 
 
-def test_drawing_leaves_the_random_state_alone():
+def test_drawing_keeps_the_random_state():
     before = torch.get_rng_state()
     for key in ("gallery", "compare", "sentence"):
         draw(key)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_results_draw_the_numbers_of_a_run_of_the_lab(tmp_path):
-    from dataclasses import asdict
-
-    from posenc.lab.presets import from_dict
-    from posenc.lab.results import Results
-
-    task = {"task": "copy", "encodings": ["alibi", "rope"], "train": 16, "test": [16, 32], "steps": 1, "lr": 0.001}
-    rows = [
-        {"task": "copy", "encoding": encoding, "seed": seed, "lr": 0.001, "size": size, "accuracy": value + seed / 10}
-        for encoding, value in (("alibi", 0.4), ("rope", 0.2))
-        for size in (16, 32)
-        for seed in (0, 1)
-    ]
-    run = Results(asdict(from_dict({"tasks": [task]}, "tiny")), {}, [], rows, 4, 4)
-    (tmp_path / "results.json").write_bytes(run.as_json())
-    view = draw("results", run=tmp_path)
+def test_results_draw_a_run_of_the_lab(tiny_run):
+    view = draw("results", run=tiny_run)
     (panel,) = view.panels()
-    assert list(panel.x) == [16, 32] and panel.upright == {"trained on 16 tokens": 16.0}
+    assert list(panel.x) == [16, 32] and panel.vertical_marks == {"trained on 16 tokens": 16.0}
     np.testing.assert_allclose(panel.series["alibi"], [0.45, 0.45])
     np.testing.assert_allclose(panel.series["rope"], [0.25, 0.25])
     assert "report.html" in view.notes[0]

@@ -1,4 +1,4 @@
-"""The numbers that are drawn, read back from the figures and compared with closed formulas, not pixels."""
+"""Drawn values, read back from the figures and compared with closed formulas."""
 
 import math
 
@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import posenc
-from posenc import formulas
-from posenc.cli.main import main as cli
-from posenc.plot import numbers, panels
+from posenc.cli import main as cli
+from posenc.core import formulas
+from posenc.plot import analysis, panels
 
 pytest.importorskip("matplotlib")
 
 
 def on_one_axis(name):
-    """Whether an encoding reads plain positions; those of images and video need two axes or three."""
+    """Whether an encoding takes positions with one axis; those for images and video need two or three."""
     try:
-        numbers.subject(name, d_model=32, heads=2).plan(posenc.Positions(2))
+        analysis.subject(name, d_model=32, heads=2).plan(posenc.Positions(2))
     except ValueError:
         return False
     return True
@@ -35,7 +35,7 @@ def curves(figure, axes=0):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_scheme_has_an_overview_with_titles_and_labelled_axes(name):
+def test_every_encoding_has_an_overview_with_titles_and_labelled_axes(name):
     figure = posenc.plot.overview(name, length=24, d_model=32, heads=4)
     drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
     assert len(drawn) in (2, 4)
@@ -46,13 +46,13 @@ def test_every_scheme_has_an_overview_with_titles_and_labelled_axes(name):
     assert all(np.isfinite(image).all() for image in images(figure))
 
 
-def test_no_scheme_of_text_is_left_out():
+def test_every_encoding_for_text_is_covered():
     text = "none sinusoidal learned shaw clipped t5 transformer_xl xlnet deberta rope relative_logits alibi"
     assert set(NAMES) >= set(text.split())
 
 
 def test_alibi_over_distance_is_minus_slope_times_distance():
-    figure = posenc.plot.distance("alibi", reach=40, heads=8, shown=range(8))
+    figure = posenc.plot.distance("alibi", reach=40, heads=8, selected_heads=range(8))
     slopes = formulas.alibi_slopes(8)
     r = np.asarray(figure.axes[0].lines[0].get_xdata())
     assert list(r) == list(range(-40, 41))
@@ -60,7 +60,7 @@ def test_alibi_over_distance_is_minus_slope_times_distance():
         np.testing.assert_allclose(curve, -slopes[head] * np.abs(r), atol=1e-12)
 
 
-def test_t5_kernel_is_its_table_read_through_the_buckets():
+def test_t5_kernel_is_its_table_indexed_by_the_buckets():
     encoding = posenc.T5(heads=4, buckets=16, max_distance=40)
     (image,) = images(posenc.plot.kernel(encoding, length=50, head=3))
     table = encoding.table.detach()
@@ -70,7 +70,7 @@ def test_t5_kernel_is_its_table_read_through_the_buckets():
             assert image[i, j] == pytest.approx(table[bucket, 3].item(), abs=1e-9)
 
 
-def test_t5_buckets_are_the_reference_s():
+def test_t5_buckets_are_those_of_the_formula():
     figure = posenc.plot.buckets("t5", reach=130)
     (line,) = figure.axes[0].lines
     wanted = [formulas.t5_bucket(r, buckets=32, max_distance=128, causal=False) for r in range(-130, 131)]
@@ -86,7 +86,7 @@ def test_sinusoidal_encoding_and_its_single_dimensions():
             w = 10000.0 ** (-2 * c / 16)
             assert image[p, 2 * c] == pytest.approx(math.sin(p * w), abs=1e-12)
             assert image[p, 2 * c + 1] == pytest.approx(math.cos(p * w), abs=1e-12)
-    drawn = curves(posenc.plot.dimensions("sinusoidal", length=30, d_model=16, chosen=[5]))
+    drawn = curves(posenc.plot.dimensions("sinusoidal", length=30, d_model=16, selected=[5]))
     np.testing.assert_allclose(drawn["dimension 5"], image[:, 5])
 
 
@@ -120,7 +120,7 @@ def test_rotary_wavelengths_and_each_scaling():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_terms_sum_to_the_layer_s_scores(name):
-    encoding = posenc.create(name, d_model=32, heads=2, **numbers.DRAWN.get(name, {}))
+    encoding = posenc.create(name, d_model=32, heads=2, **analysis.DRAWN_OPTIONS.get(name, {}))
     layer = posenc.Attention(32, 2, encoding=encoding, causal=encoding.causal_only).double()
     x, positions = torch.randn(1, 7, 32, dtype=torch.float64), posenc.Positions(7)
     figure = posenc.plot.decomposition(layer, x, head=1)
@@ -132,10 +132,10 @@ def test_the_terms_sum_to_the_layer_s_scores(name):
     np.testing.assert_allclose(np.sum(terms, axis=0), wanted, atol=1e-9)
 
 
-def test_content_and_position_terms_are_where_the_literature_puts_them():
+def test_content_and_position_terms_match_the_literature():
     def terms(name, **options):
         layer = posenc.Attention(32, 2, encoding=posenc.create(name, d_model=32, heads=2, **options)).double()
-        found = numbers.decomposition(layer, torch.randn(1, 5, 32, dtype=torch.float64), posenc.Positions(5))
+        found = analysis.decomposition(layer, torch.randn(1, 5, 32, dtype=torch.float64), posenc.Positions(5))
         return {term for term, value in found.items() if value.abs().max() > 1e-9}
 
     content = "content·content"
@@ -149,11 +149,11 @@ def test_content_and_position_terms_are_where_the_literature_puts_them():
 
 
 @pytest.mark.parametrize("name", posenc.list_encodings())
-def test_the_terms_of_any_scheme_sum_to_the_scores_of_its_layer(name):
+def test_the_terms_of_any_encoding_sum_to_the_scores_of_its_layer(name):
     figure = posenc.plot.decomposition(name, length=6, head=5)
     total, *terms = (np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images)
-    layer, positions = numbers.layer(numbers.subject(name)), posenc.Positions(6)
-    x = layer.encoding.embed(numbers.content(layer, 6), positions)
+    layer, positions = analysis.layer(analysis.subject(name)), posenc.Positions(6)
+    x = layer.encoding.embed(analysis.content(layer, 6), positions)
     q, k = (p(x).unflatten(-1, (8, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))
     wanted = posenc.scores(q, k, layer.encoding.plan(positions, x=x, host=layer))[0, 5].detach()
     np.testing.assert_allclose(total, wanted, atol=1e-9)
@@ -161,7 +161,7 @@ def test_the_terms_of_any_scheme_sum_to_the_scores_of_its_layer(name):
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
+def test_equal_figures_are_equal_bytes(tmp_path, ending):
     first, second = (
         posenc.plot.save(posenc.plot.kernel("shaw", length=12, d_model=16, heads=2), tmp_path / f"{n}.{ending}")
         for n in "ab"
@@ -171,7 +171,7 @@ def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"a.{ending}", f"b.{ending}"]
 
 
-def test_a_scheme_made_by_hand_draws_its_own_numbers_and_keeps_the_random_state():
+def test_an_encoding_object_is_drawn_with_its_own_values_and_keeps_the_random_state():
     encoding = posenc.ALiBi(heads=2, learnable=True)
     with torch.no_grad():
         encoding.slopes.copy_(torch.tensor([1.0, 3.0]))
@@ -189,20 +189,20 @@ def test_a_scheme_made_by_hand_draws_its_own_numbers_and_keeps_the_random_state(
         (lambda: posenc.plot.encoding("none"), "no vectors"),
         (lambda: posenc.plot.kernel("t5", head=8), "heads are 0 to 7"),
         (lambda: posenc.plot.kernel("t5", length=0), "at least 1"),
-        (lambda: posenc.plot.dimensions("rope", chosen=[64]), "between 0 and 63"),
+        (lambda: posenc.plot.dimensions("rope", selected=[64]), "between 0 and 63"),
         (lambda: posenc.plot.kernel("t5", shoes=2), "no option 'shoes'"),
         (lambda: posenc.plot.decomposition("t5", head=8), "heads are 0 to 7"),
         (lambda: posenc.plot.decomposition("t5", length=0), "at least 1"),
         (lambda: posenc.plot.save(posenc.plot.kernel("none", length=2), "x.gif"), "png"),
     ],
 )
-def test_what_cannot_be_drawn_gets_a_sentence(draw, words):
+def test_figures_that_cannot_be_drawn_raise_a_sentence(draw, words):
     with pytest.raises(ValueError, match=words):
         draw()
 
 
-def test_panels_as_csv_hold_the_drawn_numbers():
-    subject = numbers.subject("alibi", heads=2)
+def test_csv_has_the_drawn_values():
+    subject = analysis.subject("alibi", heads=2)
     text = panels.csv([*panels.distance(subject, 2), *panels.kernel(subject, 2)])
     lines = text.splitlines()
     assert lines[1] == "distance r = j − i (tokens; negative: past),head 0,head 1"
@@ -210,17 +210,17 @@ def test_panels_as_csv_hold_the_drawn_numbers():
     assert lines[-1].startswith("1,-0.0625,")
 
 
-def test_the_command_writes_a_picture_and_explains_itself(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_a_figure_and_refuses_invalid_options(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = ["plot", "t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg"]
-    assert cli.main(asked) == 0
+    arguments = ["plot", "t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg"]
+    assert cli.main(arguments) == 0
     assert (tmp_path / "out" / "t5.svg").read_bytes().startswith(b"<?xml")
     assert exit_status("plot", "t5:buckets=7") == 2
     assert "buckets" in capsys.readouterr().err
 
 
 def exit_status(*arguments):
-    """argparse ends the process where a subcommand's argument is wrong."""
+    """argparse exits for invalid arguments of a subcommand."""
     try:
         return cli.main(list(arguments))
     except SystemExit as end:

@@ -47,7 +47,7 @@ def spread(low: float, high: float, step: float, most: int = 16) -> tuple[float,
 
 def moves(everything: bool) -> Iterator[Move]:
     from ..encodings.registry import list_encodings
-    from ..explorer.options import options_of
+    from ..explorer.pages.option_controls import options_of
 
     three = "?view=compare&a=t5:max_distance=1{n}8&b=alibi&c=rope&length=512"
     yield Move(three, "compare-head", tuple(range(1, 8)))

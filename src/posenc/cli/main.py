@@ -1,9 +1,9 @@
-"""The command line: a table of commands, each loaded when it is called.
+"""The entry point of `posenc`: a table of commands, each imported when it is called.
 
-A command is one line of COMMANDS: its name, "module:function", one line of help, and the extra that it needs.
+A command is one entry of COMMANDS: its name, "module:function", one line of help, and the extra that it needs.
 The function takes the remaining arguments (a list of strings) and returns an exit status (None is 0).
-Nothing here imports torch, so `posenc`, `posenc list` and `posenc show` answer at once.
-Only the standard library is used: the core depends on torch alone, and rich would double the time to the first line.
+Nothing here imports torch, so `posenc`, `posenc list` and `posenc show` start at once.
+Only the standard library is used: posenc depends on torch alone, and importing rich would double the start-up time.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "list": Command(
-        "cli.show:list_command", "every encoding: where it enters, its parameters, whether it extrapolates"
+        "cli.show:list_command", "list every encoding: family, where it applies, parameters, extrapolation"
     ),
-    "show": Command("cli.show:show_command", "one encoding: formula, options and a picture, e.g. posenc show t5"),
-    "plot": Command("plot.command:main", "a picture of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
+    "show": Command("cli.show:show_command", "show one encoding: formula, options and a picture, e.g. posenc show t5"),
+    "plot": Command("plot.cli:main", "write a figure of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
     "rope-diff": Command(
-        "cli.rope_diff:main", "where two RoPE configurations turn differently: A.json B.json --length N"
+        "cli.rope_diff:main", "compare the rotations of two RoPE configurations: A.json B.json --length N"
     ),
-    # a report needs torch alone; the lab's extra adds training (safetensors), the live table and figures that move
-    "compare": Command("lab.cli:compare", "train small models that differ in their encoding and say which to use"),
-    "report": Command("lab.cli:show_report", "build a comparison's report again, or set two side by side"),
-    "claims": Command("lab.claims:main", "what textbooks say about positional encodings, put on trial"),
-    "explore": Command(
-        "explorer.command:main", "look at every encoding in the browser, on this machine alone", "explorer"
+    # a report needs torch only; the extra `lab` adds training (safetensors), the live table and interactive figures
+    "compare": Command("lab.cli:compare", "train small models that differ only in their encoding and recommend one"),
+    "report": Command("lab.cli:show_report", "rebuild the report of a comparison, or put two side by side"),
+    "claims": Command("lab.claims:main", "test common claims about positional encodings"),
+    "explore": Command("explorer.cli:main", "explore every encoding in the browser, on a local server", "explorer"),
+    "bench": Command(
+        "bench.cli:main", "measure time and memory against PyTorch's attention and other libraries", "bench"
     ),
-    "bench": Command("bench.cli:main", "time and memory beside PyTorch's attention and other libraries", "bench"),
 }
 
-# What each extra brings, by the names that Python imports: asked for before a command starts, not in the middle of it.
+# The modules of each extra; they are checked before a command starts, so that it does not fail halfway.
 EXTRAS: dict[str | None, tuple[str, ...]] = {
     "hf": ("transformers",),
     "lab": ("numpy", "plotly", "rich", "safetensors"),
@@ -56,7 +56,7 @@ EXTRAS: dict[str | None, tuple[str, ...]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `posenc ARGV`; the exit status: 0 done, 1 failed, 2 asked for something that cannot be."""
+    """Run `posenc ARGV`. Returns the exit status: 0 success, 1 failure, 2 invalid arguments."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     terminal.prepare()
     try:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader has gone (posenc list | head): nobody is left to tell, and closing must not complain either.
+        # The reader of the pipe has closed it (posenc list | head): exit quietly, also when Python flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return fail(f"no command {name!r}{hint}; the commands are {', '.join(COMMANDS)}")
+        return fail(f"unknown command {name!r}{hint}; the commands are {', '.join(COMMANDS)}")
     command = COMMANDS[name]
     missing = [module for module in EXTRAS.get(command.extra, ()) if find_spec(module) is None]
     if missing:
@@ -101,17 +101,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def call(target: str, arguments: list[str]) -> int | None:
+    """Import "module:function" and call it."""
     module, function = target.split(":")
     return getattr(importlib.import_module(f"posenc.{module}"), function)(arguments)
 
 
 def fail(sentence: str) -> int:
-    """Say what is wrong on the error stream; the exit status for it."""
+    """Print an error to stderr; returns its exit status."""
     print(f"posenc: {sentence}", file=sys.stderr)
     return 2
 
 
 def usage() -> str:
+    """The text of `posenc --help`."""
     bold, dim = terminal.bold, terminal.dim
     wide = max(map(len, COMMANDS))
     lines = [
@@ -124,5 +126,5 @@ def usage() -> str:
         extra = dim(f"  [{command.extra}]") if command.extra else ""
         lines += terminal.hanging(f"  {bold(name)}{' ' * (wide - len(name))}  ", command.help, after=extra)
     if any(command.extra for command in COMMANDS.values()):
-        lines += ["", dim("[name] is the extra that a command needs: pip install 'posenc[name]'")]
+        lines += ["", dim("[name]: the extra that a command needs, pip install 'posenc[name]'")]
     return "\n".join(lines)

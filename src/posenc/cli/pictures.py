@@ -1,7 +1,7 @@
-"""What each encoding does over distance, drawn for a terminal from the closed formulas (no torch, no plotting library).
+"""Pictures of encodings for a terminal, drawn from core/formulas.py without torch or a plotting library.
 
-Adding a picture is one function and one line in PICTURES; an encoding without one is shown without a picture.
-Every function gets the encoding's options and returns lines.
+A picture is a function from an encoding's options to lines of text, and an entry of PICTURES. Encodings without one are
+shown without a picture.
 """
 
 from __future__ import annotations
@@ -13,43 +13,45 @@ from typing import Any
 from ..core import formulas
 from . import terminal
 
-FARTHEST = 1 << 16  # distances and sizes past these are refused: a picture must come at once
+FARTHEST = 1 << 16  # largest distances and sizes: larger ones would take too long to draw
 WIDEST = 4096
 
 
 class Options:
-    """An encoding's options, with a note of those that a picture read: an option that changes nothing must not be given."""
+    """An encoding's options. `read` collects those that a picture uses, so that unused ones can be refused."""
 
     def __init__(self, values: dict[str, Any]):
         self.values = values
         self.read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The option; `default` where it has none or None."""
+        """The option, or `default` if it is absent or None."""
         self.read.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
     def whole(self, name: str, default: int, least: int = 1, most: int = WIDEST) -> int:
-        """An option that counts something."""
+        """An integer option."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most} to be drawn")
+            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
         return value
 
     def number(self, name: str, default: float) -> float:
+        """A positive option."""
         value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{name}={value!r} must be a positive number")
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
         return float(value)
 
 
 def draw(name: str, options: Options) -> list[str]:
-    """The picture of an encoding, with a title that says what to see."""
+    """The picture of an encoding under a title; nothing for encodings without one."""
     return PICTURES[name](options) if name in PICTURES else []
 
 
 def titled(title: str, lines: Sequence[str]) -> list[str]:
+    """The lines under a wrapped title."""
     return [*terminal.wrap(title, terminal.width()), *lines]
 
 
@@ -59,7 +61,7 @@ def around(reach: int) -> tuple[str, str, str]:
 
 
 def none(options: Options) -> list[str]:
-    return titled("Every distance gets the same score: only the causal mask, if there is one, tells order.", [])
+    return titled("Every distance gets the same score; only a causal mask carries order.", [])
 
 
 def sinusoidal(options: Options) -> list[str]:
@@ -68,18 +70,18 @@ def sinusoidal(options: Options) -> list[str]:
     frequencies = formulas.inverse_frequencies(size, base, spacing=spacing)
     lines = _kernel(frequencies, f"Similarity of two positions, P[i]·P[j] / (d/2) with d_model={size}, base={base:g}:")
     columns = min(64, terminal.width() - 14)
-    shown = [frequencies[round(c * (len(frequencies) - 1) / 7)] for c in range(8)]
-    grid = terminal.heat_map([[math.sin(p * w) for p in range(columns)] for w in shown], low=-1, high=1)
+    selected = [frequencies[round(c * (len(frequencies) - 1) / 7)] for c in range(8)]
+    grid = terminal.heat_map([[math.sin(p * w) for p in range(columns)] for w in selected], low=-1, high=1)
     lines += ["", f"sin(p w_c) at positions 0 .. {columns - 1}, from the fastest frequency to the slowest:"]
-    period = [2 * math.pi / w for w in shown]
-    return lines + [f"{p:>9.4g} │{row}" for p, row in zip(period, grid)] + [" " * 4 + "^ positions for one full turn"]
+    periods = [2 * math.pi / w for w in selected]
+    return lines + [f"{p:>9.4g} │{row}" for p, row in zip(periods, grid)] + [" " * 4 + "^ positions per period"]
 
 
 def learned(options: Options) -> list[str]:
     rows = options.whole("max_length", 512, most=10**9)
     bar = max(8, min(48, terminal.width() - 24))
     return titled(
-        f"With max_length={rows}: one vector a position, unrelated until trained; past the table it raises.",
+        f"With max_length={rows}: one vector per position, random until trained; positions beyond the table raise.",
         ["█" * bar + "╳" * (bar // 4), "0" + f"{rows - 1}".rjust(bar - 1) + f"  {rows} → ValueError"],
     )
 
@@ -128,11 +130,11 @@ def deberta(options: Options) -> list[str]:
 def alibi(options: Options) -> list[str]:
     heads = options.whole("heads", 8)
     slopes = formulas.alibi_slopes(heads)
-    shown = sorted({round(i * (heads - 1) / min(5, heads - 1)) for i in range(min(6, heads))}) if heads > 1 else [0]
+    selected = sorted({round(i * (heads - 1) / min(5, heads - 1)) for i in range(min(6, heads))}) if heads > 1 else [0]
     reach = 64
-    curves = {f"head {h + 1}: m = {slopes[h]:.4g}": [-slopes[h] * d for d in range(reach + 1)] for h in shown}
+    curves = {f"head {h + 1}: m = {slopes[h]:.4g}": [-slopes[h] * d for d in range(reach + 1)] for h in selected}
     return titled(
-        f"Bias -m |i-j| of {len(shown)} of {heads} heads: each looks back about as far as its slope lets it.",
+        f"Bias -m |i-j| of {len(selected)} of {heads} heads: the smaller the slope, the longer the range.",
         terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-8.0, high=0.0, rows=12),
     )
 
@@ -140,11 +142,13 @@ def alibi(options: Options) -> list[str]:
 def rope(options: Options) -> list[str]:
     size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
     if size % 2:
-        raise ValueError(f"a rotary size must be even, got {size}")
+        raise ValueError(f"the number of rotated channels must be even, got {size}")
     frequencies = formulas.inverse_frequencies(size, base)
     title = f"Score of equal q and k over distance, mean of cos(r w_c), {size} dimensions, base={base:g}:"
-    turns = [2 * math.pi / w for w in (frequencies[0], frequencies[len(frequencies) // 2], frequencies[-1])]
-    waves = f"wavelengths: {turns[0]:.3g} (pair 0), {turns[1]:.4g} (middle pair), {turns[2]:.6g} tokens (last pair)"
+    periods = [2 * math.pi / w for w in (frequencies[0], frequencies[len(frequencies) // 2], frequencies[-1])]
+    waves = (
+        f"wavelengths: {periods[0]:.3g} (pair 0), {periods[1]:.4g} (middle pair), {periods[2]:.6g} tokens (last pair)"
+    )
     return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
 
 
@@ -159,7 +163,7 @@ def sinusoidal_2d(options: Options) -> list[str]:
 def _plane(size: int, options: Options, title: str) -> list[str]:
     """Mean cosine over both axes, half of the pairs each."""
     if size % 4:
-        raise ValueError(f"two axes share the pairs: {size} must be a multiple of 4")
+        raise ValueError(f"two axes share the pairs, so the size must be a multiple of 4, got {size}")
     base, reach = options.number("base", 10000.0), 12
     frequencies = formulas.inverse_frequencies(size // 2, base)
     one = [sum(math.cos(r * w) for w in frequencies) / len(frequencies) / 2 for r in range(-reach, reach + 1)]
@@ -174,12 +178,14 @@ def _plane(size: int, options: Options, title: str) -> list[str]:
 
 def xpos(options: Options) -> list[str]:
     size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
-    fade, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
+    scale_base, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
     if size % 2:
-        raise ValueError(f"a rotary size must be even, got {size}")
+        raise ValueError(f"the number of rotated channels must be even, got {size}")
     frequencies = formulas.inverse_frequencies(size, base)
-    pairs = [(w, (2 * c / size + gamma) / (1 + gamma)) for c, w in enumerate(frequencies)]
-    score = [sum(zeta ** (d / fade) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)]
+    pairs = list(zip(frequencies, formulas.xpos_decays(size, gamma)))
+    score = [
+        sum(zeta ** (d / scale_base) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)
+    ]
     rotary = [sum(math.cos(d * w) for w, _ in pairs) / len(pairs) for d in range(reach + 1)]
     return titled(
         f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:",
@@ -220,13 +226,14 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "axial": axial,
     "sinusoidal_2d": sinusoidal_2d,
     "xpos": xpos,
-    "mrope": rope,  # as text is turned
+    "mrope": rope,  # the picture for text
     "relative_logits": relative_logits,
     "alibi": alibi,
 }
 
 
 def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, reach: int = 128) -> list[str]:
+    """The mean cosine over distance."""
     mean = [
         sum(math.cos(min(abs(r), clamp) * w) for w in frequencies) / len(frequencies) for r in range(-reach, reach + 1)
     ]
@@ -234,13 +241,14 @@ def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, rea
 
 
 def _clip(left: int, right: int, title: str) -> list[str]:
+    """The row of each distance, clipped to [-left, right]."""
     reach = max(2, 2 * max(left, right))
     rows = [min(max(r, -left), right) + left for r in range(-reach, reach + 1)]
     return titled(title + f" ({left + right + 1} rows):", terminal.chart({"": rows}, around(reach), rows=7))
 
 
 def _steps(lo: int, hi: int, rows: Sequence[int], title: str) -> list[str]:
-    """The row of every distance in [lo, hi] and some way beyond, where it stays constant."""
+    """The row of every distance in [lo, hi] and a little beyond, where it is constant."""
     reach = max(-lo, hi) * 5 // 4
     last = reach if hi > 0 else 0
     drawn = [rows[min(max(r, lo), hi) - lo] for r in range(-reach, last + 1)]
@@ -249,7 +257,7 @@ def _steps(lo: int, hi: int, rows: Sequence[int], title: str) -> list[str]:
 
 
 def _ranges(pairs: Sequence[tuple[int, int]]) -> str:
-    """(distance, bucket) pairs in order, as 0→0 .. 7→7, 8-11→8, ...: single distances are run together."""
+    """(distance, bucket) pairs as text, 0→0 … 7→7, 8–11→8, …: runs of single distances are abbreviated."""
     groups: list[tuple[int, int, int]] = []
     for distance, bucket in pairs:
         if groups and groups[-1][2] == bucket:

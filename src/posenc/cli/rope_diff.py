@@ -1,7 +1,7 @@
-"""posenc rope-diff A.json B.json: where two configurations turn differently.
+"""posenc rope-diff A.json B.json: the differences between the rotations of two RoPE configurations.
 
-Frequencies, factors and phases are compared as numbers, whatever the configurations call them. Nothing here needs
-torch; a picture file needs matplotlib.
+Frequencies, factors and phases are compared as numbers, whatever the configurations call them. Torch is not needed; a
+figure (--output) needs matplotlib.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..encodings.rope.fields import LONGEST, has_rotation, keys, no_rotation, va
 from ..encodings.rope.scaling import frequencies
 from . import terminal
 
-LARGEST = 16_000_000
-"""Bytes of a file; a config.json has a few thousand."""
+MAX_BYTES = 16_000_000
+"""Largest accepted file; a config.json has a few thousand bytes."""
 SAME = 1e-9
-"""Relative difference below which two frequencies are the same: far below what a phase at position 2^31 shows."""
+"""Relative difference below which two frequencies are equal."""
 
 
 @dataclass(frozen=True)
-class Turning:
-    """What a configuration does to a sequence of some length."""
+class ConfiguredRotation:
+    """The rotation of a configuration for sequences of some length."""
 
     label: str
     setup: Setup
@@ -40,18 +40,18 @@ class Turning:
             "base": f"{setup.base or 10000.0:g}",
             "head size": str(setup.head_dim),
             "rotated channels": str(2 * len(self.frequencies)),
-            "layout": setup.layout or "not said",
+            "layout": setup.layout or "unspecified",
             "scaling": type(scaling).__name__ if scaling is not None else "none",
-            "follows the length": "yes" if scaling is not None and scaling.length_dependent else "no",
-            "cos and sin times": f"{self.magnitude:.9g}",
-            "scores times": f"{self.magnitude**2 * (1.0 if scaling is None else scaling.score_factor):.9g}",
+            "depends on length": "yes" if scaling is not None and scaling.length_dependent else "no",
+            "factor of cos and sin": f"{self.magnitude:.9g}",
+            "factor of scores": f"{self.magnitude**2 * (1.0 if scaling is None else scaling.score_factor):.9g}",
             "sections": "none" if setup.sections is None else "-".join(map(str, setup.sections)),
         }
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One pair whose frequency differs. `phase` is B's angle less A's at the last position, in radians."""
+    """A pair with different frequencies; `phase` is B's angle minus A's at the last position, in radians."""
 
     pair: int
     a: float
@@ -59,28 +59,32 @@ class Difference:
     phase: float
 
     @property
-    def parts_at(self) -> float:
-        """The first position at which the two are a tenth of a radian apart."""
+    def diverges_at(self) -> float:
+        """The first position at which the two phases differ by 0.1 radians."""
         return math.ceil(0.1 / abs(self.b - self.a))
 
 
-def turning(config, label: str, dialect: str, length: int, *, layer_type=None, head_dim: int | None = None) -> Turning:
+def read_rotation(
+    config, label: str, dialect: str, length: int, *, layer_type=None, head_dim: int | None = None
+) -> ConfiguredRotation:
     if dialect != "llama.cpp" and not has_rotation(config := keys("the configuration", config)):
         raise OptionError(no_rotation(config))
     setup = read(config, dialect, layer_type=layer_type, length=length if dialect in ("vllm", "llama.cpp") else None)
     size = setup.rotary_dim or validate("head_dim", head_dim)
     if size is None:
-        raise OptionError(f"{label} does not say the head size; give --head-dim")
+        raise OptionError(f"{label} has no head size; give --head-dim")
     if size % 2:
-        raise OptionError(f"{label} rotates {size} channels; RoPE rotates pairs, so give an even number")
+        raise OptionError(f"{label} rotates {size} channels; the number must be even, because RoPE rotates pairs")
     magnitude = 1.0 if setup.scaling is None else setup.scaling.magnitude_at(length)
-    return Turning(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length), magnitude)
+    return ConfiguredRotation(label, setup, frequencies(size, setup.base or 10000.0, setup.scaling, length), magnitude)
 
 
-def compare(a: Turning, b: Turning, length: int) -> tuple[dict[str, tuple[str, str]], list[Difference]]:
+def compare(
+    a: ConfiguredRotation, b: ConfiguredRotation, length: int
+) -> tuple[dict[str, tuple[str, str]], list[Difference]]:
     """(facts that differ, pairs that differ)."""
     facts = {name: (value, b.facts[name]) for name, value in a.facts.items() if value != b.facts[name]}
-    facts.pop("scaling", None)  # names are not numbers: what they do is below
+    facts.pop("scaling", None)  # a different name may mean the same rotation; the numbers decide
     pairs = [
         Difference(c, x, y, (y - x) * (length - 1))
         for c, (x, y) in enumerate(zip(a.frequencies, b.frequencies, strict=False))
@@ -92,21 +96,23 @@ def compare(a: Turning, b: Turning, length: int) -> tuple[dict[str, tuple[str, s
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc rope-diff",
-        description="Which frequencies, factors and phases differ between two configurations of RoPE.",
-        epilog="Exit status: 0 the same, 1 different, 2 trouble. The same file with two dialects shows what another "
-        "reader makes of it.",
+        description="Compare the frequencies, factors and phases of two RoPE configurations.",
+        epilog="Exit status: 0 equal, 1 different, 2 error. Give one file twice with two dialects to compare how two "
+        "libraries read it.",
     )
     parser.add_argument("a", metavar="A.json", help="a model's config.json, or its rope_parameters alone")
     parser.add_argument("b", metavar="B.json")
     parser.add_argument("--length", type=int, default=4096, help="tokens in the sequence (default: %(default)s)")
-    parser.add_argument("--dialect", choices=DIALECTS, default="hf", help="who reads the files (default: %(default)s)")
-    parser.add_argument("--dialect-b", choices=DIALECTS, help="who reads B, where that is another")
-    parser.add_argument("--layer-type", help="which rotation, for models with one for each kind of layer")
-    parser.add_argument("--head-dim", type=int, help="the head size, where a file does not say it")
-    parser.add_argument("-o", "--output", help="write a picture too: png, svg or pdf by its name")
+    parser.add_argument(
+        "--dialect", choices=DIALECTS, default="hf", help="library whose format the files have (default: %(default)s)"
+    )
+    parser.add_argument("--dialect-b", choices=DIALECTS, help="library whose format B has, if different")
+    parser.add_argument("--layer-type", help="which rotation, for models with one per type of layer")
+    parser.add_argument("--head-dim", type=int, help="head size, if a file has none")
+    parser.add_argument("-o", "--output", help="also write a figure: png, svg or pdf, by its suffix")
     given = parser.parse_args(arguments)
     if not 1 <= given.length <= LONGEST:
-        raise OptionError(f"--length {given.length:.6g} must be from 1 to {LONGEST}")
+        raise OptionError(f"--length must be from 1 to {LONGEST}, got {given.length:.6g}")
     try:
         a = _load(given.a, given.dialect, given)
         b = _load(given.b, given.dialect_b or given.dialect, given)
@@ -115,14 +121,14 @@ def main(arguments: list[str]) -> int:
     facts, pairs = compare(a, b, given.length)
     print("\n".join(_report(a, b, facts, pairs, given.length)))
     if given.output:
-        print(_picture(a, b, given.length, given.output))
+        print(_save_figure(a, b, given.length, given.output))
     return 1 if facts or pairs else 0
 
 
-def _load(path: str, dialect: str, given: argparse.Namespace) -> Turning:
+def _load(path: str, dialect: str, given: argparse.Namespace) -> ConfiguredRotation:
     config = _json(path)
     try:
-        return turning(
+        return read_rotation(
             config, f"{Path(path).name} ({dialect})", dialect, given.length,
             layer_type=given.layer_type, head_dim=given.head_dim,
         )  # fmt: skip
@@ -131,41 +137,43 @@ def _load(path: str, dialect: str, given: argparse.Namespace) -> Turning:
 
 
 def _json(path: str):
-    """The JSON of a file. No more than a configuration's size is read, whatever the path is."""
+    """The JSON object of a file; at most MAX_BYTES are read, whatever the path is."""
     try:
         with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise OptionError(f"{path} does not exist") from None
-    if len(content) > LARGEST:
-        raise OptionError(f"{path} has more than {LARGEST // 10**6} MB; a config.json has a few thousand bytes")
+    if len(content) > MAX_BYTES:
+        raise OptionError(
+            f"{path} has more than {MAX_BYTES // 10**6} MB; give a config.json, which has a few thousand bytes"
+        )
     try:
         config = json.loads(content.decode("utf-8"))
     except RecursionError:
-        raise OptionError(f"{path} is nested too deep to be a configuration; give a config.json") from None
-    except ValueError as error:  # no JSON, no UTF-8, or a number with more digits than Python reads
+        raise OptionError(f"{path} is nested too deeply for a configuration; give a config.json") from None
+    except ValueError as error:  # invalid JSON or UTF-8, or a number with more digits than Python accepts
         raise OptionError(f"{path} is not JSON: {str(error)[:200]}") from None
     if not isinstance(config, dict):
-        raise OptionError(f"{path} holds a {type(config).__name__}, not an object of JSON; give a config.json")
+        raise OptionError(f"{path} must hold a JSON object, got a {type(config).__name__}; give a config.json")
     return config
 
 
-def _report(a: Turning, b: Turning, facts, pairs: list[Difference], length: int) -> list[str]:
+def _report(a: ConfiguredRotation, b: ConfiguredRotation, facts, pairs: list[Difference], length: int) -> list[str]:
     bold, dim = terminal.bold, terminal.dim
     lines = [f"{bold('A')}  {a.label}: {_name(a)}", f"{bold('B')}  {b.label}: {_name(b)}", ""]
     if not facts and not pairs:
-        return [*lines, f"The same {len(a.frequencies)} frequencies and factors at {length} tokens."]
+        return [*lines, f"The {len(a.frequencies)} frequencies and all factors are equal at {length} tokens."]
     if facts:
-        lines += [*terminal.table(("differs", "A", "B"), [(name, *both) for name, both in facts.items()]), ""]
+        lines += [*terminal.table(("difference", "A", "B"), [(name, *both) for name, both in facts.items()]), ""]
     if not pairs:
         shared = min(len(a.frequencies), len(b.frequencies))
-        return [*lines, f"The {shared} frequencies that both have are the same at {length} tokens."]
-    lines.append(f"{len(pairs)} of {min(len(a.frequencies), len(b.frequencies))} pairs turn at another speed.")
+        return [*lines, f"The {shared} frequencies that both have are equal at {length} tokens."]
+    lines.append(f"{len(pairs)} of {min(len(a.frequencies), len(b.frequencies))} pairs have different frequencies.")
     worst = max(pairs, key=lambda pair: abs(pair.phase))
-    first = min(pair.parts_at for pair in pairs)
+    first = min(pair.diverges_at for pair in pairs)
     lines.append(
-        f"At position {length - 1} they are up to {abs(worst.phase):.4g} radians apart (pair {worst.pair}); "
-        f"a tenth of a radian is reached at position {first:g}."
+        f"At position {length - 1} their phases differ by up to {abs(worst.phase):.4g} radians (pair {worst.pair}); "
+        f"the difference reaches 0.1 radians at position {first:g}."
     )
     lines.append("")
     rows = [
@@ -175,7 +183,7 @@ def _report(a: Turning, b: Turning, facts, pairs: list[Difference], length: int)
             f"{d.b:.6g}",
             f"{d.b / d.a:.4f}" if d.a else "–",
             f"{d.phase:+.4g}",
-            f"{d.parts_at:g}",
+            f"{d.diverges_at:g}",
         )
         for d in pairs
     ]
@@ -183,17 +191,17 @@ def _report(a: Turning, b: Turning, facts, pairs: list[Difference], length: int)
     lines += [*terminal.table(header, rows), ""]
     ratios = [y / x if x else 1.0 for x, y in zip(a.frequencies, b.frequencies, strict=False)]
     if len(ratios) > 1:
-        lines.append(dim("B / A over the pairs, fast to slow"))
+        lines.append(dim("B / A over the pairs, from high to low frequency"))
         axis = ("0", str(len(ratios) // 2), str(len(ratios) - 1))
         lines += terminal.chart({"B / A": ratios}, axis, low=min(0.0, *ratios), high=max(1.0, *ratios))
     return lines
 
 
-def _name(turning: Turning) -> str:
-    return str(turning.setup.scaling) if turning.setup.scaling is not None else "plain RoPE"
+def _name(rotation: ConfiguredRotation) -> str:
+    return str(rotation.setup.scaling) if rotation.setup.scaling is not None else "plain RoPE"
 
 
-def _picture(a: Turning, b: Turning, length: int, output: str) -> str:
+def _save_figure(a: ConfiguredRotation, b: ConfiguredRotation, length: int, output: str) -> str:
     import numpy as np
 
     from ..plot import save
@@ -205,10 +213,10 @@ def _picture(a: Turning, b: Turning, length: int, output: str) -> str:
     pairs = np.arange(shared)
     with np.errstate(divide="ignore"):
         waves = {f"A {a.label}": math.tau / x, f"B {b.label}": math.tau / y}
-    apart = {"B - A": (y - x) * (length - 1)}
+    difference = {"B - A": (y - x) * (length - 1)}
     drawing = figure([
         Lines("Wavelengths", pairs, waves, "pair", "tokens", log_y=True),
-        Lines(f"Phase at position {length - 1}", pairs, apart, "pair", "radians apart"),
+        Lines(f"Phase at position {length - 1}", pairs, difference, "pair", "difference (radians)"),
     ])  # fmt: skip
     try:
         return str(save(drawing, output))

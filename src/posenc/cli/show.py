@@ -1,4 +1,4 @@
-"""posenc list and posenc show: what an encoding is, from its card and its source, without importing torch."""
+"""posenc list and posenc show: encodings described from the registry and their source text, without importing torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from . import pictures, terminal
 
 LIST_HELP = """usage  posenc list
 
-Every encoding in a table: family, where it enters, parameters, whether it extrapolates, who uses it."""
+A table of every encoding: family, where it applies, parameters, extrapolation, models that use it."""
 
 SHOW_HELP = """usage  posenc show NAME[:OPTION=VALUE,...]
 
-An encoding's formula, conventions, options and a picture of what it does over distance.
+The formula, conventions and options of an encoding, and a picture of its effect over distance. NAME is a name of
+posenc list or a class name, in any case.
 
   posenc show t5
   posenc show t5:buckets=16,max_distance=64,causal=true
@@ -28,7 +29,7 @@ An encoding's formula, conventions, options and a picture of what it does over d
 def list_command(arguments: list[str]) -> int:
     if arguments:
         if arguments[0] not in ("-h", "--help"):
-            raise OptionError(f"posenc list takes no arguments, got {' '.join(arguments)!r}; try posenc show NAME")
+            raise OptionError(f"list takes no arguments, got {' '.join(arguments)!r}; try posenc show NAME")
         print(LIST_HELP)
         return 0
     header = ("name", "family", "enters", "parameters", "extrapolates", "used by")
@@ -47,7 +48,7 @@ def show_command(arguments: list[str]) -> int:
     if len(arguments) > 1:
         raise OptionError(f"show takes one encoding at a time, got {' '.join(arguments)!r}")
     try:
-        name, given = spec.parse(arguments[0])
+        name, given = spec.parse(spec.normalise(arguments[0]))
     except OptionError:
         raise
     except ValueError as unknown:
@@ -57,7 +58,7 @@ def show_command(arguments: list[str]) -> int:
 
 
 def page(which: EncodingInfo, given: dict[str, Any]) -> list[str]:
-    """Everything that `posenc show` prints."""
+    """The lines that `posenc show` prints."""
     source = read_source(which)
     known = [option.name for option in source.options]
     unknown = [option for option in given if option not in known and option not in SIZES]
@@ -85,26 +86,26 @@ def _picture(which: EncodingInfo, source: Source, given: dict[str, Any]) -> list
         drawn = pictures.draw(which.name, options)
     except ValueError as error:
         raise OptionError(f"cannot draw {which.name}: {error}") from None
-    idle = [option for option in given if option not in options.read]
-    if idle:
+    unused = [option for option in given if option not in options.read]
+    if unused:
         used = ", ".join(sorted(options.read)) or "nothing"
-        raise OptionError(f"{', '.join(idle)} does not change the picture of {which.name}; it depends on {used}")
+        raise OptionError(f"{', '.join(unused)} does not change the picture of {which.name}; it depends on {used}")
     return drawn
 
 
 def _prose(doc: str) -> list[str]:
-    """A docstring with its paragraphs wrapped to the terminal; what is drawn or aligned stays as it was drawn."""
+    """A docstring with its paragraphs wrapped to the terminal width; indented or aligned ones are kept as they are."""
     lines: list[str] = []
     for paragraph in doc.split("\n\n"):
-        drawn = any(line.startswith(" ") or "  " in line for line in paragraph.splitlines())
-        lines += ["", *(paragraph.splitlines() if drawn else terminal.wrap(paragraph, terminal.width()))]
+        aligned = any(line.startswith(" ") or "  " in line for line in paragraph.splitlines())
+        lines += ["", *(paragraph.splitlines() if aligned else terminal.wrap(paragraph, terminal.width()))]
     return lines[1:]
 
 
 def _options(options: list[Option]) -> list[str]:
     if not options:
         return [terminal.bold("options") + "  none"]
-    rows = [(o.name, o.annotation, o.default if o.default is not None else "needed") for o in options]
+    rows = [(o.name, o.annotation, o.default if o.default is not None else "required") for o in options]
     return terminal.table(("option", "type", "default"), rows, narrowest=7)
 
 
@@ -112,7 +113,7 @@ def _options(options: list[Option]) -> list[str]:
 class Option:
     name: str
     annotation: str
-    default: str | None  # as written in the source; None: it must be given
+    default: str | None  # source text; None if the option is required
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Source:
 
 
 def read_source(which: EncodingInfo) -> Source:
-    """A class's docstring and options, read from its file: importing it would import torch."""
+    """The docstring and options of a class, parsed from its file: importing it would import torch."""
     tree = _module(which.module)
     found = _class(tree, which.class_name)
     if found is None:
@@ -144,7 +145,7 @@ def _module(name: str) -> ast.Module:
     found = importlib.util.find_spec(name)
     source = found.loader.get_source(name) if found and found.loader and hasattr(found.loader, "get_source") else None
     if source is None:
-        raise OptionError(f"the source of {name} is not installed, so it cannot be shown")
+        raise OptionError(f"cannot show {name}: its source file is not installed")
     return ast.parse(source)
 
 
@@ -153,7 +154,7 @@ def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
 
 
 def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
-    """A name for a Literal becomes the Literal, so that people see the choices: Layout is Literal['half', ...]."""
+    """Replace an alias of a Literal by the Literal, so that the choices are visible: Layout is Literal['half', ...]."""
     if not isinstance(annotation, ast.Name):
         return annotation
     for node in tree.body:
@@ -166,7 +167,7 @@ def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.exp
 
 
 def _arguments(tree: ast.Module, node: ast.ClassDef) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
-    """Keyword arguments of the class's __init__, or of the nearest base in the same file that has one."""
+    """(name, annotation, default) of each argument of the class's __init__, or of its nearest base in the same file."""
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             a = item.args

@@ -1,4 +1,4 @@
-"""Text for a terminal: colours that know when to be silent, tables that fit, line charts in braille dots."""
+"""Terminal output: colours, wrapped text, tables that fit the width, line charts in braille dots."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 _ESCAPE = re.compile(r"\033\[[0-9;]*m")
-# Wong's palette, which stays apart for every common kind of colour vision, as the nearest of the 256 colours
+# Wong's palette, distinguishable with every common kind of colour vision, as the nearest of the 256 colours
 PALETTE = (32, 214, 36, 166, 175, 81, 228)
 
 
 def prepare() -> None:
-    """Never fail on a character: where the terminal cannot show one, it becomes a question mark."""
+    """Replace characters that the output encoding lacks by question marks instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def coloured() -> bool:
-    """Colours go to terminals only, and not where NO_COLOR is set (no-color.org)."""
+    """Whether to use colours: only on a terminal, and not if NO_COLOR is set (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -43,12 +43,12 @@ def colour(text: str, number: int) -> str:
 
 
 def width() -> int:
-    """Columns to write in: the terminal's, $COLUMNS, or 100 for a file or a pipe."""
+    """The number of columns: the terminal's, $COLUMNS, or 100 for a file or a pipe."""
     return max(30, shutil.get_terminal_size((100, 24)).columns)
 
 
 def length(text: str) -> int:
-    """Columns that a text takes, colours not counted."""
+    """The number of columns of a text, without its colour codes."""
     return len(_ESCAPE.sub("", text))
 
 
@@ -57,14 +57,14 @@ def wrap(text: str, columns: int) -> list[str]:
 
 
 def hanging(label: str, text: str, *, after: str = "") -> list[str]:
-    """label, then the text wrapped to the terminal with its further lines indented under its first."""
+    """The label and the text, wrapped to the terminal with a hanging indent."""
     indent = length(label)
     lines = wrap(text, width() - indent - length(after))
     return [(label if i == 0 else " " * indent) + line + (after if i == 0 else "") for i, line in enumerate(lines)]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, narrowest: int = 9) -> list[str]:
-    """A table whose cells wrap to fit the terminal; one block a row where the terminal is too narrow for columns."""
+    """A table whose cells wrap to fit the terminal; one block per row if it is too narrow for columns."""
     gaps = 2 * (len(header) - 1)
     longest = [max(len(row[c]) for row in [header, *rows]) for c in range(len(header))]
     words = [max(len(word) for row in [header, *rows] for word in row[c].split()) for c in range(len(header))]
@@ -73,7 +73,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, narrowest: in
     if sum(least) > room:
         return _blocks(header, rows)
     columns = list(least)
-    # give the room that is left to the column that is furthest from fitting, one character at a time
+    # widen the column that needs the most room, one character at a time
     while sum(columns) < room and columns != longest:
         columns[max(range(len(columns)), key=lambda c: longest[c] / columns[c] if columns[c] < longest[c] else 0)] += 1
     lines = ["  ".join(bold(name.ljust(columns[c])) for c, name in enumerate(header)).rstrip()]
@@ -108,10 +108,10 @@ def chart(
     high: float | None = None,
     rows: int = 9,
 ) -> list[str]:
-    """Curves over one axis, drawn in braille dots (2 × 4 a character), each named at its right end.
+    """Curves over one axis in braille dots (2 × 4 per character), each labelled at its right end.
 
     Every curve has one value per step of the axis; `axis` labels its left end, middle and right end.
-    What lies outside [low, high] is not drawn.
+    Values outside [low, high] are not drawn.
     """
     values = [v for curve in curves.values() for v in curve]
     bottom, top = min(values) if low is None else low, max(values) if high is None else high
@@ -135,9 +135,9 @@ def chart(
                     cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
                     owner[y // 4][x // 2] = number
             previous = dot
-        seen = [dot for dot in dots if dot is not None]
-        if seen:
-            ends.append((seen[-1] // 4, -heights[-1], number))
+        visible = [dot for dot in dots if dot is not None]
+        if visible:
+            ends.append((visible[-1] // 4, -heights[-1], number))
     tags: list[list[int]] = [[] for _ in range(rows)]
     for row, _, number in sorted(ends):
         free = next((y for y in range(row, rows) if not tags[y]), row)
@@ -156,13 +156,13 @@ def chart(
 
 
 def _at(curve: Sequence[float], fraction: float) -> float:
-    """A curve's value part of the way along. Whole numbers are rows and buckets: a step of those stays a step."""
-    place = fraction * (len(curve) - 1)
-    lower = min(int(place), len(curve) - 1)
+    """A curve's value at a fraction of its length, interpolated for floats; integers (rows, buckets) stay steps."""
+    at = fraction * (len(curve) - 1)
+    lower = min(int(at), len(curve) - 1)
     upper = min(lower + 1, len(curve) - 1)
     if isinstance(curve[lower], int):
-        return curve[lower if place - lower < 0.5 else upper]
-    return curve[lower] + (curve[upper] - curve[lower]) * (place - lower)
+        return curve[lower if at - lower < 0.5 else upper]
+    return curve[lower] + (curve[upper] - curve[lower]) * (at - lower)
 
 
 def _axis(left: str, middle: str, right: str, columns: int) -> str:
@@ -173,7 +173,7 @@ def _axis(left: str, middle: str, right: str, columns: int) -> str:
 
 
 def heat_map(grid: Sequence[Sequence[float]], *, low: float, high: float) -> list[str]:
-    """Shades from low (blank) to high (full), one character a value."""
+    """Shades from low (blank) to high (full), one character per value."""
     shades = " ░▒▓█"
     top = len(shades) - 1
     return ["".join(shades[round(min(1.0, max(0.0, (v - low) / (high - low))) * top)] for v in row) for row in grid]

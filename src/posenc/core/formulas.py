@@ -184,6 +184,11 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
+def xpos_decays(size: int, gamma: float) -> tuple[float, ...]:
+    """zeta_c = (2c/size + gamma) / (1 + gamma) for each rotary pair c: xPos decays its score as zeta_c^(distance / scale_base)."""
+    return tuple((2.0 * c / size + gamma) / (1.0 + gamma) for c in range(size // 2))
+
+
 def inverse_frequencies(size: int, base: float, *, spacing: str = "paper") -> tuple[float, ...]:
     """base^(-2c/size) for c = 0 .. ceil(size/2)-1 ("paper"), or base^(-c/(n-1)), n = size // 2 ("tensor2tensor")."""
     require_int("size", size, least=0, most=WIDEST)

@@ -172,7 +172,7 @@ def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Looku
     if isinstance(scale, Tensor):
         states = q if lookup.states is None else lookup.states
         return replace(lookup, states=states + shift.to(states.dtype)[:, None, :], query_shift=None)
-    precision = torch.promote_types(table.dtype, torch.float32)
+    precision = torch.promote_types(torch.promote_types(table.dtype, q.dtype), torch.float32)
     bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
     return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
 

@@ -126,7 +126,7 @@ def list_encodings() -> list[str]:
 def info(name: str) -> EncodingInfo:
     """What to know of an encoding: its formula, parameters, extrapolation, models that use it."""
     if name not in ENCODINGS:
-        near = difflib.get_close_matches(str(name), ENCODINGS, n=1)
+        near = difflib.get_close_matches(str(name).lower(), ENCODINGS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]

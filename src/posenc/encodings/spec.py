@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from ..core.errors import OptionError
-from .registry import info
+from .registry import ENCODINGS, info
 
 LONGEST = 200
 """Characters of one value."""
@@ -36,3 +36,12 @@ def value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep to be a value
         return text
+
+
+def normalise(text: str) -> str:
+    """The text with the registered name of its encoding, from a name or class name in any case: "T5:buckets=8" becomes
+    "t5:buckets=8". Unknown names are unchanged.
+    """
+    name, colon, tail = text.partition(":")
+    known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
+    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail

@@ -1,9 +1,14 @@
-"""The explorer: a local web page to look at positional encodings (`posenc explore`; the extra `explorer`).
+"""The explorer: a local web application about positional encodings (`posenc explore`; the extra `explorer`).
 
-pages      gallery, compare, sentence, extend, results: one file each; `draw` is a pure function of a link
-state      a link is a view: everything on a page is in its address
-guard      who is answered: this server's own pages, on this machine
-painter    asks the process that draws; worker is that process, with limits of time and memory
-figures    panels of posenc.plot as Plotly figures
-texts      every word, in English and Chinese
+    browser (page.js)  --POST /draw-->  server  -->  render_queue  --pipe-->  render_worker  -->  render  -->  pages
+
+cli              posenc explore: picks a port, starts the server, opens the browser
+server           HTTP routes; access refuses requests of other origins
+layout           the Gradio controls around the figures
+pages/           gallery, compare, sentence, extend, results: `draw` is a pure function of the page's state
+url_state        a page's state as a URL query, so a link restores a view
+render           a state as JSON: Plotly figures (plotly_figures), text, code, link
+render_queue     the server's side of the drawing process; render_worker is that process, with time and memory limits
+cancellation     ends a drawing between two of its parts
+texts            every text, in English and Chinese
 """

@@ -1,58 +1,58 @@
-// Asks the server for views and draws them. The server's side is answer.py; the places are made in frame.py.
+// Requests views from the server and draws them. render.py makes the responses, layout.py the elements they fill.
 window.posenc ??= (() => {
-  const pages = {};  // name -> {running, next, last, asked, known, fitting, width}
+  const pages = {};  // key -> {running, next, last, requested, restored, fitting, width}
   const part = (key, name) => document.getElementById(key + "-" + name);
-  const page = key => (pages[key] ??= { running: false, next: null, last: null, asked: false });
+  const page = key => (pages[key] ??= { running: false, next: null, last: null, requested: false });
   const frame = () => new Promise(done => requestAnimationFrame(done));
-  // aria-busy: whether the page still waits for its controls, for an answer or for a picture. Readers of the screen wait
-  // with it, and so does whoever drives the page by program.
-  function tell(key) {
-    const mine = page(key), idle = mine.last && mine.known !== undefined && !mine.running && !mine.fitting;
+  // aria-busy: whether the page still waits for its controls, for a response or for a figure. Screen readers wait for it,
+  // and so do programs that drive the page.
+  function updateBusy(key) {
+    const mine = page(key), idle = mine.last && mine.restored !== undefined && !mine.running && !mine.fitting;
     part(key, "figures")?.querySelector(".view")?.setAttribute("aria-busy", String(!idle));
   }
 
-  // ---- asking: one question at a time for each page, and of those that wait only the last ----------------------
-  async function ask(key, wanted) {
+  // ---- requests: one at a time for each page; of those that wait, only the last is sent -------------------------
+  async function request(key, wanted) {
     const mine = page(key);
-    mine.asked = true;
+    mine.requested = true;
     mine.next = wanted;
-    mine.aborted?.abort();  // a finer picture of what is no longer wanted
+    mine.aborted?.abort();  // a finer figure of a view that is out of date
     if (mine.running) return;
     mine.running = true;
-    tell(key);
+    updateBusy(key);
     try {
       while (mine.next) {
         const now = mine.next;
         mine.next = null;
-        const answer = await answered(key, now);
-        if (answer === null) continue;
+        const response = await send(key, now);
+        if (response === null) continue;
         mine.last = now;
-        await show(key, answer);
-        if (answer.finer && !mine.next) mine.next = { ...now, coarse: false };
+        await show(key, response);
+        if (response.finer && !mine.next) mine.next = { ...now, coarse: false };
       }
     } finally {
       mine.running = false;
-      tell(key);
+      updateBusy(key);
     }
   }
-  async function answered(key, wanted) {
+  async function send(key, wanted) {
     const view = part(key, "figures").querySelector(".view"), mine = page(key);
     const waiting = setTimeout(() => { part(key, "progress").hidden = false; }, 300);
     mine.aborted = wanted.coarse === false ? new AbortController() : null;
     try {
-      const asked = { page: key, language: view.dataset.language, width: view.clientWidth, ...wanted };
-      const answer = await fetch("/draw", {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked),
+      const body = { page: key, language: view.dataset.language, width: view.clientWidth, ...wanted };
+      const response = await fetch("/draw", {
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
         signal: mine.aborted?.signal,
       });
-      return await answer.json();
+      return await response.json();
     } catch (error) {
       if (error.name === "AbortError") return null;
-      const told = document.createElement("p");
-      told.className = "sentence";
-      told.setAttribute("role", "alert");
-      told.textContent = view.dataset.silent;
-      return { status: told.outerHTML };
+      const alert = document.createElement("p");
+      alert.className = "input-error";
+      alert.setAttribute("role", "alert");
+      alert.textContent = view.dataset.noResponse;
+      return { status: alert.outerHTML };
     } finally {
       mine.aborted = null;
       clearTimeout(waiting);
@@ -64,45 +64,44 @@ window.posenc ??= (() => {
   function set(element, html) {
     if (element.posenc !== html) element.innerHTML = element.posenc = html;
   }
-  async function show(key, answer) {
-    if (answer.plots) {
+  async function show(key, response) {
+    if (response.plots) {
       const width = part(key, "figures").querySelector(".view").clientWidth;
       const drawn = [];
-      document.querySelectorAll(`#${key}-figures .plot`).forEach((place, number) => {
-        const text = answer.plots[number], box = place.firstElementChild;
-        place.hidden = !text;
+      document.querySelectorAll(`#${key}-figures .plot`).forEach((plot, number) => {
+        const text = response.plots[number], box = plot.firstElementChild;
+        plot.hidden = !text;
         if (!text || box.posenc === text) return;
         const figure = JSON.parse(text);
-        place.style.height = figure.layout.height + "px";
-        place.setAttribute("role", "figure");
-        place.setAttribute("aria-label", answer.titles[number]);
+        plot.style.height = figure.layout.height + "px";
+        plot.setAttribute("role", "figure");
+        plot.setAttribute("aria-label", response.titles[number]);
         box.posenc = text;
-        // the settings only the first time: giving them again makes the browser lay out the page in between
+        // pass the settings only once: passing them again makes the browser lay out the page in between
         if (box._context) drawn.push(window.Plotly.react(box, figure.data, figure.layout));
         else drawn.push(withoutBase(() => window.Plotly.react(box, figure.data, figure.layout, figure.config)));
       });
       await Promise.all(drawn);
-      set(part(key, "html"), answer.html);
+      set(part(key, "html"), response.html);
       const code = part(key, "code");
-      code.hidden = !answer.code;
-      code.querySelector("code").textContent = answer.code;
+      code.hidden = !response.code;
+      code.querySelector("code").textContent = response.code;
       part(key, "tools").hidden = false;
-      part(key, "link").setAttribute("href", answer.link);
-      part(key, "csv").setAttribute("href", answer.csv);
-      if (width) address(key);
+      part(key, "link").setAttribute("href", response.link);
+      part(key, "csv").setAttribute("href", response.csv);
+      if (width) updateAddress(key);
     }
-    if (answer.cleared) {  // numbers of another model beside the sentence would be taken for this one's
-      document.querySelectorAll(`#${key}-figures .plot`).forEach(place => {
-        place.hidden = true;
-        place.firstElementChild.posenc = null;
+    if (response.cleared) {  // figures of another model next to the error would mislead
+      document.querySelectorAll(`#${key}-figures .plot`).forEach(plot => {
+        plot.hidden = true;
+        plot.firstElementChild.posenc = null;
       });
       set(part(key, "html"), "");
       part(key, "code").hidden = part(key, "tools").hidden = true;
     }
-    set(part(key, "status"), answer.status);
+    set(part(key, "status"), response.status);
   }
-  // On a page with a base address Plotly writes the whole address into what it draws; after the address has changed
-  // nothing of it would be found.
+  // On a page with a base URL Plotly writes absolute references into its SVG, which break once the address changes.
   function withoutBase(draw) {
     const base = document.querySelector("base[href]"), href = base?.getAttribute("href");
     base?.removeAttribute("href");
@@ -112,20 +111,20 @@ window.posenc ??= (() => {
       base?.setAttribute("href", href);
     }
   }
-  // The address always names the view that is shown, so that reloading or sharing it shows the same.
-  function address(key) {
+  // Keep the address in step with the view, so that reloading or sharing it gives the same view.
+  function updateAddress(key) {
     const link = part(key, "link").getAttribute("href");
     if (link) history.replaceState(null, "", link);
   }
 
   // ---- starting ------------------------------------------------------------------------------------------------
-  async function ready(key) {  // there, to be seen, and with something to draw with
+  async function ready(key) {  // wait until the page is visible and Plotly is loaded
     while (!part(key, "figures")?.querySelector(".view")?.clientWidth || !window.Plotly) await frame();
     if (page(key).watched) return;
     page(key).watched = new ResizeObserver(() => fit(key));
     page(key).watched.observe(part(key, "figures").querySelector(".view"));
   }
-  function fit(key) {  // panels beside each other depend on the width, so another width is another figure
+  function fit(key) {  // the number of panels per row depends on the width, so a new width needs a new figure
     const width = part(key, "figures").querySelector(".view").clientWidth, mine = page(key);
     if (!width || width === mine.width) return;
     const first = mine.width === undefined;
@@ -135,20 +134,20 @@ window.posenc ??= (() => {
     mine.fitting = setTimeout(() => {
       mine.fitting = null;
       document.querySelectorAll(`#${key}-figures .plot > div`).forEach(box => { box.posenc = null; });
-      ask(key, { ...mine.last, coarse: true });
+      request(key, { ...mine.last, coarse: true });
     }, 150);
-    tell(key);
+    updateBusy(key);
   }
   async function start() {
     const query = location.search, given = new URLSearchParams(query).get("view");
     while (!document.querySelector("header.top")) await frame();
     const [first, ...others] = document.querySelector("header.top").dataset.pages.split(" ");
     const key = others.includes(given) ? given : first;
-    page(key).asked = true;  // by the address, and not by what its controls hold before they are set
+    page(key).requested = true;  // from the address, not from the controls, which are not restored yet
     await ready(key);
-    ask(key, { query });
+    request(key, { query });
   }
-  // Figures are white; the page around them is light too, whatever the system prefers.
+  // Figures have a white background, so the page uses the light theme whatever the system prefers.
   function begin() {
     if (!new URLSearchParams(location.search).has("__theme")) document.body.classList.remove("dark");
     start();
@@ -156,11 +155,11 @@ window.posenc ??= (() => {
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin);
   else begin();
 
-  function first(key, values) {  // a page is drawn when it is first opened
-    ready(key).then(() => (page(key).asked ? address(key) : ask(key, { values })));
+  function openPage(key, values) {  // draw a page when it is first opened
+    ready(key).then(() => (page(key).requested ? updateAddress(key) : request(key, { values })));
   }
 
-  // ---- what buttons and Gradio's events call ----------------------------------------------------------------------
+  // ---- called by buttons and Gradio's events ----------------------------------------------------------------------
   function copy(button, text) {
     const before = button.textContent;
     const done = () => {
@@ -171,27 +170,27 @@ window.posenc ??= (() => {
     else prompt(before, text);
   }
   return {
-    // Controls also say that they changed when they appear and when a link sets them; only what is new is drawn.
+    // Controls also fire when they appear and when a link sets them; only new values are drawn.
     draw(key, values) {
       const mine = page(key), text = JSON.stringify(values);
-      if (mine.known !== undefined && mine.known !== text) {
-        mine.known = text;
-        ask(key, { values });
+      if (mine.restored !== undefined && mine.restored !== text) {
+        mine.restored = text;
+        request(key, { values });
       }
       return [];
     },
     open(key, values) {
       const mine = page(key);
       mine.opened = true;
-      if (mine.known !== undefined) first(key, values);
+      if (mine.restored !== undefined) openPage(key, values);
       return [];
     },
     restored(key, values) {
-      page(key).known = JSON.stringify(values);
-      if (page(key).opened) first(key, values);
-      tell(key);
+      page(key).restored = JSON.stringify(values);
+      if (page(key).opened) openPage(key, values);
+      updateBusy(key);
       const all = document.querySelector("header.top").dataset.pages.split(" ");
-      if (all.every(each => page(each).known !== undefined)) document.documentElement.classList.add("restored");
+      if (all.every(each => page(each).restored !== undefined)) document.documentElement.classList.add("restored");
       return [];
     },
     copyLink(button, key) {

@@ -1,59 +1,60 @@
-"""Every word of the page, in English and in Simplified Chinese, key by key."""
+"""Every text of the explorer, in English and in Simplified Chinese, by key."""
 
 from __future__ import annotations
 
-from ..plot.words import ENGLISH, Words
+from ..plot.translations import ENGLISH, Translation
 
 TEXTS: dict[str, tuple[str, str]] = {
     # the page
     "language": ("en", "zh"),
     "title": ("posenc explorer", "posenc 位置编码浏览器"),
-    "subtitle": ("See what a positional encoding does to attention.", "看一看位置编码对注意力做了什么。"),
+    "subtitle": ("See how positional encodings change attention.", "看一看位置编码对注意力做了什么。"),
     "gallery": ("Gallery", "图鉴"),
     "compare": ("Compare", "比较"),
     "sentence": ("Your sentence", "你的句子"),
     "extend": ("Extend RoPE", "扩展 RoPE"),
     "results": ("Results", "结果"),
     "gallery intro": (
-        "One encoding at a time: its formula, its picture, who uses it and when to choose it.",
+        "One encoding at a time: its formula, figures, users, and when to choose it.",
         "逐个查看：公式、图形、谁在用、何时选用。",
     ),
     "compare intro": (
-        "Two or three encodings at one length. Content is the same everywhere, so only position speaks. mrope is drawn "
-        "over text, where its three axes are one; axial and sinusoidal_2d over patches numbered row by row.",
+        "Two or three encodings at one length. The content is the same at every position, so all differences come from "
+        "position. mrope is drawn for text, where its three axes are equal; axial and sinusoidal_2d for image patches "
+        "numbered row by row.",
         "在同一长度下比较两三种方案。所有内容都相同，因此只有位置在起作用。mrope 按文本绘制，"
         "此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
     ),
     "sentence intro": (
-        "An untrained layer in which a word looks for words like itself; what differs between encodings is position. A "
-        "sentence has one axis: mrope is text only here, and axial and sinusoidal_2d take the words for patches of an image.",
+        "An untrained layer in which a word attends to equal words; the encodings differ in position only. A sentence has "
+        "one axis: mrope is drawn for text, and axial and sinusoidal_2d treat the words as image patches.",
         "一个未训练的层，每个词寻找与自己相似的词；各方案之间的差别就是位置。句子只有一个轴：mrope 在这里"
         "只处理文本，axial 和 sinusoidal_2d 把词当作图像块。",
     ),
     "extend intro": (
-        "Make a rotary model read further: what each scaling does to its wavelengths, and the JSON to paste.",
+        "Extend the context of a rotary model: the effect of each scaling on its wavelengths, and the JSON for config.json.",
         "让旋转模型读得更远：每种缩放如何改变波长，以及可粘贴的 JSON。",
     ),
-    "results intro": ("Open a run of the lab and browse its report.", "打开一次实验并浏览其报告。"),
+    "results intro": ("Open a run of the lab and its report.", "打开一次实验并浏览其报告。"),
     "figure": ("Figure {number}: {titles}", "图 {number}：{titles}"),
     "figure label": ("Figure {number}", "图 {number}"),
     "comma": (", ", "、"),
     "drawn": ("Drawn.", "已绘制。"),
-    "refining": ("Drawn coarsely; the finer picture follows.", "已粗略绘制，精细的图随后出现。"),
+    "refining": ("Drawn coarsely; the finer figure follows.", "已粗略绘制，精细的图随后出现。"),
     "drawing": ("Drawing", "正在绘制"),
-    "silent": (
-        "The explorer does not answer; is posenc explore still running?",
+    "no response": (
+        "The explorer does not respond; is posenc explore still running?",
         "浏览器服务没有回应；posenc explore 还在运行吗？",
     ),
     "bad request": ("The page is older than the server; load it again.", "页面比服务器旧；请重新加载。"),
     "library": ("{error}", "无法这样设置（原文）：{error}"),
     "link long": (
-        "The link is {length:,} characters long; links of this page have at most {most:,}.",
-        "链接有 {length:,} 个字符；此页面的链接最多 {most:,} 个。",
+        "The link is {length:,} characters long; at most {most:,} are allowed.",
+        "链接有 {length:,} 个字符；最多允许 {most:,} 个。",
     ),
-    "unknown words": (
-        "The link says something that this page does not know: {unknown}.",
-        "链接中有此页面不认识的内容：{unknown}。",
+    "unknown parameters": (
+        "The link has parameters that this page does not know: {unknown}.",
+        "链接中有此页面不认识的参数：{unknown}。",
     ),
     "unknown page": ("There is no page “{name}”; this is the first one.", "没有名为“{name}”的页面；这是第一页。"),
     "no number": ("{name}: give a number from {low} to {high}.", "{name}：请给出 {low} 到 {high} 之间的数。"),
@@ -71,15 +72,15 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "no such choice": ("{name}: “{given}” is unknown; choose {choices}.", "{name}：没有“{given}”；可选 {choices}。"),
     "odd head": (
-        "The head size {head_dim} must be even: RoPE turns pairs of channels.",
-        "头的大小 {head_dim} 必须是偶数：RoPE 转动的是成对的通道。",
+        "The head size must be even, got {head_dim}: RoPE rotates pairs of channels.",
+        "头的大小 {head_dim} 必须是偶数：RoPE 旋转的是成对的通道。",
     ),
     "too large": (
-        "Drawing this needs more memory than the explorer may take; choose a shorter length or smaller options.",
+        "Drawing this needs more memory than the explorer may use; choose a shorter length or smaller options.",
         "绘制需要的内存超过了允许的上限；请选择更短的长度或更小的选项。",
     ),
     "too slow": (
-        "Drawing this takes longer than the explorer may work on one view; choose a shorter length or smaller options.",
+        "Drawing this takes longer than the time limit of one view; choose a shorter length or smaller options.",
         "绘制所需的时间超过了一个视图允许的上限；请选择更短的长度或更小的选项。",
     ),
     "busy": (
@@ -87,20 +88,20 @@ TEXTS: dict[str, tuple[str, str]] = {
         "正在绘制其他视图；请稍后再试。",
     ),
     "option high": (
-        "{encoding}: {option}={given} is more than a picture shows; give a number from {low:g} to {high:g}.",
+        "{encoding}: {option}={given} is outside the range that can be drawn; give a number from {low:g} to {high:g}.",
         "{encoding}：{option}={given} 超出了图中能显示的范围；请给出 {low:g} 到 {high:g} 之间的数。",
     ),
     "option size": (
-        "{encoding}: {option} is a size of the layer, which is the same for every picture; leave it out.",
+        "{encoding}: {option} is a size of the layer, which is the same in every figure; leave it out.",
         "{encoding}：{option} 是层的大小，所有图都相同；请去掉它。",
     ),
     "option kind": (
         "{encoding}: {option}={given} must be a number, true, false or a word.",
         "{encoding}：{option}={given} 必须是数字、true、false 或一个词。",
     ),
-    "failed": ("This cannot be shown: {error}", "无法显示：{error}"),
+    "failed": ("This cannot be drawn: {error}", "无法绘制：{error}"),
     "code": ("Show the code", "显示代码"),
-    "code label": ("posenc code that makes the same numbers", "得到相同数字的 posenc 代码"),
+    "code label": ("posenc code that computes the same values", "得到相同数字的 posenc 代码"),
     "tools": ("Share and export", "分享和导出"),
     "link": ("Link to this view", "此视图的链接"),
     "copy": ("Copy the link", "复制链接"),
@@ -116,11 +117,11 @@ TEXTS: dict[str, tuple[str, str]] = {
     # gallery
     "encoding": ("Encoding", "方案"),
     "family": ("Family", "类别"),
-    "enters": ("Enters at", "进入位置"),
+    "enters": ("Applied to", "作用于"),
     "parameters": ("Parameters", "参数"),
-    "extrapolates": ("Goes further than trained", "能否外推"),
+    "extrapolates": ("Extrapolates", "能否外推"),
     "used by": ("Used by", "使用者"),
-    "when": ("Choose it", "何时选用"),
+    "when": ("When to choose it", "何时选用"),
     "sizes drawn": (
         "{parameters} as drawn, with d_model {d_model} and {heads} heads",
         "此处 {parameters} 个，d_model {d_model}，{heads} 个头",
@@ -130,38 +131,38 @@ TEXTS: dict[str, tuple[str, str]] = {
     "no encoding here": ("(none)", "（无）"),
     "no encoding": ("Choose at least one encoding.", "请至少选择一种方案。"),
     "bad options": (
-        "{options}: an option has a value of the wrong kind (a word for a number?).",
+        "{options}: an option has a value of the wrong type (text instead of a number?).",
         "{options}：某个选项的值类型不对（是否把文字当成了数字？）。",
     ),
     "length": ("Length (tokens)", "长度（词元）"),
     "train": ("Training length (tokens)", "训练长度（词元）"),
-    "play": ("Play: grow past the training length", "播放：长度增长超过训练长度"),
+    "play": ("Play: grow beyond the training length", "播放：长度增长超过训练长度"),
     "sampled": (
         "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds all of them.",
         "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中是全部位置。",
     ),
     "sampled csv": (
-        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds the same ones of "
-        "the heat maps, and every distance of the curves.",
+        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds the same "
+        "positions for the heat maps, and every distance for the curves.",
         "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中热图也是这些位置，曲线则是每一个距离。",
     ),
     "compare over": (
-        "What position does to the last query's score, head {head}",
-        "位置对最后一个查询得分的影响，头 {head}",
+        "Contribution of position to the last query's scores, head {head}",
+        "位置对最后一个查询得分的贡献，头 {head}",
     ),
-    "compare far": ("Far field: flat, falling, or forever turning?", "远场：平坦、下降，还是一直振荡？"),
+    "compare far": ("Far field: constant, decaying or oscillating", "远场：常数、衰减或振荡"),
     "compare attention": (
-        "{low} to {high} of the last query's attention lies {train} tokens or more back",
+        "{low} to {high} of the last query's attention is on keys {train} or more tokens back",
         "最后一个查询有 {low} 到 {high} 的注意力落在 {train} 个词元以前",
     ),
     "colours": ("(colours: ±{most})", "（颜色：±{most}）"),
     "past distance": ("distance into the past (tokens)", "向过去的距离（词元）"),
     "weight": ("attention weight", "注意力权重"),
     "costs": ("Cost at {length} tokens", "{length} 个词元时的代价"),
-    "own memory": ("Memory of its own tables", "自身表的内存"),
-    "dense memory": ("A dense float32 bias would take", "稠密 float32 偏置需要"),
+    "own memory": ("Memory of its tables", "自身表的内存"),
+    "dense memory": ("Memory of a dense float32 bias", "稠密 float32 偏置的内存"),
     "constant beyond": ("Constant beyond (past / future)", "超出此距离为常数（过去 / 未来）"),
-    "share past": ("Attention past the training length", "超出训练长度的注意力"),
+    "share past": ("Attention beyond the training length", "超出训练长度的注意力"),
     "never": ("never, within 255", "255 以内没有"),
     # sentence
     "text": ("Text", "文本"),
@@ -177,7 +178,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Untrained tables are random; this is their standard deviation.",
         "未训练的表是随机的；这是其标准差。",
     ),
-    "causal": ("Causal: no word sees a later one", "因果：每个词看不到后面的词"),
+    "causal": ("Causal: later words are masked", "因果：后面的词被屏蔽"),
     "change": ("What to change", "改变什么"),
     "swap": ("swap two words", "交换两个词"),
     "shift": ("shift the sentence", "平移句子"),
@@ -194,24 +195,24 @@ TEXTS: dict[str, tuple[str, str]] = {
     "difference": ("change of weight", "权重变化"),
     "before": ("Before", "之前"),
     "after swap": ("After the swap, put back in order", "交换之后，恢复原来的顺序"),
-    "difference swap": ("What the swap changed beyond the words themselves", "除词本身之外，交换改变了什么"),
+    "difference swap": ("Effect of the swap beyond the words themselves", "除词本身之外，交换改变了什么"),
     "after shift": ("Starting at position {shift}", "从位置 {shift} 开始"),
-    "difference shift": ("What the shift changed", "平移改变了什么"),
+    "difference shift": ("Effect of the shift", "平移改变了什么"),
     "swap nothing": (
-        "{name}: swapping “{one}” and “{other}” only reorders the pattern; order means nothing to it here.",
+        "{name}: swapping “{one}” and “{other}” only reorders the pattern: it does not depend on order here.",
         "{name}：交换“{one}”和“{other}”只是重新排列了图案；在这里它不区分顺序。",
     ),
     "swap something": (
-        "{name}: swapping “{one}” and “{other}” changes weights by up to {most}; it notices order.",
+        "{name}: swapping “{one}” and “{other}” changes weights by up to {most}: it depends on order.",
         "{name}：交换“{one}”和“{other}”使权重最多改变 {most}；它能感知顺序。",
     ),
     "shift nothing": (
-        "{name}: starting at {shift} changes nothing; only distances count.",
+        "{name}: starting at {shift} changes nothing: only distances matter.",
         "{name}：从 {shift} 开始没有任何变化；只有距离起作用。",
     ),
     "shift something": (
-        "{name}: starting at {shift} changes weights by up to {most}; the place itself counts.",
-        "{name}：从 {shift} 开始使权重最多改变 {most}；位置本身起作用。",
+        "{name}: starting at {shift} changes weights by up to {most}: absolute positions matter.",
+        "{name}：从 {shift} 开始使权重最多改变 {most}；绝对位置起作用。",
     ),
     # extend
     "model": ("Model", "模型"),
@@ -219,7 +220,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "From published configurations; compare with your checkpoint's own.",
         "取自公开的配置；请与你的检查点自己的配置核对。",
     ),
-    "own model": ("another: give the numbers below", "其他：在下面填写数字"),
+    "own model": ("other: enter its settings below", "其他：在下面填写其设置"),
     "paste config": ("Or paste its config.json", "或粘贴其 config.json"),
     "config long": (
         "The configuration has {length:,} characters; a config.json has a few thousand.",
@@ -230,7 +231,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "这不是 JSON：第 {line} 行第 {column} 列，{error}。",
     ),
     "form empty": (
-        "Give {names} first, or paste a configuration that has them.",
+        "Enter {names} first, or paste a configuration that has them.",
         "请先填写{names}，或粘贴包含它们的配置。",
     ),
     "no rotation": (
@@ -242,8 +243,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "此配置含有 mrope_section：位置有多个轴，而此页面只扩展一个轴。可用 posenc.MRoPE.from_config 读取。",
     ),
     "config length": (
-        "The configuration does not say the trained length (max_position_embeddings); give it below.",
-        "配置没有说明训练长度（max_position_embeddings）；请在下面填写。",
+        "The configuration has no trained length (max_position_embeddings); enter it below.",
+        "配置中没有训练长度（max_position_embeddings）；请在下面填写。",
     ),
     "config taken": (
         "Taken from the configuration: {given}. It stays until you change it.",
@@ -251,7 +252,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "rotation options": ("Options of the rotation", "旋转的选项"),
     "rotation options why": (
-        "NAME=VALUE, separated by commas; what a pasted configuration says is kept here. Another wanted length takes its factor out.",
+        "NAME=VALUE, separated by commas; settings of a pasted configuration are kept here. Changing the target length removes its factor.",
         "名称=值，用逗号分隔；粘贴的配置内容保留在这里。改变目标长度会去掉其中的 factor。",
     ),
     "rotation option wrong": (
@@ -259,8 +260,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "旋转的选项：没有“{given}”；{scaling} 可用 {allowed}，写作 名称=值。",
     ),
     "config head": (
-        "The configuration does not say how large a head is (head_dim, or hidden_size and num_attention_heads); give it below.",
-        "配置没有说明头的大小（head_dim，或 hidden_size 和 num_attention_heads）；请在下面填写。",
+        "The configuration has no head size (head_dim, or hidden_size and num_attention_heads); enter it below.",
+        "配置中没有头的大小（head_dim，或 hidden_size 和 num_attention_heads）；请在下面填写。",
     ),
     "not config": (
         "This is not a model's configuration; paste the whole config.json, with its braces.",
@@ -269,7 +270,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "head size": ("Head size (channels)", "头的大小（通道）"),
     "base": ("Base (rope_theta)", "基数（rope_theta）"),
     "original": ("Trained length (tokens)", "训练长度（词元）"),
-    "target": ("Wanted length (tokens)", "目标长度（词元）"),
+    "target": ("Target length (tokens)", "目标长度（词元）"),
     "scaling": ("Scaling", "缩放"),
     "scaling none": ("none", "无"),
     "scaling linear": ("linear (position interpolation)", "线性（位置插值）"),
@@ -277,13 +278,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     "scaling dynamic": ("dynamic NTK", "动态 NTK"),
     "scaling yarn": ("YaRN", "YaRN"),
     "scaling llama3": ("Llama 3", "Llama 3"),
-    "scaling longrope": ("LongRoPE (give the factors)", "LongRoPE（需给出因子）"),
+    "scaling longrope": ("LongRoPE (needs its factors)", "LongRoPE（需给出因子）"),
     "scaling proportional": ("p-RoPE, 75 % of the pairs", "p-RoPE，75 % 的通道对"),
     "factors": ("LongRoPE's long factors", "LongRoPE 的 long 因子"),
-    "factors why": ("One number for each pair, as in long_factor.", "每个通道对一个数，同 long_factor。"),
+    "factors why": ("One number per pair, as in long_factor.", "每个通道对一个数，同 long_factor。"),
     "short factors": ("LongRoPE's short factors", "LongRoPE 的 short 因子"),
     "short factors why": (
-        "Used up to the trained length, as in short_factor; 1 everywhere if empty.",
+        "Used up to the trained length, as in short_factor; all 1 if empty.",
         "在训练长度以内使用，同 short_factor；留空则全为 1。",
     ),
     "factors wrong": (
@@ -295,12 +296,12 @@ TEXTS: dict[str, tuple[str, str]] = {
         "LongRoPE 用各自搜索到的因子除每个通道对：请给出 {pairs} 个数（模型配置中的 long_factor 或 short_factor），当前 {given} 个。",
     ),
     "phases": (
-        "{name}: {share} of the pairs meet phases that training never showed",
-        "{name}：{share} 的通道对遇到训练中没有出现过的相位",
+        "{name}: {share} of the pairs reach phases outside the training range",
+        "{name}：{share} 的通道对的相位超出训练范围",
     ),
-    "unseen": ("1: unseen in training", "1：训练中未见"),
+    "untrained": ("1: outside the training range", "1：超出训练范围"),
     "no extension": (
-        "The wanted length {target} is not longer than the trained {original}, so nothing is extended.",
+        "The target length {target} does not exceed the trained length {original}, so nothing is extended.",
         "目标长度 {target} 不超过训练长度 {original}，因此没有扩展。",
     ),
     "attention factor": (
@@ -312,12 +313,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     "run": ("Run folder", "实验文件夹"),
     "run why": ("A folder that posenc compare wrote.", "posenc compare 写出的文件夹。"),
     "no run": (
-        "There is no run here yet: posenc compare --preset quick makes one.",
+        "There is no run here yet; posenc compare --preset quick creates one.",
         "这里还没有实验：运行 posenc compare --preset quick 可以得到一个。",
     ),
     "choose run": ("Choose a run: {runs}.", "请选择一次实验：{runs}。"),
     "not a run": (
-        "{run} is not a run: no report.html or results.json is in it.",
+        "{run} is not a run: it has neither report.html nor results.json.",
         "{run} 不是实验文件夹：其中没有 report.html 或 results.json。",
     ),
     "no report": (
@@ -325,9 +326,9 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{run} 中没有 report.html；用 posenc report {run} 生成。",
     ),
     "unreadable": ("results.json cannot be read: {error}", "无法读取 results.json：{error}"),
-    "open report": ("Open the report in a window of its own", "在单独的窗口中打开报告"),
+    "open report": ("Open the report in a separate window", "在单独的窗口中打开报告"),
     "report of": ("Report of {run}", "{run} 的报告"),
-    "run task": ("{task}: {metric} past the training size", "{task}：超出训练规模后的{metric}"),
+    "run task": ("{task}: {metric} beyond the training size", "{task}：超出训练规模后的{metric}"),
     "tested size": ("tested size", "测试规模"),
     "accuracy": ("accuracy", "准确率"),
     "exact": ("exact answers", "完全正确率"),
@@ -348,22 +349,22 @@ FIGURES_ZH = {
     "row": "表的行",
     "key j": "键位置 j（词元）",
     "query i": "查询位置 i（词元）",
-    "wavelength": "波长（转一圈的词元数）",
+    "wavelength": "波长（旋转一圈的词元数）",
     "encoding position": "{name}：每个位置的向量",
-    "encoding distance": "{name}：每个距离读取的内容",
+    "encoding distance": "{name}：每个距离对应的表行",
     "dimensions": "{name}：从第一个到最后一个的单个通道",
-    "similarity": "{name}：两个位置有多相似（1：方向相同）",
-    "kernel": "{name}，头 {head}：{look}",
+    "similarity": "{name}：两个位置的余弦相似度（1：方向相同）",
+    "kernel": "{name}，头 {head}：{pattern}",
     "flat": "位置没有给任何得分加值",
-    "stripes": "每条对角线只有一个值，只有 j − i 起作用",
-    "no stripes": "对角线上的值在变化，位置本身起作用",
-    "over distance": "{name}：位置对得分的影响；{look}",
+    "stripes": "每条对角线为常数，只有 j − i 起作用",
+    "no stripes": "对角线上的值在变化，绝对位置起作用",
+    "over distance": "{name}：位置对得分的贡献；{pattern}",
     "heads agree": "所有头相同",
-    "heads differ": "每个头各有范围",
-    "buckets": "{name}：距离共用行；到 {low} 为止和从 {high} 起为常数",
+    "heads differ": "各头不同",
+    "buckets": "{name}：每个距离对应的表行；到 {low} 为止和从 {high} 起为常数",
     "wavelengths": "{pairs} 个通道对中有 {slow} 个在训练的 {original} 个词元内转不满一圈",
     "trained": "训练长度 {length}",
-    "wanted": "目标长度 {length}",
+    "target length": "目标长度 {length}",
     "total": "得分 = 以下各项之和：",
     "absent": "{term}（没有）",
     "content·content": "内容·内容",
@@ -374,7 +375,7 @@ FIGURES_ZH = {
 }
 
 LANGUAGES = {
-    "en": Words({key: pair[0] for key, pair in TEXTS.items()} | dict(ENGLISH.table)),
-    "zh": Words({key: pair[1] for key, pair in TEXTS.items()} | FIGURES_ZH),
+    "en": Translation({key: pair[0] for key, pair in TEXTS.items()} | dict(ENGLISH.table)),
+    "zh": Translation({key: pair[1] for key, pair in TEXTS.items()} | FIGURES_ZH),
 }
 PATHS = {"en": "/", "zh": "/zh"}

@@ -1,11 +1,11 @@
-"""Pictures of every encoding, from its own numbers (matplotlib; the extra `plot`).
+"""Figures of every encoding, computed from its own plan (needs matplotlib: the extra `plot`).
 
     posenc.plot.overview("t5").savefig("t5.png")
     posenc.plot.distance("alibi", reach=256, heads=16)
-    posenc.plot.kernel(my_scheme, length=64, head=3)
+    posenc.plot.kernel(my_encoding, length=64, head=3)
 
-Each function takes an encoding, or an encoding's name with its options and sizes (d_model, heads, head_dim), and returns a
-matplotlib figure. Learned tables of an encoding made by name are as they start, with seed 0. Signs: r = j - i, key minus
+Each function takes an encoding, or a name with options and sizes (d_model, heads, head_dim), and returns a matplotlib
+figure. An encoding made from a name has untrained tables, initialised with seed 0. Distances are r = j - i, key minus
 query, so the past is negative.
 """
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import numbers, panels
+from . import analysis, panels
+from .analysis import subject
 from .canvas import figure, save
-from .numbers import subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def overview(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """Up to four panels: over distance, over (i, j), the encoding, and its buckets or similarity."""
+    """Up to four panels: scores over distance and over (i, j), the encoding, and its buckets or similarity."""
     return figure(panels.overview(subject(encoding, **options), length, head))
 
 
@@ -43,10 +43,10 @@ def encoding(encoding: Encoding | str, *, length: int = 128, head: int = 0, **op
 
 
 def dimensions(
-    encoding: Encoding | str, *, length: int = 128, head: int = 0, chosen: Sequence[int] | None = None, **options: Any
+    encoding: Encoding | str, *, length: int = 128, head: int = 0, selected: Sequence[int] | None = None, **options: Any
 ) -> Figure:
-    """Curves of single dimensions of the encoding; `chosen` names them."""
-    return figure(panels.dimensions(subject(encoding, **options), length, head, chosen=chosen))
+    """Curves of single dimensions of the encoding, by default five."""
+    return figure(panels.dimensions(subject(encoding, **options), length, head, selected=selected))
 
 
 def similarity(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
@@ -55,19 +55,19 @@ def similarity(encoding: Encoding | str, *, length: int = 128, head: int = 0, **
 
 
 def kernel(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """What position adds to the score of query i and key j, with the same content everywhere."""
+    """The contribution of position to the score of query i and key j, with equal content at every position."""
     return figure(panels.kernel(subject(encoding, **options), length, head))
 
 
 def distance(
-    encoding: Encoding | str, *, reach: int = 128, shown: Sequence[int] | None = None, **options: Any
+    encoding: Encoding | str, *, reach: int = 128, selected_heads: Sequence[int] | None = None, **options: Any
 ) -> Figure:
-    """The same over distance, one curve for each head in `shown`."""
-    return figure(panels.distance(subject(encoding, **options), reach, shown))
+    """The contribution of position over distance, one curve per selected head."""
+    return figure(panels.distance(subject(encoding, **options), reach, selected_heads))
 
 
 def buckets(encoding: Encoding | str, *, reach: int | None = None, **options: Any) -> Figure:
-    """The table row that each distance reads."""
+    """The table row of each distance."""
     return figure(panels.buckets(subject(encoding, **options), reach))
 
 
@@ -75,7 +75,7 @@ def wavelengths(
     *, head_dim: int = 128, base: float = 10000.0, scalings: Mapping[str, Scaling | None] | None = None,
     original: int = 4096, target: int | None = None,
 ) -> Figure:  # fmt: skip
-    """Rotary wavelengths against the trained (`original`) and the wanted (`target`) length, for each scaling."""
+    """Rotary wavelengths for each scaling, against the trained (`original`) and the target length."""
     return figure(panels.wavelengths(head_dim, base, scalings, original=original, target=target))
 
 
@@ -83,16 +83,17 @@ def decomposition(
     layer: Attention | Encoding | str, x: Tensor | None = None, *, length: int = 24, head: int = 0,
     labels: Sequence[str] | None = None, **options: Any,
 ) -> Figure:  # fmt: skip
-    """A layer's scores over x [1, L, d_model], and the content and position terms that sum to them. Of an encoding: an
-    untrained layer with it, over `length` random vectors where x is not given.
+    """A layer's scores for x [1, L, d_model], and the content and position terms that sum to them.
+
+    An encoding is put into an untrained layer; x defaults to `length` random vectors.
     """
     from ..nn.attention import Attention
 
     if not isinstance(layer, Attention):
-        layer = numbers.layer(subject(layer, **options))
+        layer = analysis.layer(subject(layer, **options))
     elif options:
-        raise TypeError(f"{', '.join(options)}: options go with an encoding's name; this layer is made already")
-    x = numbers.content(layer, length) if x is None else x
+        raise TypeError(f"options {', '.join(options)} need an encoding's name; this layer exists already")
+    x = analysis.content(layer, length) if x is None else x
     return figure(panels.decomposition(layer, x, head=head, labels=labels), columns=3)
 
 

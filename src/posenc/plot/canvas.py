@@ -1,4 +1,4 @@
-"""Panels drawn with matplotlib. No global state is touched, and the same panels give the same bytes."""
+"""Draw panels with matplotlib, without touching its global state; equal panels give equal bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which stay apart for every common kind of colour vision
+# Okabe and Ito's colours, distinguishable with every common kind of colour vision
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 FORMATS = ("png", "svg", "pdf")
 STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so the picture is the same everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so figures are the same on every machine
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.spines.top": False,
@@ -39,7 +39,7 @@ def _style():
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("pictures need matplotlib: pip install 'posenc[plot]'", name="matplotlib") from error
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'posenc[plot]'", name="matplotlib") from error
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.get_backend()}):
         yield
 
@@ -64,7 +64,7 @@ def figure(panels: Sequence[Panel], *, columns: int | None = None) -> Figure:
 
 
 def save(drawing: Figure, path: str | Path) -> Path:
-    """Write a figure as png, svg or pdf, by the name's ending; whole or not at all."""
+    """Write a figure as png, svg or pdf, by its suffix; the file is complete or absent."""
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -83,19 +83,19 @@ def _lines(axes: Axes, panel: Lines) -> None:
         colour, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
         style = "steps-mid" if panel.steps else "default"
         axes.plot(panel.x, y, label=name, color=colour, linestyle=dash, drawstyle=style, linewidth=1.4)
-    for number, (name, level) in enumerate(panel.across.items()):
+    for number, (name, level) in enumerate(panel.horizontal_marks.items()):
         axes.axhline(level, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
-    for number, (name, place) in enumerate(panel.upright.items()):
-        axes.axvline(place, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
+    for number, (name, x) in enumerate(panel.vertical_marks.items()):
+        axes.axvline(x, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
-    if panel.floor is not None:
-        axes.set_ylim(bottom=panel.floor)
-    if len(panel.series) + len(panel.across) + len(panel.upright) > 1:
+    if panel.y_min is not None:
+        axes.set_ylim(bottom=panel.y_min)
+    if len(panel.series) + len(panel.horizontal_marks) + len(panel.vertical_marks) > 1:
         axes.legend(fontsize=8, frameon=False)
     axes.grid(True, color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
-    _name(axes, panel)
+    _set_titles(axes, panel)
 
 
 def _heat(axes: Axes, panel: Heat) -> None:
@@ -114,10 +114,10 @@ def _heat(axes: Axes, panel: Heat) -> None:
         axes.set_xticks(panel.x, columns, rotation=60, ha="right")
         axes.set_yticks(panel.y, rows)
     axes.figure.colorbar(image, ax=axes, label=panel.unit)
-    _name(axes, panel)
+    _set_titles(axes, panel)
 
 
-def _name(axes: Axes, panel: Panel) -> None:
+def _set_titles(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, loc="left", wrap=True)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

@@ -283,5 +283,5 @@ def test_random_files_give_a_comparison_or_a_sentence(tmp_path, capsys):
 
 def test_numbers_that_are_not_equal_are_never_the_same():
     setup = read(GOOD)
-    a = rope_diff.Turning("a", setup, (1.0, math.nan), 1.0)
+    a = rope_diff.ConfiguredRotation("a", setup, (1.0, math.nan), 1.0)
     assert len(rope_diff.compare(a, a, 10)[1]) == 1

@@ -9,6 +9,7 @@ import torch
 from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
+from ...core.formulas import xpos_decays
 from ...core.options import require_int, require_number
 from ...core.positions import Positions, Side
 from ...core.rotation import Layout, Phases, Rotation
@@ -51,7 +52,7 @@ class XPos(Encoding):
         self.rope = RoPE(head_dim=head_dim, base=base, rotary_dim=rotary_dim, layout=layout)
         self.scale_base, self.gamma, self.max_length = scale_base, gamma, max_length
         size = self.rope.rotary_dim
-        self.fading = tuple(math.log((2.0 * c / size + gamma) / (1.0 + gamma)) / scale_base for c in range(size // 2))
+        self.fading = tuple(math.log(zeta) / scale_base for zeta in xpos_decays(size, gamma))
         steepest = max((abs(rate) for rate in self.fading), default=0.0)
         exponent = max_length / 2 * steepest
         if not exponent <= EXPONENT:

@@ -1,10 +1,10 @@
-"""What the gallery says of each encoding beyond its card, in both languages; a new encoding falls back to its card."""
+"""The gallery's description of each encoding in both languages; encodings without one use their EncodingInfo."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..encodings.registry import info
+from ...encodings.registry import info
 
 
 class About(NamedTuple):
@@ -27,18 +27,18 @@ WHEN = {
     "none": "As a baseline, or in some layers of a causal model between rotary ones; never for bidirectional text alone.",
     "sinusoidal": "For a fixed range of lengths when you want no parameters and no change inside attention.",
     "learned": "For a fixed maximum length, such as image patches or short text, when the checkpoint already has it.",
-    "shaw": "For short-range structure such as speech, music or translation, where a distance should meet the content.",
+    "shaw": "For short-range structure such as speech, music or translation, where distances interact with content.",
     "clipped": "For a small model or a small window: the cheapest learned relative position.",
     "t5": "For encoders and encoder-decoders, and when one table should serve all layers and lengths.",
     "transformer_xl": "For segment recurrence and speech encoders, where exact distances far back matter.",
-    "xlnet": "To load XLNet, or when two text segments must be told apart inside attention.",
-    "deberta": "For encoders that must understand sentences: position meets content in both directions.",
-    "rope": "The default for decoders: no parameters, nothing but q and k changes, and many ways to extend it.",
-    "mrope": "For images and video among text: time, row and column each turn their own share of the pairs.",
-    "axial": "For images: the row and the column of a patch each turn half of the pairs.",
+    "xlnet": "To load XLNet, or when attention must distinguish two text segments.",
+    "deberta": "For text encoders: position and content interact in both directions.",
+    "rope": "The default for decoders: no parameters, it changes only q and k, and there are many ways to extend it.",
+    "mrope": "For images and video among text: time, row and column each rotate their own share of the pairs.",
+    "axial": "For images: the row and the column of a patch each rotate half of the pairs.",
     "sinusoidal_2d": "For images, when nothing inside attention should change: sines of row and column, added once.",
-    "xpos": "For decoders that should forget smoothly: rotation with a decay over distance.",
-    "relative_logits": "For rotary-free decoders in which each token decides how distance counts.",
+    "xpos": "For decoders whose attention should decay smoothly: rotation with a decay over distance.",
+    "relative_logits": "For decoders without rotation in which each query weights distances by itself.",
     "alibi": "To train short and test long, when nearby tokens matter most.",
 }
 CHINESE = {
@@ -52,8 +52,8 @@ CHINESE = {
     "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_length", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
     "deberta": About("", "", "2k × d_model + 投影", "是：超过最后一个桶的距离共用一行", "需要理解句子的编码器：位置与内容双向相互作用。"),
     "rope": About("", "", "无", "否；配合缩放（线性、NTK、动态 NTK 等）可以", "解码器的默认选择：没有参数，只改变 q 和 k，且有多种扩展方法。"),
-    "mrope": About("", "", "无", "同 RoPE", "文本中夹有图像和视频时：时间、行、列各自转动一部分通道对。"),
-    "axial": About("", "", "无", "否：没见过的行和列会误导模型；DINOv3 的坐标相对于图像大小", "图像：图像块的行和列各自转动一半的通道对。"),
+    "mrope": About("", "", "无", "同 RoPE", "文本中夹有图像和视频时：时间、行、列各自旋转一部分通道对。"),
+    "axial": About("", "", "无", "否：没见过的行和列会误导模型；DINOv3 的坐标相对于图像大小", "图像：图像块的行和列各自旋转一半的通道对。"),
     "sinusoidal_2d": About("", "", "无", "否：处处有定义，但没见过的行和列会误导模型", "图像，且不想改动注意力内部时：行和列的正弦，只加一次。"),
     "xpos": About("", "", "无", "是，配合分块注意力；仅限因果", "希望平滑遗忘的解码器：旋转加上随距离的衰减。"),
     "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × max_distance", "是：超出 max_distance 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
@@ -61,8 +61,8 @@ CHINESE = {
 }  # fmt: skip
 
 
-def about(name: str, language: str) -> About:
-    """The facts of an encoding in a language ("en", "zh")."""
+def describe(name: str, language: str) -> About:
+    """The description of an encoding in a language ("en", "zh")."""
     which = info(name)
     if language == "zh" and name in CHINESE:
         family, enters = FAMILIES.get(which.family, which.family), ENTERS.get(which.enters, which.enters)

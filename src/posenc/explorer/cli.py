@@ -1,4 +1,4 @@
-"""posenc explore: serve the explorer on this machine and open it."""
+"""posenc explore: serve the explorer on 127.0.0.1 and open it in the browser."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ HOST = "127.0.0.1"
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc explore",
-        description="A local web page to look at positional encodings. It listens on 127.0.0.1 only, sends nothing "
-        "anywhere and needs no network.",
+        description="Explore positional encodings in the browser. The server listens on 127.0.0.1 only and needs no network.",
     )
     parser.add_argument(
         "--port", type=int, default=7860, help="port (default: %(default)s, or the next free one; 0: any)"
@@ -25,7 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     given = parser.parse_args(arguments)
     if not 0 <= given.port < 65536:
-        raise OptionError(f"--port {given.port} is not a port; give 1 to 65535, or 0 for any that is free")
+        raise OptionError(f"--port must be from 1 to 65535, or 0 for any free port, got {given.port}")
     bound = listen(given.port)
     address = f"http://{HOST}:{bound.getsockname()[1]}/"
     print("starting the explorer ...", flush=True)
@@ -34,8 +33,8 @@ def main(arguments: list[str]) -> int:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on the port, or on one of the next twenty. It listens at once: until one of them does, two sockets may
-    be bound to the same port, and the second explorer would fail only when it has started.
+    """A listening socket on the port, or on the first free one of the next 19. It listens at once because two sockets may
+    be bound to one port until either listens; a second explorer would then fail only after its start.
     """
     for candidate in range(port, min(port + 20, 65536)):
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -46,16 +45,16 @@ def listen(port: int) -> socket.socket:
             return bound
         except OSError:
             bound.close()
-    raise OptionError(f"no free port from {port} on; give another with --port")
+    raise OptionError(f"no free port from {port} to {min(port + 19, 65535)}; give another with --port")
 
 
 def serve(bound: socket.socket, opened: str | None, address: str) -> None:
     import torch
     import uvicorn
 
-    from .app import make
+    from .server import create_app
 
-    # the figures are small: a second thread would only take the core that the browser draws with
+    # figures are small, and the browser needs the other cores to draw them
     torch.set_num_threads(1)
 
     class Server(uvicorn.Server):
@@ -66,8 +65,10 @@ def serve(bound: socket.socket, opened: str | None, address: str) -> None:
                 threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
 
         async def shutdown(self, sockets=None) -> None:
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to cut an open page off is no error
+            logging.getLogger("uvicorn.error").setLevel(
+                logging.CRITICAL
+            )  # closing the connection of an open page is no error
             await super().shutdown(sockets)
 
-    # an open page holds a connection for as long as it is open; Ctrl-C does not wait for it
-    Server(uvicorn.Config(make(), log_level="warning", timeout_graceful_shutdown=1)).run([bound])
+    # an open page keeps a connection open; Ctrl-C does not wait for it
+    Server(uvicorn.Config(create_app(), log_level="warning", timeout_graceful_shutdown=1)).run([bound])

@@ -1,4 +1,4 @@
-"""Extend RoPE: a model's configuration, a target length and a scaling; what it does, and the JSON to paste."""
+"""Extend RoPE: the effect of a scaling on a model's wavelengths and phases, and the JSON for its config.json."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import numpy as np
 
 import posenc
 
-from ..encodings import spec
-from ..encodings.rope import scaling as kinds
-from ..encodings.rope.scaling import Scaling
-from ..plot import numbers, panels
-from ..plot.panels import Heat, Panel, array
-from ..plot.words import Words
-from . import state
-from .state import Sorry, State
-from .view import Controls, Figure, Page, View
+from ...encodings import spec
+from ...encodings.rope import scaling as kinds
+from ...encodings.rope.scaling import Scaling
+from ...plot import analysis, panels
+from ...plot.panels import Heat, Panel, array
+from ...plot.translations import Translation
+from .. import url_state
+from ..url_state import InputError, State
+from .base import Controls, Figure, Page, View
 
 
 class Model(NamedTuple):
-    """What a model's config.json says of its positions."""
+    """The rotary settings of a model's config.json."""
 
     head_dim: int
     base: float
-    original: int  # the length that it was trained on, before it was extended
-    target: int  # the length that it has, or four times the trained one where it was not extended
+    original: int  # trained length, before any extension
+    target: int  # extended length, or four times the trained one
     long: tuple[float, ...] = ()
     short: tuple[float, ...] = ()
 
 
 def _models() -> dict[str, Model]:
-    """models.json: words of each model's config.json, and the published file that each was compared with."""
-    told = json.loads(resources.files(__package__).joinpath("models.json").read_text(encoding="utf-8"))
+    """models.json: entries of each model's config.json, and the published file they were checked against."""
+    configs = json.loads(resources.files(__package__).joinpath("models.json").read_text(encoding="utf-8"))
     found = {}
-    for name, config in told.items():
+    for name, config in configs.items():
         length = config["max_position_embeddings"]
         original = config.get("original_max_position_embeddings", length)
         found[name] = Model(
@@ -57,11 +57,11 @@ KINDS: dict[str, type[Scaling]] = {
 }  # fmt: skip
 SCALINGS = ("none", *KINDS)
 KEYS = ("head_dim", "base", "original", "target", "scaling", "options", "factors", "short")
-OWN = {"original", "short", "long", "freeze_at"}
-"""Fields of a scaling that have a control of their own, or none here."""
+SEPARATE = {"original", "short", "long", "freeze_at"}
+"""Fields of a scaling that have their own control, or none on this page."""
 ROTATION = ("rotary_dim", "layout", "values")
-"""Options of RoPE itself beside those of its scaling."""
-LONGEST = 4_194_304
+"""Options of RoPE itself, in addition to those of its scaling."""
+MAX_LENGTH = 4_194_304
 
 
 class Extend(Page):
@@ -72,39 +72,38 @@ class Extend(Page):
         "factors": "", "short": "",
     }  # fmt: skip
 
-    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
-        blank = [key for key in KEYS[:4] if not state_[key].strip()]
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        blank = [key for key in KEYS[:4] if not state[key].strip()]
         if blank:
-            names = words("comma").join(state.label(key, words) for key in blank)
-            raise Sorry(words("form empty", names=names), clear=True)
-        head_dim = state.number(state_, "head_dim", 4, 1024, words)
+            names = words("comma").join(url_state.label(key, words) for key in blank)
+            raise InputError(words("form empty", names=names), clear=True)
+        head_dim = url_state.read_int(state, "head_dim", 4, 1024, words)
         if head_dim % 2:
-            raise Sorry(words("odd head", head_dim=head_dim))
-        base = state.real(state_, "base", 1.5, 1e12, words)
-        original = state.number(state_, "original", 2, LONGEST, words)
-        target = state.number(state_, "target", 2, LONGEST, words)
-        kind = state.choice(state_, "scaling", SCALINGS, words)
-        options = options_of(state_["options"], kind, words)
-        turned = {name: options.pop(name) for name in ROTATION if name in options}
-        size = _size(turned, head_dim, words)
-        factors = state_["factors"], state_["short"]
+            raise InputError(words("odd head", head_dim=head_dim))
+        base = url_state.read_float(state, "base", 1.5, 1e12, words)
+        original = url_state.read_int(state, "original", 2, MAX_LENGTH, words)
+        target = url_state.read_int(state, "target", 2, MAX_LENGTH, words)
+        kind = url_state.read_choice(state, "scaling", SCALINGS, words)
+        options = options_of(state["options"], kind, words)
+        rotation = {name: options.pop(name) for name in ROTATION if name in options}
+        size = _rotary_dim(rotation, head_dim, words)
+        factors = state["factors"], state["short"]
         chosen, made = scaling_of(kind, size, original, target, factors, options, words)
-        rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen, **turned)
+        rope = posenc.RoPE(head_dim=head_dim, base=base, scaling=chosen, **rotation)
         label = words(f"scaling {kind}")
         compared: dict[str, Scaling | None] = {"RoPE": None}
         if chosen is not None:
             compared[label] = chosen
         (waves,) = panels.wavelengths(size, base, compared, original=original, target=target, words=words)
-        place = numbers.positions(target, 192)
+        positions = analysis.sample_positions(target, 192)
         phases: list[Panel] = []
-        unseen = {}
         for name, some in compared.items():
-            seen = numbers.unseen_phases(size, base, some, original, place, target)
-            unseen[name] = float(seen.any(1).sum()) / len(seen)
+            untrained = analysis.untrained_phases(size, base, some, original, positions, target)
+            share = float(untrained.any(1).sum()) / len(untrained)
             phases.append(
                 Heat(
-                    words("phases", name=name, share=f"{unseen[name]:.0%}"), array(place), np.arange(size // 2),
-                    array(seen).astype(np.float32), words("position"), words("pair"), words("unseen"), (0.0, 1.0),
+                    words("phases", name=name, share=f"{share:.0%}"), array(positions), np.arange(size // 2),
+                    array(untrained).astype(np.float32), words("position"), words("pair"), words("untrained"), (0.0, 1.0),
                     diverging=False,
                 )
             )  # fmt: skip
@@ -113,12 +112,12 @@ class Extend(Page):
             notes.append(words("no extension", target=target, original=original))
         return View(
             [Figure([waves], columns=1, height=420), Figure(phases, columns=2, height=400)],
-            code=_code(made, {"head_dim": head_dim, "base": base, **turned}, target),
+            code=_code(made, {"head_dim": head_dim, "base": base, **rotation}, target),
             html=_configuration(rope, original, target, words),
             notes=notes,
         )
 
-    def controls(self, words: Words) -> Controls:
+    def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
         d = self.defaults
@@ -148,11 +147,11 @@ class Extend(Page):
         short = gr.Textbox(
             label=words("short factors"), info=words("short factors why"), lines=1, max_lines=3, elem_id="extend-short"
         )
-        said = gr.HTML("", elem_id="extend-said")
+        message = gr.HTML("", elem_id="extend-message")
         components = [head_dim, base, original, target, scaling, options, factors, short]
 
         def read(*values: Any) -> State:
-            return {key: state.plain(value).strip() for key, value in zip(KEYS, values)}
+            return {key: url_state.to_text(value).strip() for key, value in zip(KEYS, values)}
 
         def write(wanted: State) -> list[Any]:
             whole = {key: int(float(wanted[key])) for key in ("head_dim", "original", "target") if wanted[key]}
@@ -160,7 +159,7 @@ class Extend(Page):
             return [{**wanted, **dict.fromkeys(KEYS[:4]), **whole, **exact}[key] for key in KEYS]
 
         def fill(name: str, wanted: float | None, kind: str) -> list[Any]:
-            """A model's numbers; one that was extended with LongRoPE brings its factors, length and scaling."""
+            """Fill in a model's settings; a LongRoPE model also sets the factors, the length and the scaling."""
             if name not in MODELS:
                 return [gr.skip()] * 9
             chosen = MODELS[name]
@@ -168,7 +167,7 @@ class Extend(Page):
                 length, kind = chosen.target, "longrope"
             else:
                 length = int(wanted) if wanted and wanted > chosen.original else chosen.target
-                kind = "yarn" if kind == "longrope" else kind  # those factors were another model's
+                kind = "yarn" if kind == "longrope" else kind  # the factors were those of another model
             return [
                 chosen.head_dim,
                 chosen.base,
@@ -182,26 +181,26 @@ class Extend(Page):
             ]
 
         def paste(text: str) -> list[Any]:
-            """All that a configuration says, and nothing of what was there before it."""
+            """Replace the whole form by the settings of a pasted configuration."""
             if not (text or "").strip():
                 return [gr.skip()] * 9 + [""]
             try:
                 found = from_json(text, words)
             except ValueError as error:
-                sentence = str(error) if isinstance(error, Sorry) else words("library", error=error)
-                return ["", *CLEARED, f'<p class="sentence" role="alert">{escape(sentence)}</p>']
+                sentence = str(error) if isinstance(error, InputError) else words("library", error=error)
+                return ["", *CLEARED, f'<p class="input-error" role="alert">{escape(sentence)}</p>']
             missing = [words(f"config {name}") for name, value in
                        (("head", found.head_dim), ("length", found.original)) if value is None]  # fmt: skip
-            taken = words("config taken", given=found.told(words))
-            alerts = "".join(f'<p class="sentence" role="alert">{escape(sentence)}</p>' for sentence in missing)
+            taken = words("config taken", given=found.summary(words))
+            alerts = "".join(f'<p class="input-error" role="alert">{escape(sentence)}</p>' for sentence in missing)
             return ["", *found, f'{alerts}<p class="note">{escape(taken)}</p>']
 
         def retarget(text: str) -> str:
-            """The user wants another length, so the factor follows from it again."""
+            """A new length from the user: the factor follows from it again."""
             return _without(text, {"factor"})
 
         def rescale(text: str) -> str:
-            """The user wants another scaling: the options of the one before are not its own."""
+            """A new scaling from the user: drop the options of the previous one."""
             kept = {field.name for kind in KINDS.values() for field in fields(kind)}
             return _without(text, kept)
 
@@ -209,9 +208,9 @@ class Extend(Page):
             components,
             read,
             write,
-            first=[
+            handlers=[
                 (model.input, fill, [model, target, scaling], [*components, config]),
-                (config.change, paste, [config], [model, *components, said]),
+                (config.change, paste, [config], [model, *components, message]),
                 (target.input, retarget, [options], [options]),
                 (original.input, retarget, [options], [options]),
                 (scaling.input, rescale, [options], [options]),
@@ -223,7 +222,7 @@ CLEARED = (None, None, None, None, "none", "", "", "")
 
 
 class Pasted(NamedTuple):
-    """What a pasted config.json says, a value for each control; None where it does not."""
+    """The settings of a pasted config.json, one value per control; None if it is absent."""
 
     head_dim: int | None
     base: float
@@ -234,38 +233,38 @@ class Pasted(NamedTuple):
     factors: str
     short: str
 
-    def told(self, words: Words) -> str:
-        """The values in words."""
-        said = {state.label(key, words): value for key, value in zip(KEYS, self) if value not in (None, "")}
-        return words("comma").join(f"{name} {str(value)[:120]}" for name, value in said.items())
+    def summary(self, words: Translation) -> str:
+        """The settings as a sentence."""
+        given = {url_state.label(key, words): value for key, value in zip(KEYS, self) if value not in (None, "")}
+        return words("comma").join(f"{name} {str(value)[:120]}" for name, value in given.items())
 
 
-def from_json(text: str, words: Words) -> Pasted:
+def from_json(text: str, words: Translation) -> Pasted:
     """Read a pasted config.json."""
     if len(text) > 100_000:
-        raise Sorry(words("config long", length=len(text)))
+        raise InputError(words("config long", length=len(text)))
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise Sorry(words("not json", error=error.msg, line=error.lineno, column=error.colno)) from None
+        raise InputError(words("not json", error=error.msg, line=error.lineno, column=error.colno)) from None
     except RecursionError:
-        raise Sorry(words("not config")) from None
+        raise InputError(words("not config")) from None
     if not isinstance(config, dict):
-        raise Sorry(words("not config"))
-    from ..encodings.rope.configs import read
-    from ..encodings.rope.fields import field, has_rotation, keys, text_part
+        raise InputError(words("not config"))
+    from ...encodings.rope.configs import read
+    from ...encodings.rope.fields import field, has_rotation, keys, text_part
 
     config = keys("config.json", config)
     if not has_rotation(config):
-        raise Sorry(words("no rotation"))
+        raise InputError(words("no rotation"))
     setup = read(config)
     if setup.sections is not None:
-        raise Sorry(words("config sections"))
+        raise InputError(words("config sections"))
     scaling, longest = setup.scaling, field(text_part(config), "max_position_embeddings")
     kind = next((name for name, made in KINDS.items() if type(scaling) is made), "none")
     options: dict[str, Any] = {}
     if scaling is not None:
-        given = {each.name: getattr(scaling, each.name) for each in fields(scaling) if each.name not in OWN}
+        given = {each.name: getattr(scaling, each.name) for each in fields(scaling) if each.name not in SEPARATE}
         plain = {each.name: each.default for each in fields(scaling)}
         options = {name: value for name, value in given.items() if name == "factor" or value != plain[name]}
     if setup.rotary_dim != setup.head_dim:
@@ -276,41 +275,41 @@ def from_json(text: str, words: Words) -> Pasted:
     if longest is None and original is not None:
         longest = int(original * options.get("factor", 1.0))
     long, short = (_text(getattr(scaling, name, ())) for name in ("long", "short"))
-    written = state.word("", options).removeprefix(":")
+    written = url_state.format_encoding("", options).removeprefix(":")
     return Pasted(
         setup.head_dim, 10000.0 if setup.base is None else setup.base, None if original is None else int(original),
         None if longest is None else int(longest), kind, written, long, short,
     )  # fmt: skip
 
 
-def options_of(text: str, kind: str, words: Words) -> dict[str, Any]:
-    """The options that the form's line says: those of the scaling, and of the rotation."""
-    own = [each.name for each in fields(KINDS[kind]) if each.name not in OWN] if kind in KINDS else []
+def options_of(text: str, kind: str, words: Translation) -> dict[str, Any]:
+    """Parse the options line of the form: options of the scaling and of the rotation."""
+    own = [each.name for each in fields(KINDS[kind]) if each.name not in SEPARATE] if kind in KINDS else []
     found: dict[str, Any] = {}
     for part in text.split(",") if text.strip() else []:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in (*own, *ROTATION) or not equals or not value:
             allowed = words("comma").join((*own, *ROTATION))
-            raise Sorry(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=allowed))
+            raise InputError(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=allowed))
         found[name] = spec.value(value)
         if isinstance(found[name], str) != (name in ("layout", "ramp")):
-            raise Sorry(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=name))
+            raise InputError(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=name))
     if not isinstance(found.get("values", False), bool):
-        raise Sorry(words("rotation option wrong", given="values", scaling=kind, allowed="values=true"))
+        raise InputError(words("rotation option wrong", given="values", scaling=kind, allowed="values=true"))
     return found
 
 
 def _without(text: str, names: set[str]) -> str:
-    """An options line without some of its names."""
+    """An options line without these names."""
     return ",".join(part for part in (text or "").split(",") if part.partition("=")[0].strip() not in names)
 
 
-def _size(turned: Mapping[str, Any], head_dim: int, words: Words) -> int:
-    """The channels that rotate."""
-    text = {"rotary_dim": str(turned.get("rotary_dim", head_dim))}
-    size = state.number(text, "rotary_dim", 2, head_dim, words)
+def _rotary_dim(rotation: Mapping[str, Any], head_dim: int, words: Translation) -> int:
+    """The number of rotated channels."""
+    text = {"rotary_dim": str(rotation.get("rotary_dim", head_dim))}
+    size = url_state.read_int(text, "rotary_dim", 2, head_dim, words)
     if size % 2:
-        raise Sorry(words("odd head", head_dim=size))
+        raise InputError(words("odd head", head_dim=size))
     return size
 
 
@@ -319,10 +318,10 @@ def _text(factors: tuple[float, ...]) -> str:
 
 
 def scaling_of(
-    kind: str, size: int, original: int, target: int, factors: tuple[str, str], options: Mapping[str, Any], words: Words
+    kind: str, size: int, original: int, target: int, factors: tuple[str, str], options: Mapping[str, Any], words: Translation
 ) -> tuple[Scaling | None, str]:  # fmt: skip
-    """A scaling of `size` channels to `target`, and how it is written by hand. `factors` are LongRoPE's, long and
-    short; `options` stand before what follows from the lengths.
+    """(a scaling of `size` channels to `target`, its source text). `factors` are LongRoPE's long and short ones;
+    `options` override what follows from the lengths.
     """
     if kind == "none":
         return None, "None"
@@ -336,42 +335,42 @@ def scaling_of(
     if kind == "longrope":
         long, short = (_factors(text, size // 2, words) for text in factors)
         if not long:
-            raise Sorry(words("factors needed", pairs=size // 2, given=0))
+            raise InputError(words("factors needed", pairs=size // 2, given=0))
         given = {"short": short or (1.0,) * len(long), "long": long, **given}
     given |= options
     try:
         made = KINDS[kind](**given)
     except OverflowError as error:
-        raise Sorry(words("library", error=error)) from None
-    told = {name: f"({value[0]},) * {len(value)}" if name == "short" and len(set(value)) == 1 else repr(value)
+        raise InputError(words("library", error=error)) from None
+    literals = {name: f"({value[0]},) * {len(value)}" if name == "short" and len(set(value)) == 1 else repr(value)
             for name, value in given.items()}  # fmt: skip
-    arguments = ", ".join(f"{name}={value}" for name, value in told.items())
+    arguments = ", ".join(f"{name}={value}" for name, value in literals.items())
     return made, f"posenc.scaling.{type(made).__name__}({arguments})"
 
 
-def _factors(text: str, pairs: int, words: Words) -> tuple[float, ...]:
-    """One number for each pair, or none at all."""
+def _factors(text: str, pairs: int, words: Translation) -> tuple[float, ...]:
+    """One number per pair, or none."""
     try:
         found = tuple(float(part) for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split())
     except ValueError:
-        raise Sorry(words("factors wrong")) from None
+        raise InputError(words("factors wrong")) from None
     if found and len(found) != pairs:
-        raise Sorry(words("factors needed", pairs=pairs, given=len(found)))
+        raise InputError(words("factors needed", pairs=pairs, given=len(found)))
     return found
 
 
-def _configuration(rope, original: int, target: int, words: Words) -> str:
-    """The attention factor, and what to merge into config.json."""
+def _configuration(rope, original: int, target: int, words: Translation) -> str:
+    """The attention factor, and the JSON to merge into config.json."""
     factor = rope.attention_factor
     try:
         config = kinds.to_config(rope)
         config.setdefault("max_position_embeddings", max(original, target))
-        told = f"<pre tabindex='0' id='extend-json'><code>{escape(json.dumps(config, indent=2))}</code></pre>"
+        block = f"<pre tabindex='0' id='extend-json'><code>{escape(json.dumps(config, indent=2))}</code></pre>"
     except ValueError as error:
-        told = f"<p>{escape(str(error))}</p>"
+        block = f"<p>{escape(str(error))}</p>"
     return (
         f"<p>{escape(words('attention factor', factor=f'{factor:.4f}', square=f'{factor**2:.4f}'))}</p>"
-        f"<h3>{escape(words('json'))}</h3>{told}"
+        f"<h3>{escape(words('json'))}</h3>{block}"
     )
 
 

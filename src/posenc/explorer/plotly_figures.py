@@ -1,4 +1,4 @@
-"""Panels as Plotly figures, written as JSON directly: building Plotly's Python objects costs more than drawing."""
+"""Convert panels to Plotly JSON directly: building Plotly's Python objects takes longer than drawing them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..plot.canvas import PALETTE
 from ..plot.panels import Array, Heat, Lines, Panel
 
 DASHES = ("solid", "dash", "dashdot", "dot")
-# blue - white - red as on matplotlib's side (ColorBrewer's RdBu), and cividis: readable for every common colour vision
+# the colour maps of posenc.plot: ColorBrewer's RdBu and cividis, readable with every common kind of colour vision
 _BLUE_TO_RED = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f",
 )  # fmt: skip
 DIVERGING = [[n / 10, colour] for n, colour in enumerate(_BLUE_TO_RED)]
 SEQUENTIAL = "Cividis"
-WORDS, FEW = 18, 12
-"""Words that an axis has room for; of more, a few are written: every label takes the browser time."""
+MAX_TICKS, SPARSE_TICKS = 18, 12
+"""Token labels per axis: all of up to 18, else about 12 of them, because every label costs the browser time."""
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 
 
-def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, width: int = 1050) -> dict[str, Any]:
-    """The panels side by side, row by row, as one figure of `width` pixels; each row has `height`."""
+def subplots(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, width: int = 1050) -> dict[str, Any]:
+    """One figure with the panels in a grid, `width` pixels wide; each row is `height` pixels high."""
     columns = max(1, min(columns, len(panels)))
     rows = math.ceil(len(panels) / columns)
     data: list[dict[str, Any]] = []
@@ -48,16 +48,16 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, widt
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         beside = titles[row * columns : (row + 1) * columns]
-        over = 14 + 17 * max(title.count("<br>") + 1 for title in beside)
+        above = 14 + 17 * max(title.count("<br>") + 1 for title in beside)
         bars = _bars(panels[row * columns : (row + 1) * columns])
         bar = bars[column]
-        # heat maps beside each other are compared, so they have one size, with or without a bar
+        # heat maps in a row are compared, so they have one size, with or without a colour bar
         right = BAR if isinstance(panel, Heat) and any(bars) else 14
         box = Box(
             (column * width / columns + LEFT) / width,
             ((column + 1) * width / columns - right) / width,
-            1 - ((row + 1) * height - (UNDER_WORDS if isinstance(panel, Heat) and panel.labels else UNDER)) / height / rows,
-            1 - (row * height + over) / height / rows,
+            1 - ((row + 1) * height - (BELOW_TOKENS if isinstance(panel, Heat) and panel.labels else BELOW)) / height / rows,
+            1 - (row * height + above) / height / rows,
         )  # fmt: skip
         suffix = "" if number == 0 else str(number + 1)
         layout["annotations"].append(
@@ -87,8 +87,8 @@ def plotly(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, widt
 
 
 def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200, width: int = 1050) -> dict[str, Any]:
-    """Many small heat maps of one size and one colour scale as a single one: fourteen drawn apart take the browser
-    several times as long.
+    """Many small heat maps with one size and colour scale, as a single heat map: separate ones take the browser several
+    times as long.
     """
     panels = [panel for panel in given if isinstance(panel, Heat)]
     columns = max(1, min(columns, len(panels)))
@@ -103,7 +103,7 @@ def mosaic(given: Sequence[Panel], *, columns: int = 4, height: int = 200, width
     whole = Heat("", np.arange(z.shape[1]), np.arange(z.shape[0]), z, panels[0].x_label, panels[0].y_label,
                  panels[0].unit, panels[0].limits, panels[0].diverging)  # fmt: skip
     height = min(height, width // columns + 20)
-    figure = plotly([whole], columns=1, height=height * rows + 60, width=width)
+    figure = subplots([whole], columns=1, height=height * rows + 60, width=width)
     layout = figure["layout"]
     layout["annotations"] = [
         {
@@ -124,12 +124,12 @@ def as_json(figure: dict[str, Any]) -> str:
     return json.dumps(figure, ensure_ascii=False, allow_nan=False)
 
 
-# pixels around a panel: labels and title of the y axis, those of the x axis (words stand upright), and a colour bar
-LEFT, UNDER, UNDER_WORDS, BAR = 74, 58, 100, 76
+# pixels around a panel: labels of the y axis, labels of the x axis (numbers, tokens), colour bar
+LEFT, BELOW, BELOW_TOKENS, BAR = 74, 58, 100, 76
 
 
 class Box(NamedTuple):
-    """Where a panel lies, in parts of the figure."""
+    """The plotting area of a panel, as fractions of the figure."""
 
     left: float
     right: float
@@ -138,19 +138,21 @@ class Box(NamedTuple):
 
 
 def _bars(row: Sequence[Panel]) -> list[bool]:
-    """Whether each panel of a row shows its colours; one whose neighbour at the right has the same leaves it to that."""
+    """Whether each panel of a row has a colour bar; a panel shares that of an equal neighbour on its right."""
 
     def same(panel: Heat, other: Panel) -> bool:
         return isinstance(other, Heat) and (other.limits, other.unit) == (panel.limits, panel.unit)
 
     return [
-        isinstance(panel, Heat) and panel.bar and not any(same(panel, other) for other in row[number + 1 : number + 2])
+        isinstance(panel, Heat)
+        and panel.colour_bar
+        and not any(same(panel, other) for other in row[number + 1 : number + 2])
         for number, panel in enumerate(row)
     ]
 
 
 def _wrapped(title: str, most: int) -> str:
-    """A title over several lines, broken at spaces and between Chinese characters, which are two columns wide."""
+    """A title broken into lines at spaces and between Chinese characters, which are two columns wide."""
     pieces: list[str] = []
     for word in title.split(" "):
         gap = " " if pieces else ""
@@ -174,8 +176,8 @@ def _wide(character: str) -> bool:
     return ord(character) > 0x2E80
 
 
-def _numbers(values: Array) -> dict[str, Any]:
-    """An array as Plotly reads it fastest: float32 in base64. What is not finite is left blank by Plotly."""
+def _encode(values: Array) -> dict[str, Any]:
+    """An array as float32 in base64, which Plotly reads fastest; Plotly leaves values that are not finite blank."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     values = np.where(np.isfinite(values), values, np.float32(np.nan))
     packed = {"dtype": "f4", "bdata": base64.b64encode(values.tobytes()).decode()}
@@ -185,16 +187,16 @@ def _numbers(values: Array) -> dict[str, Any]:
 def _axes(panel: Panel, suffix: str, box: Box, layout: dict[str, Any]) -> None:
     left, right, bottom, top = box
     # the boxes leave room for labels; automatic margins would draw every figure several times
-    quiet = {
+    common = {
         "gridcolor": "#e4e7eb", "zeroline": False, "linecolor": "#9aa5b1", "showline": True,
-        # an angle and an overflow that must be found out make the browser measure every label: a third of the time
+        # automatic tick angles and overflow make the browser measure every label: a third of the drawing time
         "tickangle": 0, "ticklabeloverflow": "allow", "nticks": 6,
     }  # fmt: skip
     layout[f"xaxis{suffix}"] = {
-        "domain": [left, right], "anchor": f"y{suffix}", "title": {"text": panel.x_label, "standoff": 6}, **quiet,
+        "domain": [left, right], "anchor": f"y{suffix}", "title": {"text": panel.x_label, "standoff": 6}, **common,
     }  # fmt: skip
     layout[f"yaxis{suffix}"] = {
-        "domain": [bottom, top], "anchor": f"x{suffix}", "title": {"text": panel.y_label, "standoff": 6}, **quiet,
+        "domain": [bottom, top], "anchor": f"x{suffix}", "title": {"text": panel.y_label, "standoff": 6}, **common,
     }  # fmt: skip
 
 
@@ -204,7 +206,7 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
     for number, (name, y) in enumerate(panel.series.items()):
         data.append(
             {
-                "type": "scatter", "mode": "lines", "name": name, "x": _numbers(panel.x), "y": _numbers(y),
+                "type": "scatter", "mode": "lines", "name": name, "x": _encode(panel.x), "y": _encode(y),
                 "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "connectgaps": False,
                 "legend": f"legend{suffix}", "showlegend": several,
                 "line": {
@@ -215,23 +217,23 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
         )  # fmt: skip
     for axis, log in (("xaxis", panel.log_x), ("yaxis", panel.log_y)):
         if log:
-            # Plotly writes powers a quarter larger than it is told
+            # Plotly draws powers a quarter larger than the given size
             layout[f"{axis}{suffix}"] |= {
                 "type": "log", "exponentformat": "power", "dtick": 1, "tickfont": {"size": 10},
             }  # fmt: skip
-    if panel.floor is not None:
-        top = max(float(np.nanmax(y, initial=panel.floor)) for y in panel.series.values())
-        edge = panel.floor, top + 0.05 * (top - panel.floor)
+    if panel.y_min is not None:
+        top = max(float(np.nanmax(y, initial=panel.y_min)) for y in panel.series.values())
+        edge = panel.y_min, top + 0.05 * (top - panel.y_min)
         layout[f"yaxis{suffix}"]["range"] = (
-            [math.log10(v) for v in (panel.floor, top * 2)] if panel.log_y else list(edge)
+            [math.log10(v) for v in (panel.y_min, top * 2)] if panel.log_y else list(edge)
         )
-    for name, level in panel.across.items():
+    for name, level in panel.horizontal_marks.items():
         _mark(layout, name, suffix, y=float(level), log=panel.log_y)
-    for name, place in panel.upright.items():
+    for name, x in panel.vertical_marks.items():
         start, end = float(panel.x[0]), float(panel.x[-1])
-        # the legend stands at the bottom left
-        high = several and not panel.log_x and place < start + 0.3 * (end - start)
-        _mark(layout, name, suffix, x=float(place), log=panel.log_x, high=high)
+        # the legend is at the bottom left
+        high = several and not panel.log_x and x < start + 0.3 * (end - start)
+        _mark(layout, name, suffix, x=float(x), log=panel.log_x, high=high)
     if several:
         layout["showlegend"] = True
         layout[f"legend{suffix}"] = {
@@ -245,7 +247,7 @@ def _mark(
     layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float | None = None, y: float | None = None,
     high: bool = False,
 ) -> None:  # fmt: skip
-    """A straight grey line across a panel, with its name; that of an upright one is at the bottom, or `high`."""
+    """A labelled grey line at y or at x; the label of a vertical line is at the bottom, or at the top if `high`."""
     line = {"color": "#52606d", "width": 1.2, "dash": "dash"}
     text = {
         "text": name,
@@ -279,7 +281,7 @@ def _mark(
             }
         )
     elif x is not None:
-        place = math.log10(x) if log else x
+        at = math.log10(x) if log else x
         layout["shapes"].append(
             {
                 "type": "line",
@@ -299,7 +301,7 @@ def _mark(
                 "y": 0.98 if high else 0.02,
                 "yanchor": "top" if high else "bottom",
                 "xref": f"x{suffix}",
-                "x": place,
+                "x": at,
                 "xanchor": "left",
             }
         )
@@ -310,7 +312,7 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
     _axes(panel, suffix, box, layout)
     low, high = panel.limits or (float(panel.z.min()), float(panel.z.max()))
     trace: dict[str, Any] = {
-        "type": "heatmap", "z": _numbers(panel.z), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "zmin": low,
+        "type": "heatmap", "z": _encode(panel.z), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "zmin": low,
         "zmax": high if high > low else low + 1.0, "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
         "hovertemplate": "i %{y}, j %{x}: %{z:.4g}<extra></extra>" if panel.labels else "%{y}, %{x}: %{z:.4g}<extra></extra>",
         "colorbar": {
@@ -321,12 +323,12 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
     }  # fmt: skip
     trace["showscale"] = bar
     if panel.labels is None:
-        trace |= {"x": _numbers(panel.x), "y": _numbers(panel.y)}
+        trace |= {"x": _encode(panel.x), "y": _encode(panel.y)}
     else:
         rows, columns = panel.labels
-        # the same word may stand twice, so cells are numbered and the words are tick texts
+        # tokens may repeat, so cells are numbered and tokens are tick texts
         for axis, names in (("xaxis", columns), ("yaxis", rows)):
-            every = range(0, len(names), 1 if len(names) <= WORDS else math.ceil(len(names) / FEW))
+            every = range(0, len(names), 1 if len(names) <= MAX_TICKS else math.ceil(len(names) / SPARSE_TICKS))
             layout[f"{axis}{suffix}"] |= {
                 "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(every),
                 "ticktext": [_isolated(names[n]) for n in every],
@@ -338,6 +340,6 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
 
 
 def _isolated(word: str) -> str:
-    """A word that cannot turn its neighbours around (right-to-left text) or be read as markup."""
-    shown = word if len(word) <= 12 else word[:11] + "…"
-    return "\u2068" + shown.replace("&", "&amp;").replace("<", "&lt;") + "\u2069"
+    """A token as a tick text: isolated, so that right-to-left text does not affect its neighbours, and without markup."""
+    short = word if len(word) <= 12 else word[:11] + "…"
+    return "\u2068" + short.replace("&", "&amp;").replace("<", "&lt;") + "\u2069"

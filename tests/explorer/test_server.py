@@ -1,4 +1,4 @@
-"""The server without a browser: exports, reports, and who is answered."""
+"""The server without a browser: pages, views, exports, reports and the command."""
 
 import csv
 import io
@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from posenc.explorer import answer, command, frame
+from posenc.explorer import cli, render
+from posenc.explorer.pages import PAGES
 from posenc.explorer.texts import LANGUAGES
 
 
@@ -26,10 +27,10 @@ def test_both_languages_are_served(client):
 
 
 def test_the_export_holds_the_numbers_of_its_link(client):
-    answer = client.get("/export.csv", params={"view": "compare", "a": "alibi", "b": "none", "c": "", "length": 20})
-    assert answer.status_code == 200 and "attachment" in answer.headers["content-disposition"]
-    rows = list(csv.reader(io.StringIO(answer.content.decode("utf-8-sig"))))
-    page = frame.PAGES["compare"]
+    response = client.get("/export.csv", params={"view": "compare", "a": "alibi", "b": "none", "c": "", "length": 20})
+    assert response.status_code == 200 and "attachment" in response.headers["content-disposition"]
+    rows = list(csv.reader(io.StringIO(response.content.decode("utf-8-sig"))))
+    page = PAGES["compare"]
     view = page.draw(page.complete({"a": "alibi", "b": "none", "c": "", "length": "20"}), LANGUAGES["en"])
     over = view.panels()[0]
     assert rows[0] == [over.title]
@@ -40,28 +41,28 @@ def test_the_export_holds_the_numbers_of_its_link(client):
 
 
 @pytest.mark.parametrize("query", ["", "view=nothing", "view=compare&length=x", "view=gallery&lang=fr"])
-def test_a_wrong_export_is_refused_in_words(client, query):
-    answer = client.get(f"/export.csv?{query}")
-    assert answer.status_code == 400 and "Traceback" not in answer.text
+def test_an_invalid_export_is_refused_with_a_sentence(client, query):
+    response = client.get(f"/export.csv?{query}")
+    assert response.status_code == 400 and "Traceback" not in response.text
 
 
-def test_only_reports_of_runs_are_served_and_they_get_no_rights(client, tmp_path):
+def test_only_reports_of_runs_are_served_and_they_are_sandboxed(client, tmp_path):
     (tmp_path / "report.html").write_text("<h1>hello</h1>")
-    answer = client.get("/report", params={"run": str(tmp_path)})
-    assert answer.text == "<h1>hello</h1>"
-    assert answer.headers["content-security-policy"].startswith("sandbox")
+    response = client.get("/report", params={"run": str(tmp_path)})
+    assert response.text == "<h1>hello</h1>"
+    assert response.headers["content-security-policy"].startswith("sandbox")
     for other in ("/etc", "/etc/passwd", str(tmp_path / "report.html"), "\0"):
         assert client.get("/report", params={"run": other}).status_code == 404
 
 
-def test_a_name_that_is_not_this_machine_s_gets_nothing(client):
+def test_foreign_host_names_are_refused(client):
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
     assert client.get("/export.csv?view=gallery", headers={"host": "evil.example"}).status_code == 400
 
 
-def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
-    first = command.listen(0)
-    second = command.listen(first.getsockname()[1])
+def test_the_socket_is_local_and_the_next_port_is_used_if_one_is_taken():
+    first = cli.listen(0)
+    second = cli.listen(first.getsockname()[1])
     try:
         assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
         assert second.getsockname()[1] > first.getsockname()[1]
@@ -70,8 +71,8 @@ def test_the_socket_is_on_this_machine_alone_and_a_taken_port_is_no_trouble():
         second.close()
 
 
-@pytest.mark.slow  # the browser's server ends so as well, where there is a browser
-def test_ctrl_c_ends_it_while_a_page_is_open(tmp_path):
+@pytest.mark.slow  # test_browser.py ends its server in the same way
+def test_ctrl_c_ends_the_server_while_a_page_is_open(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"]
     with subprocess.Popen(
@@ -80,47 +81,48 @@ def test_ctrl_c_ends_it_while_a_page_is_open(tmp_path):
         address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
         with urllib.request.urlopen(f"{address}gradio_api/heartbeat/page", timeout=300):  # as an open page holds it
             server.send_signal(signal.SIGINT)
-            said = server.communicate(timeout=300)[0]
-    assert server.returncode == 130 and "Traceback" not in said and "Error" not in said, said
+            output = server.communicate(timeout=300)[0]
+    assert server.returncode == 130 and "Traceback" not in output and "Error" not in output, output
 
 
-def test_a_bad_port_is_refused_in_words():
+def test_an_invalid_port_is_refused_with_a_sentence():
     for port in ("99999", "-1"):
-        with pytest.raises(ValueError, match="not a port"):
-            command.main(["--port", port])
+        with pytest.raises(ValueError, match="--port must be"):
+            cli.main(["--port", port])
 
 
 def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
     def broken(*arguments, **options):
         raise ZeroDivisionError("oops")
 
-    page = frame.PAGES["extend"]
+    page = PAGES["extend"]
     monkeypatch.setattr(page, "draw", broken)
-    told = answer.of_state(page, LANGUAGES["en"], {}, width=1000, coarse=False)
-    assert list(told) == ["status"]
-    assert "This cannot be shown: ZeroDivisionError: oops" in told["status"] and "Traceback" not in told["status"]
+    response = render.render_state(page, LANGUAGES["en"], {}, width=1000, coarse=False)
+    assert list(response) == ["status"]
+    assert "This cannot be drawn: ZeroDivisionError: oops" in response["status"]
+    assert "Traceback" not in response["status"]
     assert "drawing extend failed" in caplog.text
 
 
-def test_a_view_is_answered_for_a_link_and_for_the_controls_values(client):
-    asked = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
-    by_link = client.post("/draw", json=asked).json()
+def test_a_link_and_the_values_of_the_controls_give_the_same_view(client):
+    request = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
+    by_link = client.post("/draw", json=request).json()
     values = [128, 10000, 4096, 8192, "linear", "", "", ""]
     by_values = client.post("/draw", json={"page": "extend", "values": values, "width": 1000}).json()
     assert by_link == by_values and by_link["link"] == "?view=extend&target=8192&scaling=linear"
     assert len(by_link["plots"]) == 2 and "finer" in by_link
-    narrow = client.post("/draw", json={**asked, "width": 380}).json()
+    narrow = client.post("/draw", json={**request, "width": 380}).json()
     assert json.loads(narrow["plots"][1])["layout"]["height"] == 2 * json.loads(by_link["plots"][1])["layout"]["height"]
-    assert "转不满一圈" in client.post("/draw", json={**asked, "language": "zh"}).json()["titles"][0]
+    assert "转不满一圈" in client.post("/draw", json={**request, "language": "zh"}).json()["titles"][0]
 
 
 @pytest.mark.parametrize(
     "body", ["", "{", "[]", "3", "{}", '{"page": "nothing"}', '{"page": "extend", "width": "wide"}']
 )
-def test_a_question_that_no_page_asks_is_refused(client, body):
-    answered = client.post("/draw", content=body)
-    assert answered.status_code == 400 and "Traceback" not in answered.text
+def test_a_malformed_request_is_refused(client, body):
+    response = client.post("/draw", content=body)
+    assert response.status_code == 400 and "Traceback" not in response.text
 
 
-def test_plotly_is_served_from_here(client):
+def test_plotly_is_served_locally(client):
     assert "plotly.js" in client.get("/plotly.js").text[:200]

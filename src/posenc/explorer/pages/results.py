@@ -1,4 +1,4 @@
-"""Results: open a run of the lab and browse its report."""
+"""Results: the figures and the report of a run of the lab."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..plot.panels import Lines, Panel
-from ..plot.words import Words
-from .state import Sorry, State, plain
-from .view import Controls, Figure, Page, View
+from ...plot.panels import Lines, Panel
+from ...plot.translations import Translation
+from ..url_state import InputError, State, to_text
+from .base import Controls, Figure, Page, View
 
-PLACES = ("out", "runs", ".")
+FOLDERS = ("out", "runs", ".")
 
 
 class Results(Page):
@@ -22,14 +22,14 @@ class Results(Page):
     figures = 1
     defaults = {"run": ""}
 
-    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
-        text = state_["run"].strip()
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        text = state["run"].strip()
         if not text:
             found = runs()
-            raise Sorry(words("no run") if not found else words("choose run", runs=", ".join(found)))
+            raise InputError(words("no run") if not found else words("choose run", runs=", ".join(found)))
         folder = run_folder(text)
         if folder is None:
-            raise Sorry(words("not a run", run=text[:200]))
+            raise InputError(words("not a run", run=text[:200]))
         drawn: list[Panel] = []
         notes: list[str] = []
         code = ""
@@ -37,7 +37,7 @@ class Results(Page):
             code = f"from posenc.lab import results\nrun = results.read({str(folder)!r})\nrows = run.rows"
             try:
                 drawn = _figures(folder, words)
-            except Exception as error:  # another version's file, or none of ours: its report may still open
+            except Exception as error:  # a file of another version or origin: its report may still open
                 notes.append(words("unreadable", error=f"{type(error).__name__}: {error}"))
         if not (folder / "report.html").is_file():
             notes.append(words("no report", run=str(folder)))
@@ -50,28 +50,28 @@ class Results(Page):
         )
         return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, html=frame, notes=notes)
 
-    def controls(self, words: Words) -> Controls:
+    def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
         run = gr.Dropdown(
             runs(), value=None, label=words("run"), info=words("run why"), allow_custom_value=True,
             elem_id="results-run",
         )  # fmt: skip
-        return Controls([run], lambda text: {"run": plain(text)}, lambda state_: [state_["run"] or None])
+        return Controls([run], lambda text: {"run": to_text(text)}, lambda state: [state["run"] or None])
 
 
 def runs() -> list[str]:
     """Run folders near the working directory, newest first."""
     found: dict[Path, float] = {}
-    for place in PLACES:
+    for parent in FOLDERS:
         for pattern in ("*/results.json", "*/report.html"):
-            for file in Path(place).glob(pattern):
+            for file in Path(parent).glob(pattern):
                 found[file.parent] = max(found.get(file.parent, 0.0), file.stat().st_mtime)
     return [str(folder) for folder in sorted(found, key=lambda folder: -found[folder])][:50]
 
 
 def run_folder(text: str) -> Path | None:
-    """The folder of a run, or None where this is none: only folders that hold a report or results are opened."""
+    """The folder of a run; None for any folder without a report or results."""
     try:
         folder = Path(text).expanduser().resolve()
         known = any((folder / name).is_file() for name in ("report.html", "results.json"))
@@ -80,9 +80,9 @@ def run_folder(text: str) -> Path | None:
     return folder if known else None
 
 
-def _figures(folder: Path, words: Words) -> list[Panel]:
-    """One panel a task: its metric over the tested size, a curve an encoding."""
-    from ..lab.results import metric_of, read
+def _figures(folder: Path, words: Translation) -> list[Panel]:
+    """One panel per task: its metric over the tested size, one curve per encoding."""
+    from ...lab.results import metric_of, read
 
     run = read(folder)
     drawn: list[Panel] = []
@@ -99,7 +99,7 @@ def _figures(folder: Path, words: Words) -> list[Panel]:
                 Lines(
                     words("run task", task=task["task"], metric=words(metric)), np.array(sizes, dtype=float), series,
                     words("tested size"), words(metric),
-                    upright={words("trained", length=task["train"]): float(task["train"])},
+                    vertical_marks={words("trained", length=task["train"]): float(task["train"])},
                 )
             )  # fmt: skip
     return drawn

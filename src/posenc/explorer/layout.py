@@ -1,4 +1,4 @@
-"""The frame around every page: controls at the left, figures at the right, code, link and exports below."""
+"""The Gradio layout: tabs of pages, each with controls on the left and figures, code, link and exports on the right."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from functools import wraps
 from html import escape
 from typing import Any, TypeVar
 
-# Before gradio is imported: it must not call home, and it must work where there is no network at all.
+# Set before gradio is imported: no telemetry, and no network access.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gradio as gr
 
-from ..plot.words import Words
+from ..plot.translations import Translation
 from .pages import PAGES
-from .state import read
+from .pages.base import Controls, Page
 from .texts import LANGUAGES, PATHS
-from .view import Controls, Page
+from .url_state import parse_query
 
-# queue=False answers in the request itself; always_last drops slider positions that were passed over
-FAST: dict[str, Any] = {
+# queue=False responds in the request itself; always_last skips intermediate slider positions
+SERVER_EVENT: dict[str, Any] = {
     "queue": False, "show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private",
 }  # fmt: skip
-HERE: dict[str, Any] = {**FAST, "trigger_mode": "multiple"}
-"""Events that the page's script handles without the server."""
+BROWSER_EVENT: dict[str, Any] = {**SERVER_EVENT, "trigger_mode": "multiple"}
+"""Events that page.js handles without the server."""
 
 
-class Built:
-    """A page's components in one language."""
+class PageLayout:
+    """The components of one page in one language."""
 
-    def __init__(self, page: Page, words: Words, tab: Any):
+    def __init__(self, page: Page, words: Translation, tab: Any):
         self.page, self.words, self.tab = page, words, tab
         self.controls: Controls
 
@@ -43,40 +43,40 @@ class Built:
             with gr.Column(scale=1, min_width=250, elem_classes="controls"):
                 self.controls = page.controls(words)
             with gr.Column(scale=4, min_width=320):
-                gr.HTML(_places(page, words), elem_id=f"{page.key}-figures", js_on_load=None)
+                gr.HTML(_view_html(page, words), elem_id=f"{page.key}-figures", js_on_load=None)
 
-    def wire(self) -> None:
-        """Every control redraws; what some do first is done on the server."""
+    def connect_events(self) -> None:
+        """Let every control redraw the view, after its server-side handler if it has one."""
         draw = f"(...values) => posenc.draw('{self.page.key}', values)"
         components = self.controls.components
         for component in components:
             if component not in self.controls.quiet:
                 for event in _events(component):
-                    event(None, components, None, js=draw, **HERE)
-        for event, function, inputs, outputs in self.controls.first:
-            event(function, inputs, outputs, **FAST).then(None, components, None, js=draw, **HERE)
-        opened = f"(...values) => posenc.open('{self.page.key}', values)"
-        self.tab.select(None, components, None, js=opened, **HERE)
+                    event(None, components, None, js=draw, **BROWSER_EVENT)
+        for event, function, inputs, outputs in self.controls.handlers:
+            event(function, inputs, outputs, **SERVER_EVENT).then(None, components, None, js=draw, **BROWSER_EVENT)
+        on_open = f"(...values) => posenc.open('{self.page.key}', values)"
+        self.tab.select(None, components, None, js=on_open, **BROWSER_EVENT)
 
     def restore(self, query: str) -> list[Any]:
-        """Values of the controls of a link; where it is wrong they stay, and drawing it says why."""
+        """The controls' values for a link. They stay unchanged for an invalid link; drawing it reports the error."""
         try:
-            return self.controls.write(self.page.complete(read(query, self.words)))
+            return self.controls.write(self.page.complete(parse_query(query, self.words)))
         except (ValueError, TypeError, KeyError, OverflowError):
-            return self.nothing()
+            return self.unchanged()
 
-    def nothing(self) -> list[Any]:
-        """Leave the controls as they are."""
+    def unchanged(self) -> list[Any]:
+        """Updates that leave the controls as they are."""
         return [gr.skip()] * len(self.controls.components)
 
 
-def _places(page: Page, words: Words) -> str:
-    """Where the page's script puts what the server answers (page.js)."""
+def _view_html(page: Page, words: Translation) -> str:
+    """The elements that page.js fills with the server's response."""
     key = page.key
-    html = f'<div id="{key}-html" class="told"></div>'
+    html = f'<div id="{key}-html" class="view-html"></div>'
     plots = "".join(f'<div id="{key}-plot-{n}" class="plot"><div></div></div>' for n in range(page.figures))
     return (
-        f'<div class="view" aria-busy="true" data-page="{key}" data-language="{words("language")}" data-silent="{escape(words("silent"))}">'
+        f'<div class="view" aria-busy="true" data-page="{key}" data-language="{words("language")}" data-no-response="{escape(words("no response"))}">'
         f'<div id="{key}-progress" class="progress" role="progressbar" aria-label="{escape(words("drawing"))}" hidden></div>'
         f'<div id="{key}-status" role="status" aria-live="polite"></div>'
         f"{html + plots if page.html_first else plots + html}"
@@ -91,15 +91,15 @@ def _places(page: Page, words: Words) -> str:
     )
 
 
-def _button(text: str, words: Words, click: str, *, name: str = "", copied: bool = False) -> str:
+def _button(text: str, words: Translation, click: str, *, name: str = "", copied: bool = False) -> str:
     more = f' id="{name}"' * bool(name) + f' data-done="{escape(words("copied"))}"' * copied
     return f'<button type="button" onclick="{click}"{more}>{escape(words(text))}</button>'
 
 
 def _events(component: Any) -> list[Any]:
-    """What a person does to a control. A text's input event misses deletions and pasting, so it is its change event. A
-    number's change event also fires while a link is being restored, when other controls still have their old values;
-    typing and leaving it do not.
+    """The events of a control that stand for user input. A text box's input event misses deletions and pasting, so its
+    change event is used. A number's change event also fires while a link is restored, when other controls still have old
+    values; its input and blur events do not.
     """
     if isinstance(component, gr.Textbox):
         return [component.change]
@@ -108,15 +108,15 @@ def _events(component: Any) -> list[Any]:
     return [component.input]
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-def in_a_loop(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Run `make` inside an event loop. Gradio's locks make themselves one wherever none runs, and never close it."""
+def inside_event_loop(make: Callable[..., Result]) -> Callable[..., Result]:
+    """Run `make` inside an event loop: without one, Gradio's locks create a loop and never close it."""
 
     @wraps(make)
-    def made(*given: Any) -> Made:
-        async def run() -> Made:
+    def wrapper(*given: Any) -> Result:
+        async def run() -> Result:
             return make(*given)
 
         try:
@@ -125,12 +125,12 @@ def in_a_loop(make: Callable[..., Made]) -> Callable[..., Made]:
             return asyncio.run(run())
         return make(*given)
 
-    return made
+    return wrapper
 
 
-@in_a_loop
-def blocks(language: str) -> tuple[gr.Blocks, dict[str, Built]]:
-    """The whole page in one language, and its pages by name."""
+@inside_event_loop
+def build_blocks(language: str) -> tuple[gr.Blocks, dict[str, PageLayout]]:
+    """(the Gradio application in one language, its pages by key)."""
     words = LANGUAGES[language]
     other = "zh" if language == "en" else "en"
     with gr.Blocks(title=words("title"), analytics_enabled=False, fill_width=True) as demo:
@@ -141,26 +141,26 @@ def blocks(language: str) -> tuple[gr.Blocks, dict[str, Built]]:
             f'aria-label="{escape(words("switch label"))}" onclick="this.search = location.search">'
             f"{escape(words('switch'))}</a></header>"
         )
-        built: dict[str, Built] = {}
+        built: dict[str, PageLayout] = {}
         with gr.Tabs(selected="gallery", elem_id="main-tabs") as tabs:
             for page in PAGES.values():
                 with gr.Tab(words(page.key), id=page.key, elem_id=f"tab-{page.key}") as tab:
-                    built[page.key] = Built(page, words, tab)
+                    built[page.key] = PageLayout(page, words, tab)
                     built[page.key].build()
         for one in built.values():
-            one.wire()
+            one.connect_events()
 
         def load(request: gr.Request) -> list[Any]:
-            """The page of the address, and its controls."""
+            """Select the page of the URL and restore its controls."""
             key = request.query_params.get("view")
             updates: list[Any] = [gr.Tabs(selected=key if key in PAGES else "gallery")]
             for one in built.values():
-                updates += one.restore(str(request.query_params)) if one.page.key == key else one.nothing()
+                updates += one.restore(str(request.query_params)) if one.page.key == key else one.unchanged()
             return updates
 
         everything = [component for one in built.values() for component in one.controls.components]
-        loaded = demo.load(load, None, [tabs, *everything], **FAST)
+        loaded = demo.load(load, None, [tabs, *everything], **SERVER_EVENT)
         for key, one in built.items():
-            known = f"(...values) => posenc.restored('{key}', values)"
-            loaded.then(None, one.controls.components, None, js=known, **HERE)
+            on_restored = f"(...values) => posenc.restored('{key}', values)"
+            loaded.then(None, one.controls.components, None, js=on_restored, **BROWSER_EVENT)
     return demo, built

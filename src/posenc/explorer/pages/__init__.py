@@ -1,12 +1,12 @@
-"""The pages by name. Nothing here needs gradio."""
+"""The pages of the explorer by key. Importing them does not import gradio."""
 
 from __future__ import annotations
 
+from .base import Page
 from .compare import Compare
 from .extend import Extend
 from .gallery import Gallery
 from .results import Results
 from .sentence import Sentence
-from .view import Page
 
 PAGES: dict[str, Page] = {page.key: page for page in (Gallery(), Compare(), Sentence(), Extend(), Results())}

@@ -1,4 +1,4 @@
-"""Controls made from an encoding's own options: read from its signature, so a new encoding has sliders at once."""
+"""Controls for an encoding's options, derived from its signature, so that a new encoding has them without further code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from ..encodings.registry import SIZES, info
-from ..plot.numbers import DRAWN
-from ..plot.words import Words
-from .state import Sorry
+from ...encodings.registry import SIZES, info
+from ...plot.analysis import DRAWN_OPTIONS
+from ...plot.translations import Translation
+from ..url_state import InputError
 
-# What no picture of scores can show, or what a slider cannot give (tensors, objects)
+# options without effect on the figures, and those that no slider can set (tensors, objects)
 HIDDEN = {
     "dropout", "norm_eps", "table", "norm", "content_bias", "position_bias", "segment_bias", "scaling", "scale", "values", "bi_data", "temper",
     "own_key_bias", "projections", "terms",
 }  # fmt: skip
-# (lowest, highest, step) where four times the default is not a good range
+# (lowest, highest, step), for options where 0 to four times the default is not a good range
 RANGES: dict[str, tuple[float, float, float]] = {
     "buckets": (4, 128, 2),
     "max_distance": (16, 1024, 16),
@@ -31,12 +31,10 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "offset": (0, 8, 1),
 }
 FURTHEST = 8192
-"""The length's slider ends at 4096, so no picture shows more distances than this: a longer table has rows never seen."""
-LIMITS: dict[str, tuple[float, float]] = {
-    "buckets": (0, 512), "base": (1.5, 1e12), "t5.max_distance": (0, 2048), "deberta.max_distance": (0, 2048),
-}  # fmt: skip
-"""(lowest, highest) of a link's option where that is not FURTHEST: 512 buckets leave each a few pixels, and DeBERTa scores
-every key against twice max_distance rows."""
+"""The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""
+LIMITS: dict[str, tuple[float, float]] = {"buckets": (0, 512), "base": (1.5, 1e12), "t5.max_distance": (0, 2048), "deberta.max_distance": (0, 2048)}
+"""(lowest, highest) of an option in a link, if not (0, FURTHEST): with 512 buckets each has a few pixels, and DeBERTa
+scores every key against 2 max_distance rows."""
 BASES = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0)
 
 
@@ -53,7 +51,7 @@ class Option:
     choices: tuple[Any, ...] = ()
 
     def value(self, given: Any) -> Any:
-        """What a control holds, as the option wants it."""
+        """A control's value, converted to the option's type."""
         if self.kind == "slider":
             return int(given) if isinstance(self.default, int) else float(given)
         if self.kind == "switch":
@@ -62,19 +60,19 @@ class Option:
         return kind(given)
 
 
-def validate(name: str, given: Mapping[str, Any], words: Words) -> None:
-    """Refuse options that cost more than a picture can show. What is merely wrong the encoding itself refuses."""
+def validate(name: str, given: Mapping[str, Any], words: Translation) -> None:
+    """Refuse options that are too expensive to draw; the encoding itself refuses invalid ones."""
     for option, value in given.items():
-        told = {"encoding": name, "option": option, "given": str(value)[:40]}
+        context = {"encoding": name, "option": option, "given": str(value)[:40]}
         if option in SIZES:
-            raise Sorry(words("option size", **told))
+            raise InputError(words("option size", **context))
         if value is None or isinstance(value, (bool, str)):
             continue
         if not isinstance(value, (int, float)):
-            raise Sorry(words("option kind", **told))
+            raise InputError(words("option kind", **context))
         low, high = LIMITS.get(f"{name}.{option}", LIMITS.get(option, (0, FURTHEST)))
         if not low <= value <= high:
-            raise Sorry(words("option high", **told, low=low, high=high))
+            raise InputError(words("option high", **context, low=low, high=high))
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +84,7 @@ def options_of(name: str) -> tuple[Option, ...]:
     for parameter in inspect.signature(cls.__init__).parameters.values():
         if parameter.name == "self" or parameter.name in SIZES or parameter.name in HIDDEN:
             continue
-        default = DRAWN.get(name, {}).get(parameter.name, parameter.default)
+        default = DRAWN_OPTIONS.get(name, {}).get(parameter.name, parameter.default)
         option = _option(name, parameter.name, default, hints.get(parameter.name))
         if option is not None:
             found.append(option)

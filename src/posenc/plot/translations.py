@@ -1,4 +1,4 @@
-"""The words on the pictures. A language is a table of the same keys; `Words` fills in the numbers."""
+"""Texts of the figures: a Translation maps keys to the sentences of one language and fills in values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """words(key, **values): a sentence of one language. An unknown key is itself, so that names pass through."""
+class Translation:
+    """words(key, **values) -> a sentence of one language. Unknown keys are returned unchanged, so that names pass through."""
 
     table: Mapping[str, str]
 
@@ -16,7 +16,7 @@ class Words:
         return self.table.get(key, key).format(**values)
 
 
-ENGLISH = Words(
+ENGLISH = Translation(
     {
         "position": "position (tokens)",
         "distance": "distance r = j − i (tokens; negative: past)",
@@ -31,22 +31,22 @@ ENGLISH = Words(
         "row": "table row",
         "key j": "key position j (tokens)",
         "query i": "query position i (tokens)",
-        "wavelength": "wavelength (tokens for one turn)",
+        "wavelength": "wavelength (tokens per rotation)",
         "encoding position": "{name}: the vector of each position",
-        "encoding distance": "{name}: what each distance reads",
+        "encoding distance": "{name}: the table row of each distance",
         "dimensions": "{name}: single channels, from the first to the last",
-        "similarity": "{name}: how alike two places look (1: the same direction)",
-        "kernel": "{name}, head {head}: {look}",
+        "similarity": "{name}: cosine similarity of two positions (1: same direction)",
+        "kernel": "{name}, head {head}: {pattern}",
         "flat": "position adds nothing to any score",
-        "stripes": "one value along each diagonal, only j − i counts",
-        "no stripes": "values change along diagonals, the place itself counts",
-        "over distance": "{name}: what position does to the score; {look}",
-        "heads agree": "every head the same",
-        "heads differ": "each head its own reach",
-        "buckets": "{name}: distances share rows; constant up to {low} and from {high}",
-        "wavelengths": "{slow} of {pairs} pairs make no full turn within the {original} trained tokens",
+        "stripes": "constant along each diagonal, so only j − i matters",
+        "no stripes": "varies along diagonals, so absolute positions matter",
+        "over distance": "{name}: contribution of position to the score; {pattern}",
+        "heads agree": "the same for every head",
+        "heads differ": "different for each head",
+        "buckets": "{name}: table row of each distance; constant up to {low} and from {high}",
+        "wavelengths": "{slow} of {pairs} pairs do not complete a rotation within the {original} trained tokens",
         "trained": "trained on {length} tokens",
-        "wanted": "wanted: {length} tokens",
+        "target length": "target: {length} tokens",
         "total": "score = the sum of:",
         "absent": "{term} (absent)",
     }

@@ -1,4 +1,4 @@
-"""Your sentence: tokens, the attention pattern under each encoding, its terms, and what swapping or shifting changes."""
+"""Your sentence: its attention pattern under each encoding, the terms of the scores, and the effect of swaps and shifts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 
 import posenc
 
-from ..core.positions import Positions
-from ..encodings.registry import info, list_encodings
-from ..nn.attention import Attention
-from ..plot import panels
-from ..plot.numbers import DRAWN, TERMS
-from ..plot.panels import Heat, Panel, array
-from ..plot.words import Words
-from . import state
-from .state import Sorry, State
-from .stop import checkpoint
-from .view import Controls, Figure, Page, View
+from ...core.positions import Positions
+from ...encodings.registry import info, list_encodings
+from ...nn.attention import Attention
+from ...plot import panels
+from ...plot.analysis import DRAWN_OPTIONS, TERMS
+from ...plot.panels import Heat, Panel, array
+from ...plot.translations import Translation
+from .. import url_state
+from ..cancellation import checkpoint
+from ..url_state import InputError, State
+from .base import Controls, Figure, Page, View
 
 D_MODEL, HEADS = 64, 4
-LONGEST, MOST = 2000, 48
-"""Characters of a text, and tokens that are drawn of it."""
+MAX_CHARACTERS, MAX_TOKENS = 2000, 48
+"""Longest accepted text, and the number of its tokens that are drawn."""
 CHANGES = ("swap", "shift")
 
 
@@ -41,31 +41,33 @@ class Sentence(Page):
         "strength": "0.5", "change": "swap", "first": "1", "second": "5", "shift": "100",
     }  # fmt: skip
 
-    def draw(self, state_: State, words: Words, *, coarse: bool = False) -> View:
-        text = state_["text"]
-        if len(text) > LONGEST:
-            raise Sorry(words("text long", length=len(text), most=LONGEST))
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        text = state["text"]
+        if len(text) > MAX_CHARACTERS:
+            raise InputError(words("text long", length=len(text), most=MAX_CHARACTERS))
         tokens = split(text)
         if not tokens:
-            raise Sorry(words("text empty"))
-        notes = [words("tokens cut", most=MOST, number=len(tokens))] if len(tokens) > MOST else []
-        tokens = tokens[:MOST]
-        name = state.choice(state_, "encoding", list_encodings(), words)
-        head = state.number(state_, "head", 0, HEADS - 1, words)
-        causal = state.choice(state_, "causal", ("true", "false"), words) == "true"
-        strength = state.real(state_, "strength", 0.0, 2.0, words)
-        change = state.choice(state_, "change", CHANGES, words)
-        shown: dict[str, Tensor] = {}
+            raise InputError(words("text empty"))
+        notes = [words("tokens cut", most=MAX_TOKENS, number=len(tokens))] if len(tokens) > MAX_TOKENS else []
+        tokens = tokens[:MAX_TOKENS]
+        name = url_state.read_choice(state, "encoding", list_encodings(), words)
+        head = url_state.read_int(state, "head", 0, HEADS - 1, words)
+        causal = url_state.read_choice(state, "causal", ("true", "false"), words) == "true"
+        strength = url_state.read_float(state, "strength", 0.0, 2.0, words)
+        change = url_state.read_choice(state, "change", CHANGES, words)
+        attention_of: dict[str, Tensor] = {}
         for other in list_encodings():
             checkpoint()
             try:
-                weights = _pattern(other, strength if learns(other) else 0.0, tuple(tokens), causal)[head]
+                weights = _pattern(other, strength if has_tables(other) else 0.0, tuple(tokens), causal)[head]
             except ValueError:
-                continue  # positions of images and video: a sentence has one axis
-            shown[other] = weights
-        # half of the encodings fill the colours, so that one sharp pattern does not darken all others
-        bright = float(np.median([weights.max().item() for weights in shown.values()]))
-        patterns = [_heat(other, weights, tokens, words, bright, labelled=False) for other, weights in shown.items()]
+                continue  # encodings with several axes: a sentence has one
+            attention_of[other] = weights
+        # the colour scale ends at the median of the maxima, so that one sharp pattern does not darken all others
+        bright = float(np.median([weights.max().item() for weights in attention_of.values()]))
+        patterns = [
+            _heat(other, weights, tokens, words, bright, labelled=False) for other, weights in attention_of.items()
+        ]
         chosen = layer(name, strength)
         terms = [
             p
@@ -77,13 +79,13 @@ class Sentence(Page):
         ]
         terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
-            pair = [state.number(state_, key, 0, LONGEST, words) for key in ("first", "second")]
+            pair = [url_state.read_int(state, key, 0, MAX_CHARACTERS, words) for key in ("first", "second")]
             if max(pair) >= len(tokens):
-                raise Sorry(words("no such word", last=len(tokens) - 1))
-            changed, said = _swapped(chosen, tokens, head, causal, pair, name, words)
+                raise InputError(words("no such word", last=len(tokens) - 1))
+            changed, note = _swap(chosen, tokens, head, causal, pair, name, words)
         else:
-            shift = state.number(state_, "shift", 0, 1_000_000, words)
-            changed, said = _shifted(chosen, tokens, head, causal, shift, name, words)
+            shift = url_state.read_int(state, "shift", 0, 1_000_000, words)
+            changed, note = _shift(chosen, tokens, head, causal, shift, name, words)
         listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
         return View(
             [
@@ -95,12 +97,12 @@ class Sentence(Page):
             html=f'<h3>{escape(words("tokens"))}</h3><ol class="tokens" start="0">{listed}</ol>',
             notes=[
                 *notes,
-                said,
+                note,
                 *([words("terms absent", name=name, terms=words("comma").join(absent))] if absent else []),
             ],
         )
 
-    def controls(self, words: Words) -> Controls:
+    def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
         d = self.defaults
@@ -126,7 +128,7 @@ class Sentence(Page):
         keys = ("text", "encoding", "head", "strength", "causal", "change", "first", "second", "shift")
 
         def read(*values: Any) -> State:
-            return dict(zip(keys, map(state.plain, values)))
+            return dict(zip(keys, map(url_state.to_text, values)))
 
         def write(wanted: State) -> list[Any]:
             return [
@@ -139,8 +141,8 @@ class Sentence(Page):
 
 
 def split(text: str) -> list[str]:
-    """Words and marks: runs of letters, digits and their accents; every Chinese character alone; other signs
-    (an emoji with its modifiers) together.
+    """Tokens: runs of letters, digits and their accents; single Chinese characters; runs of other signs (an emoji with
+    its modifiers).
     """
     tokens: list[str] = []
     before = " "
@@ -168,26 +170,26 @@ def _ideograph(character: str) -> bool:
 
 
 def vectors(tokens: list[str]) -> Tensor:
-    """One random vector for each different word, the same wherever it stands: [1, L, D_MODEL]."""
+    """A random vector per token that depends on its text only: [1, L, D_MODEL]."""
     seeds = [zlib.crc32(token.encode("utf-8", "replace")) for token in tokens]
     return torch.stack([torch.randn(D_MODEL, generator=torch.Generator().manual_seed(seed)) for seed in seeds])[None]
 
 
 @lru_cache(maxsize=64)
-def learns(name: str) -> bool:
-    """Whether an encoding has tables that the strength scales."""
+def has_tables(name: str) -> bool:
+    """Whether an encoding has learned tables, whose standard deviation is the strength."""
     return "std" in inspect.signature(info(name).load().__init__).parameters
 
 
 def settings(name: str, strength: float) -> dict[str, Any]:
-    """Options that make untrained tables large enough to be seen."""
-    drawn = {key: value for key, value in DRAWN.get(name, {}).items() if key != "std"}
-    return drawn | ({"std": strength} if learns(name) and strength > 0 else {})
+    """Options that make untrained tables large enough to be visible."""
+    drawn = {key: value for key, value in DRAWN_OPTIONS.get(name, {}).items() if key != "std"}
+    return drawn | ({"std": strength} if has_tables(name) and strength > 0 else {})
 
 
 @lru_cache(maxsize=64)
 def layer(name: str, strength: float) -> Attention:
-    """An untrained layer in which a word looks for words like itself: keys and queries share their weights."""
+    """An untrained layer in which a token attends to equal tokens: keys and queries share their weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
@@ -198,7 +200,7 @@ def layer(name: str, strength: float) -> Attention:
 
 @torch.no_grad()
 def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Tensor:
-    """Attention weights [heads, L, L] of a layer over x, at positions from `start`."""
+    """Attention probabilities [heads, L, L] of a layer for x, with positions from `start`."""
     positions = Positions((start, x.shape[1]))
     x = made.encoding.embed(x, positions)
     q, k = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (made.q_proj, made.k_proj))
@@ -207,36 +209,38 @@ def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Te
 
 @lru_cache(maxsize=128)
 def _pattern(name: str, strength: float, tokens: tuple[str, ...], causal: bool) -> Tensor:
-    """Attention under an encoding; kept, for a moved slider leaves most patterns as they were."""
+    """Attention under an encoding; cached, because most patterns do not depend on the slider that moves."""
     return attention(layer(name, strength), vectors(list(tokens)), causal=causal)
 
 
-def _heat(title: str, weights: Tensor, tokens: list[str], words: Words, bright: float, labelled: bool = True) -> Heat:
-    place = np.arange(len(tokens))
+def _heat(
+    title: str, weights: Tensor, tokens: list[str], words: Translation, bright: float, labelled: bool = True
+) -> Heat:
+    index = np.arange(len(tokens))
     return Heat(
-        title, place, place, array(weights), words("key word"), words("query word"), words("weight"), (0.0, bright),
+        title, index, index, array(weights), words("key word"), words("query word"), words("weight"), (0.0, bright),
         diverging=False, labels=(tokens, tokens) if labelled else None,
     )  # fmt: skip
 
 
-def _change(
-    before: Tensor, after: Tensor, tokens: list[str], titles: tuple[str, str, str], words: Words
+def _change_panels(
+    before: Tensor, after: Tensor, tokens: list[str], titles: tuple[str, str, str], words: Translation
 ) -> list[Panel]:
     difference = array(after - before)
     most = max(float(np.abs(difference).max()), 1e-3)
-    place, bright = np.arange(len(tokens)), max(float(before.max()), float(after.max()))
+    index, bright = np.arange(len(tokens)), max(float(before.max()), float(after.max()))
     return [
         _heat(titles[0], before, tokens, words, bright),
         _heat(titles[1], after, tokens, words, bright),
         Heat(
-            titles[2], place, place, difference, words("key word"), words("query word"), words("difference"),
+            titles[2], index, index, difference, words("key word"), words("query word"), words("difference"),
             (-most, most), labels=(tokens, tokens),
         ),
     ]  # fmt: skip
 
 
-def _swapped(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel], str]:
-    """Two words change places; the new pattern is put back into the old order, so only position can differ."""
+def _swap(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel], str]:
+    """Swap two tokens; the new pattern is put back into the old order, so that only the effect of position remains."""
     order = list(range(len(tokens)))
     order[pair[0]], order[pair[1]] = order[pair[1]], order[pair[0]]
     before = attention(made, vectors(tokens), causal=causal)[head]
@@ -244,19 +248,21 @@ def _swapped(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel]
     most = float((after - before).abs().max())
     one, other = tokens[pair[0]], tokens[pair[1]]
     key = "swap nothing" if most < 1e-5 else "swap something"
-    said = words(key, name=name, one=one, other=other, most=f"{most:.3f}")
-    return _change(before, after, tokens, (words("before"), words("after swap"), words("difference swap")), words), said
+    note = words(key, name=name, one=one, other=other, most=f"{most:.3f}")
+    return _change_panels(
+        before, after, tokens, (words("before"), words("after swap"), words("difference swap")), words
+    ), note
 
 
-def _shifted(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel], str]:
-    """The same words, `shift` positions later."""
+def _shift(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel], str]:
+    """The same tokens, `shift` positions later."""
     before = attention(made, vectors(tokens), causal=causal)[head]
     after = attention(made, vectors(tokens), causal=causal, start=shift)[head]
     most = float((after - before).abs().max())
     key = "shift nothing" if most < 1e-4 else "shift something"
-    said = words(key, name=name, shift=shift, most=f"{most:.3f}")
+    note = words(key, name=name, shift=shift, most=f"{most:.3f}")
     titles = words("before"), words("after shift", shift=shift), words("difference shift")
-    return _change(before, after, tokens, titles, words), said
+    return _change_panels(before, after, tokens, titles, words), note
 
 
 def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
@@ -271,10 +277,10 @@ def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
             "torch.manual_seed(0)",
             f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
             f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
-            "layer.k_proj.weight = layer.q_proj.weight  # a word looks for words like itself",
-            "x = encoding.embed(x, where)",
+            "layer.k_proj.weight = layer.q_proj.weight  # a word attends to equal words",
+            "x = encoding.embed(x, positions)",
             f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
-            "scores = posenc.scores(q, k, encoding.plan(where, x=x, host=layer)"
+            "scores = posenc.scores(q, k, encoding.plan(positions, x=x, host=layer)"
             + (", causal=True" if causal else "")
             + ")",
             "attention = scores.softmax(-1)[0]",

@@ -1,0 +1,70 @@
+"""The base class of pages, and View: the figures and texts that a page draws for a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ...plot.panels import Panel
+from ...plot.translations import Translation
+from ..url_state import State
+
+
+@dataclass(frozen=True)
+class Figure:
+    panels: Sequence[Panel]
+    columns: int = 2
+    height: int = 380
+    mosaic: bool = False  # many small heat maps of one size
+
+
+@dataclass(frozen=True)
+class View:
+    """Figures, a block of HTML, code that computes the same values, and notes for the user."""
+
+    figures: Sequence[Figure]
+    code: str = ""
+    html: str = ""
+    notes: Sequence[str] = ()
+    finer: bool = False  # whether drawing with coarse=False gives more detail
+
+    def panels(self) -> list[Panel]:
+        return [panel for figure in self.figures for panel in figure.panels]
+
+
+@dataclass
+class Controls:
+    """A page's components, and the conversion between their values and the page's state."""
+
+    components: list[Any]
+    read: Callable[..., State]
+    write: Callable[[State], list[Any]]
+    # (event, function, inputs, outputs): server-side handlers that run before the event redraws the view
+    handlers: list[tuple[Any, Callable[..., Any], list[Any], list[Any]]] = field(default_factory=list)
+    quiet: set[Any] = field(default_factory=set)  # components whose own events do not redraw
+
+
+class Page:
+    """One page of the explorer. Only `controls` imports gradio: the drawing process does not need it."""
+
+    key: ClassVar[str]
+    figures: ClassVar[int] = 1
+    html_first: ClassVar[bool] = False  # whether the HTML is above the figures
+    defaults: ClassVar[Mapping[str, str]]
+
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        """The view of a complete state. Raises a ValueError with a sentence for the user if it cannot be drawn."""
+        raise NotImplementedError
+
+    def export(self, state: State, words: Translation) -> list[Panel]:
+        """The panels to export: those of the view, or the same with more values."""
+        return self.draw(state, words).panels()
+
+    def controls(self, words: Translation) -> Controls:
+        """Create the components inside the caller's Gradio column."""
+        raise NotImplementedError
+
+    def complete(self, given: Mapping[str, str]) -> State:
+        """The state for some parameters, with defaults for the others."""
+        return {key: given.get(key, default) for key, default in self.defaults.items()}

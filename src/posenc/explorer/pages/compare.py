@@ -1,0 +1,396 @@
+"""Compare: up to three encodings at one length, with controls for their options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.plan import Plan
+from ...core.positions import Positions
+from ...encodings import spec
+from ...encodings.registry import list_encodings
+from ...plot import analysis, panels
+from ...plot.analysis import Subject
+from ...plot.panels import Heat, Lines, Panel, array
+from ...plot.translations import Translation
+from .. import url_state
+from ..cancellation import checkpoint
+from ..url_state import InputError, State
+from . import snippets
+from .base import Controls, Figure, Page, View
+from .option_controls import Option, options_of, validate
+
+SLOTS = ("a", "b", "c")
+MAX_LENGTH = 65536
+COARSE, FINE, EASY = 64, 192, 512
+"""Positions per side of a heat map in the coarse and in the fine drawing. Up to EASY tokens there is no coarse drawing,
+and the export holds every position.
+"""
+LOWEST_SCORE = -24.0
+"""Lower end of the score axes: e^-24 is negligible, and ALiBi's scores would flatten every other curve."""
+SLIDERS, SWITCHES, CHOICES = 3, 3, 3
+
+
+# The caches keep what a moving slider does not change. Subjects are never modified; the largest table has 17 MB, and a
+# page shows three of them, so only a few are kept.
+@lru_cache(maxsize=8)
+def _subject(word: str) -> Subject:
+    name, options = spec.parse(word)
+    return analysis.subject(name, **options)
+
+
+@lru_cache(maxsize=32)
+def _meta_subject(word: str) -> Subject:
+    """A subject for shapes and spans only: on the meta device if it has parameters."""
+    subject = _subject(word)
+    return subject.on_meta() if subject.parameters else subject
+
+
+@lru_cache(maxsize=128)
+def _meta_plan(word: str, length: int) -> Plan:
+    return _meta_subject(word).plan(Positions(length))
+
+
+@lru_cache(maxsize=8)
+def _tables(word: str) -> Plan | None:
+    """A plan whose tables serve every length; None if they depend on the positions."""
+    subject = _subject(word)
+    if subject.absolute:
+        return None
+    plan = _meta_plan(word, 16)
+    depends = plan.rotate is not None or plan.decay is not None or plan.pair is not None
+    if depends or not plan.lookups or any(lookup.states is not None for lookup in plan.lookups) or _is_exact(word):
+        return None
+    with torch.no_grad():
+        return subject.plan(Positions(16))
+
+
+def _is_exact(word: str) -> bool:
+    """Whether a table has a row for every distance, without a limit."""
+    return analysis.span_of(_meta_plan(word, 16)) != analysis.span_of(_meta_plan(word, 32))
+
+
+@lru_cache(maxsize=32)
+def _heat(word: str, length: int, head: int, most: int, words: Translation) -> Panel:
+    (drawn,) = panels.kernel(_subject(word), length, head, most=most, tables=_tables(word), words=words)
+    assert isinstance(drawn, Heat)
+    assert drawn.limits is not None
+    title = f"{drawn.title} {words('colours', most=f'{drawn.limits[1]:.3g}')}"
+    return replace(drawn, title=title, colour_bar=False)  # three bars take the browser as long as the heat maps
+
+
+@lru_cache(maxsize=32)
+def _over_distance(word: str, length: int, head: int, most: int) -> Tensor:
+    """The kernel of the last query over about `most` distances (0: all of them): [n]."""
+    r = analysis.sample_positions(length, most or None).flip(0).neg()
+    return analysis.over_distance(_subject(word), r, at=length - 1, head=head, tables=_tables(word))[0]
+
+
+FAR_DISTANCES = torch.unique(torch.logspace(0, 5, 31).long()).neg().flip(0)
+
+
+@lru_cache(maxsize=32)
+def _far_field(word: str, head: int) -> Tensor:
+    """The kernel at FAR_DISTANCES: [n]. Encodings with a row for every distance are evaluated one distance at a time,
+    because one table for all of them would be too long.
+    """
+    subject = _subject(word)
+    try:
+        if not subject.absolute and _is_exact(word):
+            return torch.cat([analysis.over_distance(subject, r[None], head=head)[0] for r in FAR_DISTANCES])
+        return analysis.over_distance(subject, FAR_DISTANCES, head=head, tables=_tables(word))[0]
+    except ValueError:  # a table of limited length has no far field
+        return torch.full((len(FAR_DISTANCES),), torch.nan)
+
+
+@lru_cache(maxsize=64)
+def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
+    """(parameters, span) of an encoding."""
+    subject = _subject(word)
+    return subject.parameters, None if subject.absolute else analysis.span_of(_meta_plan(word, 256))
+
+
+class Compare(Page):
+    key = "compare"
+    figures = 2
+    defaults = {"a": "t5", "b": "alibi", "c": "rope", "length": "512", "train": "256", "head": "0"}
+
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        length = url_state.read_int(state, "length", 2, MAX_LENGTH, words)
+        coarse = coarse and length > EASY
+        most = COARSE if coarse else FINE
+        return self._view(state, words, length, most, 2 * most, coarse=coarse)
+
+    def export(self, state: State, words: Translation) -> list[Panel]:
+        length = url_state.read_int(state, "length", 2, MAX_LENGTH, words)
+        return self._view(state, words, length, length if length <= EASY else FINE, length).panels()
+
+    def _view(
+        self, state: State, words: Translation, length: int, most: int, distances: int, *, coarse: bool = False
+    ) -> View:  # fmt: skip
+        """About `most` positions per side of a heat map, and about `distances` points per curve."""
+        train = url_state.read_int(state, "train", 1, MAX_LENGTH, words)
+        head = url_state.read_int(state, "head", 0, analysis.LAYER_SIZES["heads"] - 1, words)
+        chosen = {slot: spec.parse(state[slot]) for slot in SLOTS if state[slot]}
+        if not chosen:
+            raise InputError(words("no encoding"))
+        for name, options in chosen.values():
+            validate(name, options, words)
+        notes: list[str] = []
+        chosen_words: dict[str, str] = {}
+        heat: list[Panel] = []
+        for slot, (name, _) in chosen.items():
+            label = _label(name, slot, chosen)
+            checkpoint()
+            try:
+                drawn = _heat(state[slot], length, head, most, words)
+            except ValueError as error:
+                notes.append(words("library", error=f"{label}: {error}"))
+                continue
+            except TypeError:
+                notes.append(words("bad options", options=state[slot][:200]))
+                continue
+            chosen_words[label] = state[slot]
+            heat.append(_renamed(drawn, label, name))
+        if not chosen_words:
+            raise InputError(" ".join(notes))
+        curves, share = _curves(chosen_words, length, train, head, distances, coarse, words)
+        labelled = {_label(name, slot, chosen): (name, options) for slot, (name, options) in chosen.items()}
+        drawn_encodings = {label: labelled[label] for label in chosen_words}
+        return View(
+            [Figure(curves, columns=3, height=370), Figure(heat, columns=3, height=390)],
+            code=snippets.kernels(drawn_encodings, length),
+            html=_costs(chosen_words, length, share, words) + _sampling_note(length, most, words),
+            notes=notes,
+            finer=coarse,
+        )
+
+    def controls(self, words: Translation) -> Controls:
+        import gradio as gr
+
+        slots = [_Slot(key, self.defaults[key], words) for key in SLOTS]
+        length = gr.Slider(
+            16, 4096, int(self.defaults["length"]), step=16, label=words("length"), elem_id="compare-length"
+        )
+        train = gr.Slider(16, 4096, int(self.defaults["train"]), step=16, label=words("train"), elem_id="compare-train")
+        head = gr.Slider(
+            0, analysis.LAYER_SIZES["heads"] - 1, 0, step=1, label=words("which head"), elem_id="compare-head"
+        )
+        play = gr.Button(words("play"), elem_id="compare-play")
+        clock = gr.Timer(0.7, active=False)
+        components = [component for slot in slots for component in slot.components] + [length, train, head]
+        width = len(slots[0].components)
+
+        def read(*values: Any) -> State:
+            read_slots = {
+                slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)
+            }  # fmt: skip
+            rest = map(url_state.to_text, values[len(slots) * width :])
+            return {**read_slots, **dict(zip(("length", "train", "head"), rest))}
+
+        def write(wanted: State) -> list[Any]:
+            updates = [update for slot in slots for update in slot.write(wanted[slot.key])]
+            return [*updates, *(int(wanted[key]) for key in ("length", "train", "head"))]
+
+        def start(train_length: float) -> list[Any]:
+            """Start the animation at half the training length."""
+            return [max(16, int(train_length) // 2), gr.Timer(active=True)]
+
+        def tick(now: float, train_length: float) -> list[Any]:
+            """Grow the length by a quarter, up to eight times the training length."""
+            end = min(4096, 8 * int(train_length))
+            longer = min(end, (int(now * 1.25) + 16) // 16 * 16)
+            return [longer, gr.Timer(active=longer < end)]
+
+        handlers: list[Any] = [(slot.name.input, slot.configure, [slot.name], slot.pool) for slot in slots]
+        handlers += [
+            (play.click, start, [train], [length, clock]),
+            (clock.tick, tick, [length, train], [length, clock]),
+        ]
+        return Controls(components, read, write, handlers, quiet={slot.name for slot in slots})
+
+
+class _Slot:
+    """The controls of one encoding: its name, and a fixed pool of components configured for its options."""
+
+    def __init__(self, key: str, name: str, words: Translation):
+        import gradio as gr
+
+        self.key, self.update = key, gr.update
+        choices = [(words("no encoding here"), ""), *((n, n) for n in list_encodings())]
+        with gr.Group(elem_id=f"compare-slot-{key}"):
+            self.name = gr.Dropdown(
+                choices, value=name, label=words("encoding of", slot=key.upper()), elem_id=f"compare-{key}"
+            )
+            settings = _pool_settings(name)
+            self.pool = [gr.Slider(**settings[i], elem_id=f"compare-{key}-slider-{i}") for i in range(SLIDERS)]
+            self.pool += [
+                gr.Checkbox(**settings[SLIDERS + i], elem_id=f"compare-{key}-switch-{i}") for i in range(SWITCHES)
+            ]
+            self.pool += [
+                gr.Dropdown(**settings[SLIDERS + SWITCHES + i], elem_id=f"compare-{key}-choice-{i}")
+                for i in range(CHOICES)
+            ]
+        self.components = [self.name, *self.pool]
+
+    def configure(self, name: str) -> list[Any]:
+        """Updates of the pool for the options of an encoding."""
+        return [self.update(**settings) for settings in _pool_settings(name or "")]
+
+    def read(self, values: Any) -> str:
+        name, *pool = values
+        if not name:
+            return ""
+        given = {}
+        for option, value in zip(_pool_options(name), pool):
+            if option is not None and value is not None and option.value(value) != option.default:
+                given[option.name] = option.value(value)
+        return url_state.format_encoding(name, given)
+
+    def write(self, word: str) -> list[Any]:
+        name, given = spec.parse(word) if word else ("", {})
+        updates = []
+        for option, settings in zip(_pool_options(name), _pool_settings(name)):
+            if option is not None and option.name in given:
+                settings = {**settings, "value": option.value(given[option.name])}
+            updates.append(self.update(**settings))
+        return [name, *updates]
+
+
+def _pool_options(name: str) -> list[Option | None]:
+    """The option of each component of the pool (sliders, switches, choices); None for unused ones."""
+    found = options_of(name) if name else ()
+    pool: list[Option | None] = []
+    for kind, room in (("slider", SLIDERS), ("switch", SWITCHES), ("choice", CHOICES)):
+        some = [option for option in found if option.kind == kind][:room]
+        pool += [*some, *[None] * (room - len(some))]
+    return pool
+
+
+def _pool_settings(name: str) -> list[dict[str, Any]]:
+    """The Gradio arguments of each component of the pool for an encoding."""
+    pool: list[dict[str, Any]] = []
+    for number, option in enumerate(_pool_options(name)):
+        if option is None:
+            settings: dict[str, Any] = {"label": "–", "visible": False}
+            if number < SLIDERS:
+                settings |= {"minimum": 0, "maximum": 1, "value": 0}
+            elif number >= SLIDERS + SWITCHES:
+                settings |= {"choices": ["–"], "value": "–"}
+        else:
+            settings = {"label": option.name, "visible": True, "value": option.default}
+            if option.kind == "slider":
+                settings |= {"minimum": option.low, "maximum": option.high, "step": option.step}
+            elif option.kind == "choice":
+                settings |= {"choices": [(f"{c:g}" if isinstance(c, float) else str(c), c) for c in option.choices]}
+        pool.append(settings)
+    return pool
+
+
+def _label(name: str, slot: str, chosen: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    twice = sum(other == name for other, _ in chosen.values()) > 1
+    return f"{name} ({slot.upper()})" if twice else name
+
+
+def _renamed(panel: Panel, label: str, name: str) -> Panel:
+    return replace(panel, title=panel.title.replace(name, label, 1))
+
+
+def _curves(
+    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, words: Translation
+) -> tuple[list[Panel], dict[str, float]]:
+    """(panels over distance, of the far field and of the last query's attention; its share beyond the training length)."""
+    near = analysis.sample_positions(length, most).flip(0).neg()  # includes the query itself
+    over, far, attention, share = {}, {}, {}, {}
+    for label, word in chosen.items():
+        checkpoint()
+        scores = _over_distance(word, length, head, most if coarse else 0)
+        distances = near if coarse else torch.arange(-(length - 1), 1)
+        weights = torch.softmax(scores, 0)
+        sampled = slice(None) if coarse else near + length - 1
+        over[label], attention[label] = array(scores[sampled]), array(weights[sampled])
+        share[label] = float(weights[distances <= -train].sum())
+        far[label] = array(_far_field(word, head))
+    mark = {words("trained", length=train): float(-train)} if train < length else {}
+    tail = {words("trained", length=train): float(train)}
+    low, high = min(share.values()), max(share.values())
+    lowest = [float(np.nanmin(y)) for curves in (over, far) for y in curves.values() if np.isfinite(y).any()]
+    y_min = LOWEST_SCORE if min(lowest) < LOWEST_SCORE else None
+    drawn: list[Panel] = [
+        Lines(
+            words("compare over", head=head), array(near), over, words("distance"), words("score"), vertical_marks=mark,
+            y_min=y_min,
+        ),
+        Lines(
+            words("compare far"), array(FAR_DISTANCES.abs()), far, words("past distance"), words("score"), log_x=True,
+            vertical_marks=tail, y_min=y_min,
+        ),
+        Lines(
+            words("compare attention", low=f"{low:.0%}", high=f"{high:.0%}", train=train), array(near), attention,
+            words("distance"), words("weight"), vertical_marks=mark, log_y=True, y_min=1e-6,
+        ),
+    ]  # fmt: skip
+    return drawn, share
+
+
+def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Translation) -> str:
+    """An HTML table of each encoding's cost at this length."""
+    heads = analysis.LAYER_SIZES["heads"]
+    header = ("encoding", "parameters", "own memory", "dense memory", "constant beyond", "share past")
+    rows = []
+    for label, word in chosen.items():
+        parameters, span = _facts(word)
+        ends = None if span is None else (-span[0], span[1])
+        constant = words("never") if ends is None or max(ends) >= 255 else f"{ends[0]} / {ends[1]}"
+        rows.append(
+            (label, f"{parameters:,}", _format_bytes(plan_memory(word, length)), _format_bytes(4 * heads * length * length),
+             constant, f"{share[label]:.1%}")
+        )  # fmt: skip
+    head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<table class="facts"><caption>{escape(words("costs", length=length))}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _sampling_note(length: int, most: int, words: Translation) -> str:
+    """A note if the heat maps show only some of the positions."""
+    if length <= most:
+        return ""
+    number = len(analysis.sample_positions(length, most))
+    note = words("sampled" if length <= EASY else "sampled csv", most=number, length=length)
+    return f"<p>{escape(note)}</p>"
+
+
+def plan_memory(word: str, length: int) -> int:
+    """Bytes of a plan's tensors at this length, extrapolated from two short plans: they grow linearly with it."""
+    if _subject(word).absolute:
+        return 4 * length * _subject(word).d_model
+    short, twice = (_bytes(_meta_plan(word, n)) for n in (16, 32))
+    return short + (twice - short) * (length - 16) // 16
+
+
+def _bytes(plan: Plan) -> int:
+    tensors = [tensor for _, tensor in plan.tensors()]
+    if plan.rotate is not None:
+        phases = {id(t): t for side in (plan.rotate.q, plan.rotate.k) if side is not None for t in side}
+        tensors += phases.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _format_bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

@@ -1,0 +1,57 @@
+"""Gallery: one encoding with its formula, figures, parameters, users and advice on when to choose it."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ...encodings.registry import info, list_encodings
+from ...plot import analysis, panels
+from ...plot.translations import Translation
+from ..url_state import State, read_choice, to_text
+from . import snippets
+from .base import Controls, Figure, Page, View
+from .descriptions import describe
+
+LENGTH = 96
+
+
+class Gallery(Page):
+    key = "gallery"
+    html_first = True
+    defaults = {"encoding": "t5"}
+
+    def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
+        name = read_choice(state, "encoding", list_encodings(), words)
+        subject = analysis.subject(name)
+        drawn = panels.overview(subject, LENGTH, words=words)
+        return View(
+            [Figure(drawn, columns=2, height=370)],
+            code=snippets.kernel(subject, {}, LENGTH),
+            html=_card(name, subject.parameters, words),
+        )
+
+    def controls(self, words: Translation) -> Controls:
+        import gradio as gr
+
+        encoding = gr.Radio(
+            list(list_encodings()), value=self.defaults["encoding"], label=words("encoding"), elem_id="gallery-encoding"
+        )
+        return Controls([encoding], lambda name: {"encoding": to_text(name)}, lambda state: [state["encoding"]])
+
+
+def _card(name: str, parameters: int, words: Translation) -> str:
+    which, description = info(name), describe(name, words.table["language"])
+    size = words("sizes drawn", parameters=f"{parameters:,}", **analysis.LAYER_SIZES)
+    rows = {
+        words("family"): description.family,
+        words("enters"): description.enters,
+        words("parameters"): f"{description.parameters} ({size})",
+        words("extrapolates"): description.extrapolates,
+        words("used by"): which.used_by,
+        words("when"): description.when,
+    }
+    facts = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in rows.items())
+    return (
+        f'<article class="card"><h2>{escape(name)} <code>posenc.{escape(which.class_name)}</code></h2>'
+        f'<p class="formula">{escape(which.formula)}</p><dl>{facts}</dl></article>'
+    )

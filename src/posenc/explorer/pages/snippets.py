@@ -1,0 +1,56 @@
+"""The posenc code next to a figure: a few lines that compute the drawn values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.positions import Positions
+from ...plot.analysis import DRAWN_OPTIONS, LAYER_SIZES, Subject
+
+
+def create_call(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] = LAYER_SIZES) -> str:
+    """posenc.create(...) with these options, as source text."""
+    arguments = [
+        repr(name),
+        *(f"{key}={value!r}" for key, value in {**sizes, **DRAWN_OPTIONS.get(name, {}), **options}.items()),
+    ]
+    return f"posenc.create({', '.join(arguments)})"
+
+
+def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
+    """Code that computes the contribution of position to the scores, as `scores` [heads, length, length]."""
+    heads, head_dim, d_model = subject.heads, subject.head_dim, subject.d_model
+    lines = [
+        "import torch, posenc",
+        "torch.manual_seed(0)",
+        f"encoding, positions = {create_call(subject.name, options)}, posenc.Positions({length})",
+    ]
+    if subject.absolute:
+        lines += [
+            f"vectors = encoding.embed(torch.zeros(1, {length}, {d_model}, dtype=torch.float64), positions)",
+            f"q = k = vectors.unflatten(-1, ({heads}, {head_dim})).transpose(1, 2)",
+            "scores = posenc.scores(q, k)[0]",
+        ]
+        return "\n".join(lines)
+    try:
+        subject.encoding.plan(Positions(2))
+        plan = "encoding.plan(positions)"
+    except ValueError:
+        plan = f"encoding.plan(positions, x=torch.ones(1, {length}, {d_model}))"
+    rotary = subject.plan(Positions(2)).rotate is not None
+    lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
+    lines.append(f"plan = {plan}")
+    content = "" if rotary else " - posenc.scores(q, k, posenc.Plan(positions, scale=plan.scale))[0]"
+    lines.append(f"scores = posenc.scores(q, k, plan)[0]{content}")
+    return "\n".join(lines)
+
+
+def kernels(encodings: Mapping[str, tuple[str, Mapping[str, Any]]], length: int) -> str:
+    """Code that computes the kernels of several encodings, as `kernels` {label: [heads, length, length]}."""
+    lines = ["from posenc.plot import analysis", f"positions, kernels = analysis.sample_positions({length}), {{}}"]
+    for label, (name, options) in encodings.items():
+        arguments = [repr(name), *(f"{k}={v!r}" for k, v in options.items())]
+        subject = f"analysis.subject({', '.join(arguments)})"
+        lines.append(f"kernels[{label!r}] = analysis.kernel({subject}, positions, positions)")
+    return "\n".join(lines)
