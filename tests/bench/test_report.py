@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from posenc.posenc.bench.results_table import markdown
 
 from posenc.bench import cli, growth, report, run
+from posenc.bench.table import markdown
 
 
 def record(workload="t5", peer="posenc", length=512, kind="forward", **more):

@@ -285,7 +285,7 @@ def test_what_cannot_be_asked(tiny, tmp_path):
 
 
 def test_without_safetensors_nothing_is_started(tmp_path, monkeypatch, capsys):
-    from posenc.cli.main.main import main
+    from posenc.cli.main import main
 
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     assert main(["compare", "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
@@ -389,7 +389,7 @@ def test_no_room_for_the_weights(tmp_path, text, jobs):
 
 
 def test_two_commands_in_one_folder(tmp_path, text, capsys):
-    from posenc.cli.main.main import main
+    from posenc.cli.main import main
 
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from posenc.cli.main.main import main
+from posenc.cli.main import main
 
 from posenc.lab import presets, report, results, side_by_side, validate
 from posenc.lab.errors import LabError
@@ -163,17 +163,17 @@ def test_every_value_of_a_preset_may_be_odd():
 
 ODD_PRESETS = {
     "not toml": "=", "deep": "a = " + "[" * 100_000, "tasks of numbers": "tasks = [1, 2]", "tasks table": "[tasks]\ntask = 'text'",
-    "nan": "lr = nan\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "true is no number": "[[tasks]]\ntask='text'\ntrain=true\ntest=[4]\nsteps=1\nschemes=['none']",
-    "no sizes": "[[tasks]]\ntask='text'\ntrain=4\ntest=[]\nsteps=1\nschemes=['none']",
-    "date": "title = 1979-05-27\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "width": "width=10\nheads=4\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "published": "published=['nobody']\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=[" + "'none'," * 900 + "]",
-    "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "encoding value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['t5:buckets=many']",
-    "odd encoding": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['rope+ntk:x,y']",
+    "nan": "lr = nan\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "true is no number": "[[tasks]]\ntask='text'\ntrain=true\ntest=[4]\nsteps=1\nencodings=['none']",
+    "no sizes": "[[tasks]]\ntask='text'\ntrain=4\ntest=[]\nsteps=1\nencodings=['none']",
+    "date": "title = 1979-05-27\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "width": "width=10\nheads=4\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "published": "published=['nobody']\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=[" + "'none'," * 900 + "]",
+    "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "encoding value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['t5:buckets=many']",
+    "odd encoding": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['rope+ntk:x,y']",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from ..core import files
 from . import goals
 from .table import markdown
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 LENGTH = 4096

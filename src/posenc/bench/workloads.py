@@ -95,7 +95,7 @@ class Problem:
         return found
 
     def plan(self) -> Plan:
-        positions = self.case.where()
+        positions = self.case.positions()
         return (
             self.encoding.plan(positions) if self.states is None else self.encoding.plan_states(positions, self.states)
         )
