@@ -6,8 +6,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from posenc.cli.main import main
 
+from posenc.cli.main import main
 from posenc.lab import presets, report, results, side_by_side, validate
 from posenc.lab.errors import LabError
 from posenc.lab.results import Results
