@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from posenc.bench import cli, growth, report, run
-from posenc.bench.table import markdown
+from posenc.bench.readme_tables import markdown
 
 
 def record(workload="t5", peer="posenc", length=512, kind="forward", **more):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc.bench import libraries, peers, run, workloads
-from posenc.bench.workloads import WORKLOADS, Problem, case
+from posenc.bench.workloads import WORKLOADS, Problem, make_case
 
 
 class Wrong(peers.Ours):
@@ -111,7 +111,7 @@ def test_tables_that_a_peer_keeps_count_as_its_memory():
     peer = run.PEERS["x-transformers"]
     if peer.version() is None:
         pytest.skip("x-transformers is not installed")
-    problem = Problem(case(WORKLOADS["alibi"], 64, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS["alibi"], 64, "cpu", torch.float32))
     attention = peer.make(problem)
     attention(problem.q, problem.k, problem.v)
     assert peer.kept(attention) >= 8 * 64 * 64 * 4
@@ -124,7 +124,7 @@ def test_a_disturbed_measurement_is_made_again(small, monkeypatch):
         def share(self):
             return next(shares)
 
-    monkeypatch.setattr(run, "Others", Noisy)
+    monkeypatch.setattr(run, "OtherProcesses", Noisy)
     result = run.run(["t5"], [32], ["posenc"], repeats=2, train=False)
     assert {r["busy"] for r in result["records"]} == {0.2}
 
@@ -133,16 +133,16 @@ def test_gradients_that_are_noise_around_zero_are_judged_by_the_others():
     big, none = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     names = ["output", "q", "k", "v", "table", "bias"]
     exact = [big, big, big, big, big, none]
-    assert run.wrong(names, [*exact[:5], none + 1e-5], exact, 2e-4) is None
-    assert run.wrong(names, [*exact[:5], none + 1e-3], exact, 2e-4) == "bias is off by 0.1%"
-    assert run.wrong(names, [*exact[:4], big * float("nan"), none], exact, 2e-4) == "table is not finite"
+    assert run.find_error(names, [*exact[:5], none + 1e-5], exact, 2e-4) is None
+    assert run.find_error(names, [*exact[:5], none + 1e-3], exact, 2e-4) == "bias is off by 0.1%"
+    assert run.find_error(names, [*exact[:4], big * float("nan"), none], exact, 2e-4) == "table is not finite"
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_contenders_are_right(name, monkeypatch):
     """Every peer that is installed and needs neither a compiler nor a GPU, forward and all gradients."""
     workload = WORKLOADS[name]
-    problem = Problem(case(workload, 150, "cpu", torch.float32))
+    problem = Problem(make_case(workload, 150, "cpu", torch.float32))
     kinds = ["forward"] + (["training"] if workload.queries is None else [])
     truth = run.reference(problem, "training" in kinds)
     right = []
@@ -162,7 +162,7 @@ def test_flex_attentions_score_function(name):
     """The score function itself, vectorised, without the compiler: the same scores as the reference."""
     from posenc import scores
 
-    problem = Problem(case(WORKLOADS[name], 70, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS[name], 70, "cpu", torch.float32))
     plan = problem.plan()
     q = problem.q if plan.shift is None else problem.q + plan.shift[:, None]
     scale = plan.scale or q.shape[3] ** -0.5
@@ -179,7 +179,7 @@ def test_flex_attention_compiles_here(small):
 
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
-    problem = Problem(case(WORKLOADS["t5"], 40, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS["t5"], 40, "cpu", torch.float32))
     state = run.check(run.PEERS["flex attention"], problem, run.reference(problem, True), ["forward", "training"])
     assert state.notes == {"training": "FlexAttention has no backward pass on a CPU"}
     assert state.last["forward"][0] == 40
@@ -198,9 +198,9 @@ def test_kernels_come_without_their_package(tmp_path, monkeypatch):
 def test_the_sets_and_the_gpu_shapes():
     for names in workloads.SETS.values():
         assert set(names) <= set(WORKLOADS)
-    shapes = [case(WORKLOADS["t5"], length, "cuda", torch.bfloat16).shape for length in workloads.LENGTHS["cuda"]]
+    shapes = [make_case(WORKLOADS["t5"], length, "cuda", torch.bfloat16).shape for length in workloads.LENGTHS["cuda"]]
     assert shapes == ["B4 H16 L4096 D64", "B1 H16 L16384 D64"]
-    assert case(WORKLOADS["relative_logits"], 4096, "cuda", torch.bfloat16).shape == "B4 H16 L4096 D128"
+    assert make_case(WORKLOADS["relative_logits"], 4096, "cuda", torch.bfloat16).shape == "B4 H16 L4096 D128"
 
 
 @pytest.mark.gpu

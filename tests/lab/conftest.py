@@ -20,7 +20,7 @@ TINY = {
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_collections():
-    """The lab collects garbage before each cell; what the test session has loaded need not be looked through."""
+    """The lab collects garbage before each trial; what the test session has loaded need not be looked through."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -71,8 +71,8 @@ def test_a_small_clip():
 
 def test_the_claims_train_what_quick_trains():
     """So that `posenc claims` after `posenc compare` has little left to do."""
-    ours = {cell.training.key for cell in claims.text_experiment().cells("x")}
-    quick = {cell.training.key for cell in presets.load("quick").cells("x")}
+    ours = {trial.training.key for trial in claims.text_experiment().trials("x")}
+    quick = {trial.training.key for trial in presets.load("quick").trials("x")}
     assert len(ours - quick) == 1  # shaw:k=2
 
 

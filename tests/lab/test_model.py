@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.lab import positions
+from posenc.lab import build_encoding
 from posenc.lab.errors import LabError
 from posenc.lab.model import Transformer
 
@@ -16,7 +16,7 @@ def make(encoding, **changes):
 
 
 @pytest.mark.parametrize("encoding", posenc.list_encodings())
-def test_every_scheme_trains_in_it(encoding):
+def test_every_encoding_trains_in_it(encoding):
     grid = ":columns=4" if encoding in ("axial", "sinusoidal_2d") else ""
     try:
         model = make(encoding + grid)
@@ -25,16 +25,16 @@ def test_every_scheme_trains_in_it(encoding):
     logits = model(torch.randint(11, (2, 9)))
     assert logits.shape == (2, 9, 11)
     logits.logsumexp(-1).sum().backward()
-    own = {id(p) for p in positions.position_parameters(model)}  # XLNet's segment term has nothing to say here
+    own = {id(p) for p in build_encoding.position_parameters(model)}  # XLNet's segment term has nothing to say here
     assert all(p.grad is not None for p in model.parameters() if id(p) not in own)
-    assert not own or any(p.grad is not None and p.grad.any() for p in positions.position_parameters(model))
+    assert not own or any(p.grad is not None and p.grad.any() for p in build_encoding.position_parameters(model))
 
 
 def test_only_the_encoding_differs():
     first = dict(make("none").named_parameters())
     for encoding in ("alibi", "t5", "learned", "shaw", "rope", "sinusoidal", "transformer_xl"):
         model = make(encoding)
-        own = {id(p) for p in positions.position_parameters(model)}
+        own = {id(p) for p in build_encoding.position_parameters(model)}
         others = {name: p for name, p in model.named_parameters() if id(p) not in own}
         assert others.keys() == first.keys()
         assert all(torch.equal(p, first[name]) for name, p in others.items()), encoding
@@ -86,9 +86,9 @@ def test_extensions_keep_the_weights_and_change_the_positions():
 
 @pytest.mark.parametrize(
     "word, extension, says",
-    [("alibi", "ntk:8", "rope only"), ("rope", "ntq:8", "they are linear"), ("rope", "ntk", "rope\\+ntk:8"),
+    [("alibi", "ntk:8", "rope only"), ("rope", "ntq:8", "the extensions are linear"), ("rope", "ntk", "rope\\+ntk:8"),
      ("rope", "ntk:8,wrong=2", "wrong")],
 )  # fmt: skip
 def test_wrong_extensions(word, extension, says):
     with pytest.raises(LabError, match=says):
-        positions.extended(word, extension, width=16, heads=2, longest=20)
+        build_encoding.build_extended(word, extension, width=16, heads=2, longest=20)

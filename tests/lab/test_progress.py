@@ -5,22 +5,22 @@ import sys
 from posenc.lab import progress
 from posenc.lab.run import compare
 from posenc.lab.store import Store
-from posenc.lab.workers import Event
+from posenc.lab.worker_processes import Event
 
 
 def test_the_share_of_work(tiny, tmp_path):
-    cells = tiny(tasks=("previous",)).cells()
-    shown = progress.Progress(cells, 0, Store(tmp_path))
+    trials = tiny(tasks=("previous",)).trials()
+    shown = progress.Progress(trials, 0, Store(tmp_path))
     assert shown.share == 0 and shown.left is None
-    shown.see(Event(cells[0], cells[0].training.steps // 2, 1.0))
-    assert 0 < shown.share < 1 / len(cells)
+    shown.update(Event(trials[0], trials[0].training.steps // 2, 1.0))
+    assert 0 < shown.share < 1 / len(trials)
     before = shown.share
-    for cell in cells:
-        shown.see(Event(cell))
+    for trial in trials:
+        shown.update(Event(trial))
         assert shown.share > before
         before = shown.share
     assert abs(shown.share - 1) < 1e-9
-    assert shown.done == shown.number == len(cells)
+    assert shown.done == shown.number == len(trials)
 
 
 def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):

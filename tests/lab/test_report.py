@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from posenc.lab import cli, report, results, side_by_side, svg, verdict
+from posenc.lab import cli, compare_runs, report, results, svg, verdict
 from posenc.lab.errors import LabError
 from posenc.lab.results import Mean, Results, mean
 
@@ -38,8 +38,14 @@ def test_the_verdict_follows_the_numbers():
         "none": {64: 2.0, 256: 2.2}, "sinusoidal": {64: 2.1, 256: 3.0}, "alibi": {64: 1.7, 256: 1.68},
         "learned": {64: 1.9, 256: "learned positions end at max_length=64"}, "rope": {64: 1.6, 256: 2.1},
     })  # fmt: skip
-    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
-    assert words == {"none": "loses", "sinusoidal": "breaks", "alibi": "holds", "learned": "cannot", "rope": "breaks"}
+    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert outcomes == {
+        "none": "loses",
+        "sinusoidal": "breaks",
+        "alibi": "holds",
+        "learned": "cannot",
+        "rope": "breaks",
+    }
     assert [s.encoding for s in verdict.standings(run, run.tasks()[0])][:2] == ["alibi", "rope"]
     said = " ".join(verdict.sentences(run))
     assert "use alibi" in said and "rope is best with 1.600" in said
@@ -49,8 +55,8 @@ def test_the_verdict_follows_the_numbers():
 
 def test_an_extension_is_judged_by_the_weights_without_it():
     run = made({"rope": {64: 1.6, 256: 2.1}, "rope+linear:8": {64: 3.2, 256: 3.2}, "rope+yarn:4": {64: 1.7, 256: 1.7}})
-    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
-    assert words == {"rope": "breaks", "rope+linear:8": "breaks", "rope+yarn:4": "loses"}
+    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert outcomes == {"rope": "breaks", "rope+linear:8": "breaks", "rope+yarn:4": "loses"}
 
 
 def test_sliding_windows_are_told_apart():
@@ -64,14 +70,14 @@ def test_sliding_windows_are_told_apart():
 
 def test_accuracy_counts_the_other_way_round():
     run = made({"a": {8: 1.0, 32: 0.99}, "b": {8: 1.0, 32: 0.5}, "c": {8: 0.4, 32: 0.4}}, "accuracy", "copy", 8)
-    words = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
-    assert words == {"a": "holds", "b": "breaks", "c": "not learnt"}
+    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    assert outcomes == {"a": "holds", "b": "breaks", "c": "not learnt"}
     assert "use a:" in " ".join(verdict.sentences(run))
 
 
 def test_when_nothing_holds_nothing_is_recommended():
     run = made({"a": {64: 1.0, 256: 2.0}, "b": {64: 1.0, 256: 1.5}})
-    assert "No encoding keeps its quality on every task here; b comes nearest." in verdict.sentences(run)
+    assert "No encoding keeps its quality on every task; b comes nearest." in verdict.sentences(run)
 
 
 def test_the_files_of_a_report(run_folder):
@@ -110,9 +116,9 @@ def test_two_runs_side_by_side(run_folder, tmp_path, capsys):
     assert "+0.000" in capsys.readouterr().out
     assert "B − A" in (tmp_path / "two.html").read_text(encoding="utf-8")
     a, b = made({"x": {64: [1.0, 1.1], 128: [1.0, 1.1]}}), made({"x": {64: [2.0, 2.1], 128: [1.1, 1.0]}})
-    assert [row.apart for row in side_by_side.rows(a, b)] == [False, False]  # two seeds say very little
+    assert [row.differs for row in compare_runs.rows(a, b)] == [False, False]  # two seeds say very little
     a, b = made({"x": {64: [1.0, 1.01, 1.02]}}), made({"x": {64: [2.0, 2.01, 2.02]}})
-    assert side_by_side.rows(a, b)[0].apart
+    assert compare_runs.rows(a, b)[0].differs
 
 
 def test_without_plotly_the_figures_are_still_pictures(run_folder, tmp_path, monkeypatch):
@@ -151,8 +157,8 @@ def test_published_tables_are_set_next_to_ours():
     page = report.published.as_html("kerple", run)
     assert "agrees" in page and "disagrees: published loses, measured holds" in page and "not measured" in page
     run.experiment["published"] = ["kerple"]
-    said = verdict.sentences(run)[-1]
-    assert said.startswith("Next to KERPLE") and "4 of 5 entries agree" in said and "rope at 1024" in said
+    sentence = verdict.sentences(run)[-1]
+    assert sentence.startswith("KERPLE") and "4 of 5 entries agree" in sentence and "rope at 1024" in sentence
     assert "1024: +0.30 / -0.10" in report.as_text(run)
     run = made({"alibi": {512: 1.0, 16384: 0.9}, "t5": {512: 1.1, 16384: 0.8}}, train=512)
     assert report.published.orders("kerple", run) == [

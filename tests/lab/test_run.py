@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.lab import corpus, evaluate, results, train, work, workers
-from posenc.lab.errors import CellFailure, LabError
+from posenc.lab import corpus, evaluate, results, run_trial, train, worker_processes
+from posenc.lab.errors import LabError, TrialFailure
 from posenc.lab.presets import from_dict
 from posenc.lab.run import compare
 from posenc.lab.store import MemoryStore, Store
 
 
 def records(folder, kind):
-    return {p.name: json.loads(p.read_text()) for p in sorted(Path(folder, "cells").glob(f"*.{kind}.json"))}
+    return {p.name: json.loads(p.read_text()) for p in sorted(Path(folder, "trials").glob(f"*.{kind}.json"))}
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def calls(monkeypatch):
     """What a run has computed."""
     made = []
     trained, tested = train.train, evaluate.evaluate
-    monkeypatch.setattr(work, "train", lambda *a, **k: made.append("train") or trained(*a, **k))
-    monkeypatch.setattr(work, "evaluate", lambda *a, **k: made.append("test") or tested(*a, **k))
+    monkeypatch.setattr(run_trial, "train", lambda *a, **k: made.append("train") or trained(*a, **k))
+    monkeypatch.setattr(run_trial, "evaluate", lambda *a, **k: made.append("test") or tested(*a, **k))
     return made
 
 
-def test_a_second_run_computes_nothing_and_more_schemes_only_what_is_new(tiny, run_copy, text, calls):
+def test_a_second_run_computes_nothing_and_more_encodings_only_what_is_new(tiny, run_copy, text, calls):
     first = results.read(run_copy)
     assert first.finished == first.wanted == 24
     again = compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1)
@@ -58,53 +58,53 @@ def test_workers_and_this_process_give_the_same_files_and_a_cell_that_fails_stop
 ):
     """learned:max_length=4 breaks in the middle of its training, in a worker."""
     experiment = tiny(tasks=("text",), encodings=["none", "learned:max_length=4", "rope", "rope+ntk:8"])
-    with pytest.raises(CellFailure, match="learned:max_length=4 failed.*\n[^$]*max_length=4"):
+    with pytest.raises(TrialFailure, match="learned:max_length=4 failed.*\n[^$]*max_length=4"):
         compare(experiment, tmp_path, text=text, jobs=2)
     found = results.read(tmp_path)
     assert found.finished == 2 and found.wanted == 3
-    assert "only 2 of 3 cells" in (tmp_path / "report.html").read_text().lower()
+    assert "only 2 of 3 trials" in (tmp_path / "report.html").read_text().lower()
     assert len(found.rows) == 6 and all(row in results.read(run_folder).rows for row in found.rows)
-    weights = list(tmp_path.glob("cells/*.weights"))
-    assert len(weights) == 2  # the same bits: a cell has its own number of threads
-    assert all(path.read_bytes() == (run_folder / "cells" / path.name).read_bytes() for path in weights)
+    weights = list(tmp_path.glob("trials/*.weights"))
+    assert len(weights) == 2  # the same bits: a trial has its own number of threads
+    assert all(path.read_bytes() == (run_folder / "trials" / path.name).read_bytes() for path in weights)
 
 
 def test_the_threads_around_a_cell_change_nothing():
-    """A cell of this size gives other bits with two threads: its own number counts, not that of the process."""
+    """A trial of this size gives other bits with two threads: its own number counts, not that of the process."""
     wide = {"task": "copy", "train": 32, "test": [32], "batch": 32, "width": 64, "steps": 2, "count": 64}
     settings = {"encodings": ["alibi"], "seeds": 1, "heads": 2, "layers": 1, "tasks": [wide]}
-    cell = from_dict(settings, "wide").cells()[0]
+    trial = from_dict(settings, "wide").trials()[0]
     files, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             store = MemoryStore({})
-            work.do(cell, store)
+            run_trial.run_trial(trial, store)
             assert torch.get_num_threads() == threads
-            files.append(store.read(cell.training.key, "weights"))
+            files.append(store.read(trial.training.key, "weights"))
     finally:
         torch.set_num_threads(before)
     assert files[0] == files[1]
-    two = from_dict({**settings, "threads": 2}, "wide").cells()[0]
-    assert two.training.threads == 2 and two.training.key != cell.training.key
+    two = from_dict({**settings, "threads": 2}, "wide").trials()[0]
+    assert two.training.threads == 2 and two.training.key != trial.training.key
 
 
 def test_swapped_weights_are_told_and_computed_again(tiny, run_copy, text, capsys, calls):
     """none, alibi and rope have weights of the same shapes: only the file itself knows whose it is."""
     experiment = tiny(tasks=("text",))
     store = Store(run_copy)
-    cells = {c.name(): c for c in experiment.cells(corpus.read(text).digest)}
-    paths = [store.path(cells[name].training.key, "weights") for name in ("none", "alibi")]
+    trials = {c.name(): c for c in experiment.trials(corpus.read(text).digest)}
+    paths = [store.path(trials[name].training.key, "weights") for name in ("none", "alibi")]
     whole = [path.read_bytes() for path in paths]
     for path, content in zip(paths, reversed(whole)):
         path.write_bytes(content)
     first = results.read(run_copy)
     for name in ("none", "alibi"):
-        store.drop(cells[name].test_key(cells[name].tests[0]), "test.json")
+        store.drop(trials[name].test_key(trials[name].tests[0]), "test.json")
     compare(experiment, run_copy, text=text, jobs=1)
     said = capsys.readouterr().err.splitlines()
     assert [line.split("; ")[1] for line in said] == [f"text, {n}, seed 0 is computed again" for n in ("none", "alibi")]
-    assert all("it holds weights of the cell" in line for line in said)
+    assert all("it holds weights of the trial" in line for line in said)
     assert calls == ["train", "test"] * 2
     assert [path.read_bytes() for path in paths] == whole
     assert compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1).rows == first.rows
@@ -118,13 +118,13 @@ def test_swapped_and_damaged_checkpoints_are_told_and_no_start(tiny, tmp_path, t
         if step == 7:
             raise Cut
 
-    words = corpus.read(text)
+    source = corpus.read(text)
     experiment = tiny(tasks=("text",), encodings=["none", "alibi", "rope"])
-    store, cells = Store(tmp_path), experiment.cells(words.digest)
-    for cell in cells:
+    store, trials = Store(tmp_path), experiment.trials(source.digest)
+    for trial in trials:
         with pytest.raises(Cut):
-            train.train(cell.training, store, words, progress=stop, checkpoint_seconds=0)
-    a, b, c = (store.path(cell.training.key, "checkpoint") for cell in cells)
+            train.train(trial.training, store, source, progress=stop, checkpoint_seconds=0)
+    a, b, c = (store.path(trial.training.key, "checkpoint") for trial in trials)
     content = a.read_bytes()
     a.write_bytes(b.read_bytes())
     b.write_bytes(content)
@@ -135,9 +135,9 @@ def test_swapped_and_damaged_checkpoints_are_told_and_no_start(tiny, tmp_path, t
 
 
 def test_going_on_from_a_checkpoint_equals_never_stopping(tiny, tmp_path, text):
-    words = corpus.read(text)
-    for cell in tiny(steps=20, encodings=["t5"]).cells(words.digest):
-        whole = train.train(cell.training, Store(tmp_path / "whole"), words, checkpoint_seconds=0)
+    source = corpus.read(text)
+    for trial in tiny(steps=20, encodings=["t5"]).trials(source.digest):
+        whole = train.train(trial.training, Store(tmp_path / "whole"), source, checkpoint_seconds=0)
         store = Store(tmp_path / "cut")
 
         class Cut(Exception):
@@ -148,12 +148,12 @@ def test_going_on_from_a_checkpoint_equals_never_stopping(tiny, tmp_path, text):
                 raise Cut
 
         with pytest.raises(Cut):
-            train.train(cell.training, store, words, progress=stop, checkpoint_seconds=0)
+            train.train(trial.training, store, source, progress=stop, checkpoint_seconds=0)
         seen = []
-        rest = train.train(cell.training, store, words, progress=lambda step, _, seen=seen: seen.append(step))
+        rest = train.train(trial.training, store, source, progress=lambda step, _, seen=seen: seen.append(step))
         assert seen[0] == 13  # the checkpoint of step 12 was kept, nothing before it is done again
         assert rest["curve"] == whole["curve"]
-        key = cell.training.key
+        key = trial.training.key
         assert store.path(key, "weights").read_bytes() == Store(tmp_path / "whole").path(key, "weights").read_bytes()
 
 
@@ -201,41 +201,41 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, text, kills):
     for delay, jobs in kills:
         process = start(preset, out, text, "--jobs", jobs)
         before = time.time()
-        while not list(out.glob("cells/*.json")) and time.time() - before < 300 and process.poll() is None:
+        while not list(out.glob("trials/*.json")) and time.time() - before < 300 and process.poll() is None:
             time.sleep(0.02)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.communicate()  # until its workers have gone too
     kept = {**records(out, "train"), **records(out, "test")}  # what is there is whole: it parses
-    stamps = {name: (out / "cells" / name).stat().st_mtime_ns for name in kept}
+    stamps = {name: (out / "trials" / name).stat().st_mtime_ns for name in kept}
     assert kept
     process = start(preset, out, text, "--jobs", "1")
     said = process.communicate(timeout=600)[0]
     assert process.returncode == 0, said
     assert len(records(out, "train")) == 6 and len(records(out, "test")) == 8
     for name, stamp in stamps.items():
-        assert (out / "cells" / name).stat().st_mtime_ns == stamp, "a finished result was computed again"
+        assert (out / "trials" / name).stat().st_mtime_ns == stamp, "a finished result was computed again"
     assert results.read(out).finished == 6
     assert "Verdict" in said
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_one_that_dies_twice_is_told(tiny, tmp_path):
-    cells = tiny(tasks=("previous",)).change(encodings=("alibi",)).cells()
-    cells += tiny(tasks=("previous",)).change(steps=1000, encodings=("none",)).cells()
+    trials = tiny(tasks=("previous",)).change(encodings=("alibi",)).trials()
+    trials += tiny(tasks=("previous",)).change(steps=1000, encodings=("none",)).trials()
     store = Store(tmp_path)
     steps = []
     with pytest.raises(LabError, match="died twice"):
-        for event in workers.run(cells, store, None, jobs=1):
+        for event in worker_processes.run(trials, store, None, jobs=1):
             if event.step is None:
                 for idle in multiprocessing.active_children():
                     idle.kill()  # it has nothing to do now: nothing is lost
                     idle.join()
-            elif event.cell == cells[1]:
+            elif event.trial == trials[1]:
                 steps.append(event.step)
                 for child in multiprocessing.active_children():
                     child.kill()
-    first, second = (store.get(cell.training.key, "train.json") for cell in cells)
+    first, second = (store.get(trial.training.key, "train.json") for trial in trials)
     assert first is not None and second is None
     assert steps
 
@@ -297,22 +297,22 @@ def test_without_safetensors_nothing_is_started(tmp_path, monkeypatch, capsys):
 def test_a_learning_rate_check_adds_cells(tiny):
     plain = tiny(tasks=("previous",))
     checked = plain.change(rates=(0.5, 2.0))
-    more = [cell for cell in checked.cells() if cell not in plain.cells()]
-    assert {cell.training.lr for cell in more} == {5e-4, 2e-3}
-    assert {cell.training.encoding for cell in more} == {"none", "learned", "alibi", "rope"}
-    assert replace(more[0].training, lr=1e-3).key in {cell.training.key for cell in plain.cells()}
+    more = [trial for trial in checked.trials() if trial not in plain.trials()]
+    assert {trial.training.lr for trial in more} == {5e-4, 2e-3}
+    assert {trial.training.encoding for trial in more} == {"none", "learned", "alibi", "rope"}
+    assert replace(more[0].training, lr=1e-3).key in {trial.training.key for trial in plain.trials()}
 
 
 def test_what_cannot_be_compiled_is_trained_without_and_says_so(tiny, tmp_path, monkeypatch):
-    cell = tiny(tasks=("previous",)).change(encodings=("alibi",)).cells()[0]
+    trial = tiny(tasks=("previous",)).change(encodings=("alibi",)).trials()[0]
 
     def broken(*_, **__):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    plain = train.train(cell.training, Store(tmp_path))
-    tried = train.train(replace(cell.training, compile=True), Store(tmp_path))
-    assert plain["compile"] == "not asked for"
+    plain = train.train(trial.training, Store(tmp_path))
+    tried = train.train(replace(trial.training, compile=True), Store(tmp_path))
+    assert plain["compile"] == "off"
     assert tried["compile"] == "failed, trained without: RuntimeError: no compiler here"
     assert tried["curve"] == plain["curve"]
 
@@ -321,7 +321,7 @@ def test_damaged_files_are_made_again(tiny, tmp_path, text):
     experiment = tiny(tasks=("text",), encodings=["t5"], steps=4)
     first = compare(experiment, tmp_path, text=text, jobs=1)
     (trained,), (tested,), (weights,) = (
-        list(tmp_path.glob(f"cells/*.{kind}")) for kind in ("train.json", "test.json", "weights")
+        list(tmp_path.glob(f"trials/*.{kind}")) for kind in ("train.json", "test.json", "weights")
     )
     whole = {path: path.read_bytes() for path in (trained, tested, weights)}
     for damaged in ((trained,), (tested,), (weights, tested), (trained, tested, weights)):
@@ -331,10 +331,10 @@ def test_damaged_files_are_made_again(tiny, tmp_path, text):
         assert again.finished == 1 and again.rows == first.rows
         assert weights.read_bytes() == whole[weights] or weights not in damaged
     # a damaged checkpoint is no start
-    cell = experiment.cells(corpus.read(text).digest)[0]
+    trial = experiment.trials(corpus.read(text).digest)[0]
     for path in whole:
         path.unlink()
-    Store(tmp_path).path(cell.training.key, "checkpoint").write_bytes(whole[weights][:-1])
+    Store(tmp_path).path(trial.training.key, "checkpoint").write_bytes(whole[weights][:-1])
     assert compare(experiment, tmp_path, text=text, jobs=1).rows == first.rows
 
 
@@ -346,7 +346,7 @@ def test_the_command_tells_failed_cells_without_its_own_traceback(tmp_path, text
 
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
-    monkeypatch.setattr(work, "train", broken)
+    monkeypatch.setattr(run_trial, "train", broken)
     arguments = [
         "--preset",
         preset,
@@ -394,7 +394,7 @@ def test_two_commands_in_one_folder(tmp_path, text, capsys):
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)
     out = tmp_path / "run"
-    with Store(out).alone():
+    with Store(out).lock():
         assert main(["compare", "--preset", str(preset), "--out", str(out), "--text", str(text), "--jobs", "1"]) == 2
     assert f"another command (process {os.getpid()}) is working in" in capsys.readouterr().err
-    assert not list(out.glob("cells/*"))
+    assert not list(out.glob("trials/*"))

@@ -1,4 +1,4 @@
-"""Cells elsewhere: a local Ray cluster, and one cell on two processes under torchrun with FSDP2."""
+"""Trials elsewhere: a local Ray cluster, and one trial on two processes under torchrun with FSDP2."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from posenc.core import files
-from posenc.lab import cluster, results, train
+from posenc.lab import ray_cluster, results, train
 from posenc.lab.presets import load
 from posenc.lab.run import compare
 from posenc.lab.store import Store
@@ -44,21 +44,21 @@ def preset(tmp_path):
 
 TOGETHER = """
 import sys
-from posenc.lab import cli, team, train
+from posenc.lab import cli, process_group, train
 from posenc.lab.presets import load
 from posenc.lab.store import Store
 preset, folder = sys.argv[1:]
-members = team.from_torchrun("cpu")
-cell = load(preset).cells()[0]
+group = process_group.from_torchrun("cpu")
+trial = load(preset).trials()[0]
 class Cut(Exception): pass
 def stop(step, loss):
     if step == 11: raise Cut
 try:
-    train.train(cell.training, Store(folder + "/cut"), team=members, progress=stop, checkpoint_seconds=0)
+    train.train(trial.training, Store(folder + "/cut"), group=group, progress=stop, checkpoint_seconds=0)
 except Cut:
     pass
-record = train.train(cell.training, Store(folder + "/resumed"), team=members)
-if members.first:
+record = train.train(trial.training, Store(folder + "/resumed"), group=group)
+if group.is_main:
     Store(folder + "/resumed").put("it", "note.json", record)
 sys.exit(cli.compare(["--preset", preset, "--out", folder + "/two"]))
 """
@@ -66,16 +66,16 @@ sys.exit(cli.compare(["--preset", preset, "--out", folder + "/two"]))
 
 @pytest.mark.slow
 def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
-    """One launch: cells as a whole, a sharded checkpoint that one process goes on from, and the other way round."""
+    """One launch: trials as a whole, a sharded checkpoint that one process goes on from, and the other way round."""
     one = compare(load(preset), tmp_path / "one", jobs=1)
-    cell = load(preset).cells()[0]
+    trial = load(preset).trials()[0]
 
     def stop(step, loss):
         if step == 11:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(cell.training, Store(tmp_path / "resumed"), progress=stop, checkpoint_seconds=0)
+        train.train(trial.training, Store(tmp_path / "resumed"), progress=stop, checkpoint_seconds=0)
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -94,7 +94,7 @@ def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
     resumed = Store(tmp_path / "resumed").get("it", "note.json")["curve"]
     assert _near(whole, resumed), list(zip(whole, resumed))
     seen = []
-    alone = train.train(cell.training, Store(tmp_path / "cut"), progress=lambda step, _: seen.append(step))
+    alone = train.train(trial.training, Store(tmp_path / "cut"), progress=lambda step, _: seen.append(step))
     assert seen[0] == 11 and _near(whole, alone["curve"])
 
 
@@ -176,9 +176,9 @@ def test_a_local_ray_cluster(preset, tmp_path, place):
     assert {ip for _, ip in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, sockets
     one, many = compare(load(preset), tmp_path / "one", jobs=1), results.read(tmp_path / "ray")
     assert many.finished == 3 and many.rows == one.rows
-    for cell in load(preset).cells():
+    for trial in load(preset).trials():
         ours, theirs = (
-            Store(tmp_path / name).read(cell.training.key, kind) for name in ("one", "ray") for kind in ("weights",)
+            Store(tmp_path / name).read(trial.training.key, kind) for name in ("one", "ray") for kind in ("weights",)
         )
         assert ours == theirs
 
@@ -195,8 +195,8 @@ def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
     """Imported before, Ray has read its settings already."""
     pytest.importorskip("ray")
     code = (
-        "import ray\nfrom posenc.lab import cluster\nfrom posenc.lab.errors import LabError\n"
-        "try:\n    with cluster._cluster('ray', 1): print('listens')\n"
+        "import ray\nfrom posenc.lab import ray_cluster\nfrom posenc.lab.errors import LabError\n"
+        "try:\n    with ray_cluster._cluster('ray', 1): print('listens')\n"
         "except LabError as error: print(error)\nprint(ray.is_initialized())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -207,7 +207,7 @@ def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
 
 def test_folders_of_killed_commands_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(cluster, "LONGEST_PLACE", 1000)
+    monkeypatch.setattr(ray_cluster, "MAX_FOLDER_LENGTH", 1000)
     for name in ("posenc-ray-killed", "posenc-ray-used", "posenc-ray-new", "posenc-ray-again", "other"):
         (tmp_path / name / "session").mkdir(parents=True)
     os.utime(tmp_path / "posenc-ray-again", (0, 0))  # made again after its removal: old, and without a lock
@@ -215,7 +215,7 @@ def test_folders_of_killed_commands_are_removed_and_those_in_use_stay(tmp_path, 
         (tmp_path / name / ".lock").touch()
     held = files.lock(tmp_path / "posenc-ray-used" / ".lock")
     try:
-        with cluster._folder() as folder:
+        with ray_cluster._folder() as folder:
             (folder / "session").mkdir()
             there = {path.name for path in tmp_path.iterdir()}
             with pytest.raises(BlockingIOError):

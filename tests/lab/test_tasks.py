@@ -1,10 +1,10 @@
-"""Every task: its answers are right, its shapes agree, its loss is asked where it should be."""
+"""Every task: its answers are right, its shapes agree, its loss counts the answers only."""
 
 import pytest
 import torch
 
 from posenc.lab import tasks
-from posenc.lab.errors import LabError
+from posenc.lab.errors import LabError, OptionError
 from posenc.lab.tasks import BOS, FIRST, IGNORE, SEP
 
 SYNTHETIC = [name for name in tasks.names() if name != "text"]
@@ -15,7 +15,7 @@ def one(word, size, count=4, seed=0):
 
 
 def parts(row):
-    """(question, answer) of a row that was made by `asked`, from its inputs and targets."""
+    """(question, answer) of a row that was made by `question_and_answer`, from its inputs and targets."""
     inputs, targets = row
     cut = inputs.tolist().index(SEP)
     return inputs[1:cut].tolist(), targets[cut:].tolist()
@@ -34,8 +34,8 @@ def test_shapes_symbols_and_repeatability(name, size):
     assert batch.inputs.shape == batch.targets.shape
     assert batch.inputs.shape[1] == task.length(size)
     assert (batch.inputs[:, 0] == BOS).all()
-    asked = batch.targets[batch.targets != IGNORE]
-    assert len(asked) and asked.min() >= FIRST and asked.max() < task.vocabulary
+    answers = batch.targets[batch.targets != IGNORE]
+    assert len(answers) and answers.min() >= FIRST and answers.max() < task.vocabulary
     assert batch.inputs.min() >= 0 and batch.inputs.max() < task.vocabulary
     again, other = one(name, size), one(name, size, seed=1)
     assert torch.equal(batch.inputs, again.inputs)
@@ -53,7 +53,7 @@ def test_sequences(word):
 
 
 def test_a_problem_needs_enough_symbols():
-    with pytest.raises(LabError, match="there are 4"):
+    with pytest.raises(LabError, match="the task has 4"):
         one("copy:unique=true,symbols=4", 5)
 
 
@@ -132,10 +132,10 @@ def test_sliding_windows_count_the_same_bytes_at_every_length():
         task.sliding(64, 8, 100, first=56)
 
 
-def test_words_that_are_wrong_say_what_is_right():
+def test_a_wrong_specification_names_what_is_allowed():
     with pytest.raises(LabError, match="the tasks are"):
         tasks.create("copi")
     with pytest.raises(LabError, match="its options are symbols, unique"):
         tasks.create("copy:size=3")
-    with pytest.raises(LabError, match="OPTION=VALUE"):
+    with pytest.raises(OptionError, match="OPTION=VALUE"):
         tasks.create("copy:unique")

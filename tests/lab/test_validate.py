@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from posenc.cli.main import main
-from posenc.lab import presets, report, results, side_by_side, validate
+from posenc.lab import compare_runs, presets, report, results, validate
 from posenc.lab.errors import LabError
 from posenc.lab.results import Results
 
@@ -96,7 +96,7 @@ def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
 @pytest.mark.parametrize("stride", STRIDES)
 def test_every_value_of_settings_json_may_be_odd(run_folder, tmp_path, stride):
     asked = json.loads((run_folder / "settings.json").read_text())
-    (tmp_path / "cells").mkdir()
+    (tmp_path / "trials").mkdir()
     path = tmp_path / "settings.json"
     for place, value in some(asked, stride):
         path.write_text(json.dumps(changed(asked, place, value)))
@@ -115,7 +115,7 @@ BROKEN = {
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_the_command_says_what_is_wrong_with_a_damaged_file(run_folder, tmp_path, capsys, name, content):
     if name == "settings.json":
-        (tmp_path / "cells").mkdir()
+        (tmp_path / "trials").mkdir()
     (tmp_path / name).write_bytes(content)
     assert main(["report", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_every_value_of_a_preset_may_be_odd():
     def make(content):
         made = presets.from_dict(content, "x")
         made.check()
-        assert 0 < len(made.cells()) < presets.MOST_CELLS
+        assert 0 < len(made.trials()) < presets.MAX_TRIALS
 
     make(PRESET)
     said = [refusal(make, changed(PRESET, place, value)) for place in leaves(PRESET) for value in ODD]
@@ -220,10 +220,10 @@ def strings(content):
 def pages(run, monkeypatch):
     """Every page, with still pictures and with Plotly (whose own code is left out here)."""
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
-    monkeypatch.setattr(side_by_side, "plotly_script", lambda: "/* Plotly */")
+    monkeypatch.setattr(compare_runs, "plotly_script", lambda: "/* Plotly */")
     names = [HOSTILE, HOSTILE]
     for still, scripts in ((True, 0), (False, 2)):
-        for page in (report.as_html(run, still=still), side_by_side.as_html(run, run, names, still=still)):
+        for page in (report.as_html(run, still=still), compare_runs.as_html(run, run, names, still=still)):
             yield page, read_page(page, scripts)
 
 
@@ -240,7 +240,7 @@ def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeyp
         arrived += 1
         for page, _ in pages(run, monkeypatch):
             assert HOSTILE not in page
-        assert "\x1b" not in report.as_text(run) + side_by_side.as_text(run, run, ["a", "b"])
+        assert "\x1b" not in report.as_text(run) + compare_runs.as_text(run, run, ["a", "b"])
     assert arrived > 20
 
 
@@ -284,5 +284,5 @@ def test_the_checks_themselves():
         (validate.each(validate.text, least=1), [], "list of 1 to"), (validate.record({"a": validate.text}), {}, "has no a"),
         (validate.each(validate.whole(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
     ):  # fmt: skip
-        with pytest.raises(validate.Wrong, match=says):
+        with pytest.raises(validate.Invalid, match=says):
             check(wrong, "it")

@@ -19,7 +19,8 @@ from torch import nn
 
 import posenc
 
-from . import corpus, presets, run, train, words, work
+from ..encodings import spec
+from . import corpus, presets, run, run_trial, train
 from .corpus import Corpus
 from .model import Transformer
 from .results import Mean, Results
@@ -227,15 +228,15 @@ def small_clip_is_enough(m: Measured) -> Finding:
 
 def _text_loss(m: Measured, scaling) -> float:
     """The trained rope model's loss at the training length, with another scaling."""
-    cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.encoding == "rope")
-    task = train.make_task(cell.training, m.corpus)
-    model = train.make_model(cell.training, task)
-    work.trained(cell, m.store, m.corpus, weights=True)
-    train.load_weights(model, cell.training, m.store)
+    trial = next(c for c in text_experiment().trials(m.corpus.digest) if c.training.encoding == "rope")
+    task = train.make_task(trial.training, m.corpus)
+    model = train.make_model(trial.training, task)
+    run_trial.ensure_trained(trial, m.store, m.corpus, weights=True)
+    train.load_weights(model, trial.training, m.store)
     for block in model.blocks:
         attention: Any = block.attention
         attention.encoding = posenc.create("rope", head_dim=attention.head_dim, scaling=scaling)
-    batch = task.windows(cell.training.train, 8192)  # type: ignore[attr-defined]
+    batch = task.windows(trial.training.train, 8192)  # type: ignore[attr-defined]
     with torch.no_grad():
         return float(nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()))
 
@@ -259,7 +260,7 @@ def text_experiment() -> presets.Experiment:
     quick = presets.load("quick")
     text = presets.Experiment("claims", "claims", tuple(t for t in quick.tasks if t.task == "text"))
     wanted = (*TEXT, *EXTENDED)
-    assert all(words.encoding(word).trained in TEXT for word in wanted)
+    assert all(spec.split_extension(encoding)[0] in TEXT for encoding in wanted)
     return text.change(encodings=wanted)
 
 
@@ -281,22 +282,22 @@ again and writes this page: some claims are arithmetic, the others are read off 
 `posenc compare --preset quick` and a few encoders of one layer."""
 
 
-def as_markdown(trials: list[dict[str, str]], about: str) -> str:
+def as_markdown(verdicts: list[dict[str, str]], about: str) -> str:
     """The page docs/claims.md, whole."""
     lines = [INTRODUCTION, "", "| claim | measured | verdict |", "| --- | --- | --- |"]
-    for trial in trials:
-        lines.append(f"| {trial['claim']} | {trial['evidence']} | **{trial['verdict']}**: {trial['why']} |")
+    for entry in verdicts:
+        lines.append(f"| {entry['claim']} | {entry['evidence']} | **{entry['verdict']}**: {entry['why']} |")
     return "\n".join([*lines, "", about, ""])
 
 
-def as_text(trials: list[dict[str, str]]) -> str:
+def as_text(verdicts: list[dict[str, str]]) -> str:
     from ..cli import terminal
 
     lines = []
-    for trial in trials:
-        lines += ["", terminal.bold(trial["claim"])]
-        lines += terminal.hanging("  measured  ", trial["evidence"])
-        lines += terminal.hanging(f"  {trial['verdict']:<8}  ", trial["why"])
+    for entry in verdicts:
+        lines += ["", terminal.bold(entry["claim"])]
+        lines += terminal.hanging("  measured  ", entry["evidence"])
+        lines += terminal.hanging(f"  {entry['verdict']:<8}  ", entry["why"])
     return "\n".join(lines)
 
 
@@ -314,15 +315,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, help="worker processes (one for each processor)")
     given = parser.parse_args(arguments)
     out = Path(given.out)
-    trials = measure(out, text=given.text, jobs=given.jobs)
+    verdicts = measure(out, text=given.text, jobs=given.jobs)
     task = asdict(text_experiment())["tasks"][0]
     about = (
         f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes of "
         f"{measured_text(given.text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
         "One seed each: differences of a few hundredths mean nothing."
     )
-    write(out / "claims.json", json.dumps(trials, indent=1).encode())
-    write(out / "claims.md", as_markdown(trials, about).encode())
-    print(as_text(trials))
+    write(out / "claims.json", json.dumps(verdicts, indent=1).encode())
+    write(out / "claims.md", as_markdown(verdicts, about).encode())
+    print(as_text(verdicts))
     print(f"\n{out / 'claims.md'}")
     return 0

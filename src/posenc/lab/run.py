@@ -1,4 +1,4 @@
-"""Run an experiment: what is finished stays, what is missing is done, here, in worker processes or on a cluster."""
+"""Run an experiment's unfinished trials: in this process, in worker processes or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import cluster, corpus, progress, report, results, tensors, work, workers
-from .cells import Cell
+from . import corpus, progress, ray_cluster, report, results, run_trial, tensor_files, worker_processes
 from .corpus import Corpus
-from .errors import CellFailure, LabError
+from .errors import LabError, TrialFailure
 from .presets import Experiment
+from .process_group import SINGLE, ProcessGroup
 from .results import Results
 from .store import Store
-from .team import ALONE, Team
 from .train import CHECKPOINT_SECONDS
-from .workers import Event
+from .trials import Trial
+from .worker_processes import Event
 
-MOST_JOBS = 8
+MAX_JOBS = 8
 
 
 def compare(
@@ -27,40 +27,40 @@ def compare(
     text: str | Path | None = None,
     jobs: int | None = None,
     on: str = "here",
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Results:
-    """Do every cell that is missing in the folder `out` and write the report there.
+    """Run every trial that is missing in the folder `out` and write the report there.
 
-    jobs   worker processes; 1 works in this process; None: one for each processor on the CPU, 1 on a GPU
+    jobs   worker processes; 1: this process; None: one for each processor on the CPU, 1 on a GPU
     on     "here", "ray" (a local cluster) or an address such as ray://host:10001
     """
-    tensors.library()
+    tensor_files.library()
     experiment.check()
     if on != "here" and on != "ray" and not on.startswith("ray://"):
         raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
-    if on != "here" and team.size > 1:
-        raise LabError("torchrun spreads one cell, --on ray spreads cells; use one of them")
+    if on != "here" and group.size > 1:
+        raise LabError("torchrun shards each trial, --on ray distributes the trials; use one of them")
     if jobs is not None and jobs < 1:
         raise LabError(f"--jobs {jobs} must be at least 1")
-    words = corpus.read(text) if experiment.needs_text else None
-    cells = experiment.cells(words.digest if words else "")
+    source = corpus.read(text) if experiment.needs_text else None
+    trials = experiment.trials(source.digest if source else "")
     store = Store(out)
-    if not team.first:
-        for cell in _missing(cells, store, team):
-            work.do(cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds)
-        return results.collect(experiment, cells, store, {})
-    with store.alone():
+    if not group.is_main:
+        for trial in _missing(trials, store, group):
+            run_trial.run_trial(trial, store, source, group=group, checkpoint_seconds=checkpoint_seconds)
+        return results.collect(experiment, trials, store, {})
+    with store.lock():
         results.begin(
             experiment,
             store,
-            {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {},
+            {"digest": source.digest, "source": source.source, "bytes": str(len(source.train))} if source else {},
             jobs,
         )
-        left = _missing(cells, store, team)
+        left = _missing(trials, store, group)
         try:
-            _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
-        except CellFailure:  # what the other cells found is reported before it is told
+            _run_with_progress(left, len(trials), store, source, jobs, on, group, checkpoint_seconds)
+        except TrialFailure:  # report the other trials first
             report.save(results.read(out), store.root)
             raise
         found = results.read(out)
@@ -71,78 +71,78 @@ def compare(
 def complete(
     experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None
 ) -> Results:
-    """The same without a report: the cells that are missing in a folder, and the results of this experiment."""
-    tensors.library()
+    """Run every missing trial without writing a report; return the results."""
+    tensor_files.library()
     experiment.check()
-    words = corpus.read(text) if experiment.needs_text else None
-    cells = experiment.cells(words.digest if words else "")
+    source = corpus.read(text) if experiment.needs_text else None
+    trials = experiment.trials(source.digest if source else "")
     store = Store(out)
-    with store.alone():
-        left = _missing(cells, store, ALONE)
-        _work_through(left, len(cells), store, words, jobs, "here", ALONE, CHECKPOINT_SECONDS)
-    return results.collect(experiment, cells, store, {})
+    with store.lock():
+        left = _missing(trials, store, SINGLE)
+        _run_with_progress(left, len(trials), store, source, jobs, "here", SINGLE, CHECKPOINT_SECONDS)
+    return results.collect(experiment, trials, store, {})
 
 
-def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
-    """What is left, as every process of a team sees it before any of them starts."""
-    left = [cell for cell in cells if work.missing(cell, store)]
-    for cell in left if team.first else ():
-        work.tell_damage(cell, store)
-    team.wait()
+def _missing(trials: list[Trial], store: Store, group: ProcessGroup) -> list[Trial]:
+    """The unfinished trials. All processes of a group list them before any of them starts."""
+    left = [trial for trial in trials if run_trial.is_unfinished(trial, store)]
+    for trial in left if group.is_main else ():
+        run_trial.warn_about_damage(trial, store)
+    group.barrier()
     return left
 
 
-def _work_through(
-    left: list[Cell],
+def _run_with_progress(
+    left: list[Trial],
     number: int,
     store: Store,
-    words: Corpus | None,
+    source: Corpus | None,
     jobs: int | None,
     on: str,
-    team: Team,
+    group: ProcessGroup,
     checkpoint_seconds: float,
 ) -> None:
-    """Do what is left of `number` cells, and show it."""
+    """Run what is left of `number` trials and display the progress."""
     if left:
-        with progress.start(left, number - len(left), store) as shown:
-            _spread(left, store, words, jobs, on, team, checkpoint_seconds, shown.see)
+        with progress.start(left, number - len(left), store) as display:
+            _run_trials(left, store, source, jobs, on, group, checkpoint_seconds, display.update)
 
 
-def _spread(
-    left: list[Cell],
+def _run_trials(
+    left: list[Trial],
     store: Store,
-    words: Corpus | None,
+    source: Corpus | None,
     jobs: int | None,
     on: str,
-    team: Team,
+    group: ProcessGroup,
     checkpoint_seconds: float,
-    see: Callable[[Event], None],
+    update: Callable[[Event], None],
 ) -> None:
     if on != "here":
-        for event in cluster.run(left, store, words, jobs, on):
-            see(event)
+        for event in ray_cluster.run(left, store, source, jobs, on):
+            update(event)
         return
     if jobs is None:
-        jobs = 1 if left[0].training.device == "cuda" or team.size > 1 else min(workers.cores(), MOST_JOBS)
+        jobs = 1 if left[0].training.device == "cuda" or group.size > 1 else min(worker_processes.cores(), MAX_JOBS)
     jobs = min(jobs, len(left))
-    if jobs > 1 and team.size == 1:
-        for event in workers.run(left, store, words, jobs):
-            see(event)
+    if jobs > 1 and group.size == 1:
+        for event in worker_processes.run(left, store, source, jobs):
+            update(event)
         return
     failures = []
-    for cell in left:
+    for trial in left:
         try:
-            work.do(
-                cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds,
-                progress=lambda step, loss, cell=cell: see(Event(cell, step, loss)),  # type: ignore[misc]
+            run_trial.run_trial(
+                trial, store, source, group=group, checkpoint_seconds=checkpoint_seconds,
+                progress=lambda step, loss, trial=trial: update(Event(trial, step, loss)),  # type: ignore[misc]
             )  # fmt: skip
         except LabError:
             raise
         except Exception:
-            if team.size > 1:  # the other processes wait for this one in the middle of the cell
+            if group.size > 1:  # the other processes wait for this one
                 raise
-            failures.append(f"{cell.training.task}, {cell.name()} failed:\n{traceback.format_exc()}")
+            failures.append(f"{trial.training.task}, {trial.name()} failed:\n{traceback.format_exc()}")
             continue
-        see(Event(cell))
+        update(Event(trial))
     if failures:
-        raise CellFailure("\n".join(failures))
+        raise TrialFailure("\n".join(failures))
