@@ -33,9 +33,9 @@ def measured(text=None, neighbour=None):
 
 @pytest.mark.parametrize("number", [0, 1, 4, 8])
 def test_arithmetic_claims_are_true(number):
-    said, test = claims.CLAIMS[number]
+    claim, test = claims.CLAIMS[number]
     finding = test(measured())
-    assert finding.verdict == "true", (said, finding)
+    assert finding.verdict == "true", (claim, finding)
 
 
 def test_t5_buckets_are_those_of_the_specification():
@@ -79,10 +79,10 @@ def test_the_claims_train_what_quick_trains():
 def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(presets, "load", _tiny(presets.load))
     assert claims.main(["--out", str(tmp_path), "--text", str(text), "--jobs", "1"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     table = (tmp_path / "claims.md").read_text(encoding="utf-8")
     for claim, _ in claims.CLAIMS:
-        assert claim in said and claim in table
+        assert claim in printed and claim in table
     assert table.count("\n| ") == len(claims.CLAIMS) + 2
 
 
