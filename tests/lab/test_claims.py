@@ -1,4 +1,4 @@
-"""Claims on trial: the arithmetic ones for real, the trained ones on numbers that leave no doubt."""
+"""Textbook claims: the arithmetic ones computed, the trained ones on invented results."""
 
 import math
 
@@ -10,7 +10,7 @@ from posenc.lab.results import Results
 
 
 def measured(text=None, neighbour=None):
-    """What the trained claims read, from {encoding: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
+    """The results that the trained claims use, from {encoding: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
     task = {"task": "text", "train": 64, "test": [64, 128, 256], "lr": 1.0, "encodings": list(text or {}), "seeds": 1}
     rows = [
         {"task": "text", "encoding": encoding, "seed": 0, "lr": 1.0, "size": size}
@@ -47,7 +47,7 @@ LOSING = (1.6, 1.8, 2.4)
 FLAT = (1.7, 1.69, 1.68)
 
 
-def test_trained_claims_follow_the_numbers():
+def test_verdicts_of_trained_claims_follow_the_results():
     assert claims.sinusoidal_extrapolates(measured({"sinusoidal": LOSING})).verdict == "false"
     assert claims.sinusoidal_extrapolates(measured({"sinusoidal": FLAT})).verdict == "true"
     assert claims.rope_extrapolates(measured({"rope": LOSING})).verdict == "false"

@@ -16,7 +16,7 @@ def make(encoding, **changes):
 
 
 @pytest.mark.parametrize("encoding", posenc.list_encodings())
-def test_every_encoding_trains_in_it(encoding):
+def test_every_encoding_trains(encoding):
     grid = ":columns=4" if encoding in ("axial", "sinusoidal_2d") else ""
     try:
         model = make(encoding + grid)
@@ -25,7 +25,7 @@ def test_every_encoding_trains_in_it(encoding):
     logits = model(torch.randint(11, (2, 9)))
     assert logits.shape == (2, 9, 11)
     logits.logsumexp(-1).sum().backward()
-    own = {id(p) for p in build_encoding.position_parameters(model)}  # XLNet's segment term has nothing to say here
+    own = {id(p) for p in build_encoding.position_parameters(model)}  # XLNet's segment term has no gradient here
     assert all(p.grad is not None for p in model.parameters() if id(p) not in own)
     assert not own or any(p.grad is not None and p.grad.any() for p in build_encoding.position_parameters(model))
 
@@ -41,7 +41,7 @@ def test_only_the_encoding_differs():
     assert not torch.equal(make("none", seed=1).head.weight, first["head.weight"])
 
 
-def test_a_causal_model_sees_no_future_and_an_encoder_does():
+def test_future_tokens_affect_an_encoder_and_not_a_causal_model():
     tokens = torch.randint(11, (1, 9))
     later = tokens.clone()
     later[0, 6] = (later[0, 6] + 1) % 11

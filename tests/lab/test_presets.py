@@ -1,4 +1,4 @@
-"""The presets that come with the lab are whole; throughput refuses a wrong result."""
+"""The lab's presets are valid; throughput refuses a wrong result."""
 
 import time
 
@@ -9,7 +9,7 @@ from posenc.lab.errors import LabError
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_is_whole(name):
+def test_every_preset_is_valid(name):
     experiment = presets.load(name)
     experiment.check()
     trials = experiment.trials("digest")
@@ -17,7 +17,7 @@ def test_every_preset_is_whole(name):
     assert all(t.train in t.test and max(t.test) >= 2 * t.train for t in experiment.tasks)
 
 
-def test_what_each_preset_promises():
+def test_presets_have_the_documented_settings():
     assert {"smoke", "quick", "full", "paper"} <= set(presets.names())
     quick, paper, full = (presets.load(name) for name in ("quick", "paper", "full"))
     for experiment in (quick, paper):

@@ -1,4 +1,4 @@
-"""Progress: the time left follows the work, the live table is drawn, a curve fits in a line."""
+"""Progress: the time left follows the cost of the trials, the live table is drawn, a curve fits in a line."""
 
 import sys
 
@@ -8,7 +8,7 @@ from posenc.lab.store import Store
 from posenc.lab.worker_processes import Event
 
 
-def test_the_share_of_work(tiny, tmp_path):
+def test_the_finished_share(tiny, tmp_path):
     trials = tiny(tasks=("previous",)).trials()
     shown = progress.Progress(trials, 0, Store(tmp_path))
     assert shown.share == 0 and shown.left is None

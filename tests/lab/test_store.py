@@ -1,4 +1,4 @@
-"""Files are whole or absent; tensors belong to a trial and damage is refused; settings name their results."""
+"""Files are complete or absent; tensors belong to a trial and damage is refused; settings determine the key."""
 
 import errno
 import os
@@ -78,7 +78,7 @@ def test_one_command_at_a_time_even_after_a_kill(tmp_path):
         assert not list(tmp_path.rglob("*.part"))
 
 
-def test_files_are_carried_to_a_store_in_memory_and_back(run_folder, tmp_path):
+def test_files_are_sent_to_a_store_in_memory_and_back(run_folder, tmp_path):
     kept = Store(run_folder)
     train, test = (next(run_folder.glob(f"trials/*.{kind}.json")).name.split(".")[0] for kind in ("train", "test"))
     carried = kept.files([train, test])
@@ -96,7 +96,7 @@ def test_files_are_carried_to_a_store_in_memory_and_back(run_folder, tmp_path):
             other.add({name: b""})
 
 
-def test_a_damaged_record_is_as_good_as_none(tmp_path):
+def test_a_damaged_record_counts_as_none(tmp_path):
     kept = Store(tmp_path)
     kept.put("k", "note.json", {"x": 1.25, "y": [1, None]})
     path = kept.path("k", "note.json")
@@ -112,8 +112,8 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path):
     assert kept.get("other", "note.json") is None
 
 
-def test_a_record_with_a_right_digest_is_checked_all_the_same(run_copy):
-    """Anybody can write a digest: what a record holds, and whose settings it has, is looked at too."""
+def test_a_record_with_a_right_digest_is_validated_too(run_copy):
+    """Anybody can write a digest: the values and the settings of a record are validated too."""
     kept = Store(run_copy)
     key = next(run_copy.glob("trials/*.train.json")).name.split(".")[0]
     record = kept.get(key, "train.json")
@@ -137,7 +137,7 @@ def same(ours, theirs):
     )
 
 
-def test_tensors_and_state_come_back(tmp_path):
+def test_tensors_and_state_are_restored(tmp_path):
     content = tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})
     assert content == tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})  # files of one trial are equal
     ours, state = tensor_files.load(content, "trial", "weights")
@@ -153,7 +153,7 @@ def test_tensors_and_state_come_back(tmp_path):
     assert "weights of the trial trial" in tensor_files.find_damage(kept, "other", "weights")
 
 
-def test_tensors_of_another_cell_kind_or_without_a_digest_are_refused():
+def test_tensors_of_another_trial_or_kind_or_without_a_digest_are_refused():
     content = tensor_files.dump(TENSORS, "trial", "weights")
     with pytest.raises(tensor_files.Damaged, match="it holds weights of the trial trial"):
         tensor_files.load(content, "another", "weights")
@@ -172,7 +172,7 @@ def test_tensors_of_another_cell_kind_or_without_a_digest_are_refused():
 
 
 def test_damage_of_many_bytes_is_refused_or_changes_nothing():
-    """Bytes changed, cut out, put in, swapped; as often in the header as in the data."""
+    """Bytes changed, removed, inserted, swapped; as often in the header as in the data."""
     content = tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})
     header = 8 + int.from_bytes(content[:8], "little")
     draw, count, refused = random.Random(0), 20_000, 0

@@ -15,13 +15,13 @@ def one(word, size, count=4, seed=0):
 
 
 def parts(row):
-    """(question, answer) of a row that was made by `question_and_answer`, from its inputs and targets."""
+    """(question, answer) of a row of `question_and_answer`, from its inputs and targets."""
     inputs, targets = row
     cut = inputs.tolist().index(SEP)
     return inputs[1:cut].tolist(), targets[cut:].tolist()
 
 
-def test_the_folder_lists_what_the_lab_promises():
+def test_the_folder_has_the_documented_tasks():
     promised = {"copy", "reverse", "recall", "sort", "addition", "parity", "flipflop", "previous", "text"}
     assert promised <= set(tasks.names())
 
@@ -100,7 +100,7 @@ def test_flipflop_reads_what_was_written():
     assert seen > 20
 
 
-def test_previous_and_neighbour_look_at_the_right_place():
+def test_previous_and_neighbour_answer_with_the_right_position():
     batch = one("previous", 12)
     assert torch.equal(batch.targets[:, 2:], batch.inputs[:, 1:-1])
     assert (batch.targets[:, :2] == IGNORE).all()

@@ -1,4 +1,4 @@
-"""What is read from files: whatever it holds, it is used as it is meant or refused in a sentence; pages escape all text."""
+"""Files from disk: any content is used as documented or refused with a one-line error; pages escape all text."""
 
 import copy
 import json
@@ -57,7 +57,7 @@ def changed(content, path, value):
 
 
 def refusal(make, *arguments):
-    """The sentence with which something is refused, or None; anything but an OptionError fails the test."""
+    """The message of a refusal, or None; anything but an OptionError fails the test."""
     try:
         make(*arguments)
     except presets.OptionError as error:
@@ -73,13 +73,13 @@ STRIDES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.ma
 
 
 def some(content, stride):
-    """Every place with each odd value, or with one of a few: place n gets values n, n + stride, .. ."""
+    """Every path with each odd value, or with some of them: path n gets values n, n + stride, .. ."""
     return [(place, value) for n, place in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
-    """Each is replaced by odd values: the page is written, or a sentence says what is wrong."""
+    """Each is replaced by odd values: the page is written, or the file is refused with a message."""
     path = tmp_path / "results.json"
     refused = 0
     tried = some(saved, stride)
@@ -95,11 +95,11 @@ def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_every_value_of_settings_json_may_be_odd(run_folder, tmp_path, stride):
-    asked = json.loads((run_folder / "settings.json").read_text())
+    settings = json.loads((run_folder / "settings.json").read_text())
     (tmp_path / "trials").mkdir()
     path = tmp_path / "settings.json"
-    for place, value in some(asked, stride):
-        path.write_text(json.dumps(changed(asked, place, value)))
+    for place, value in some(settings, stride):
+        path.write_text(json.dumps(changed(settings, place, value)))
         said = refusal(lambda: shown(results.read(tmp_path)))
         assert said is None or "\n" not in said
 
@@ -113,7 +113,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", ["settings.json", "results.json"])
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_the_command_says_what_is_wrong_with_a_damaged_file(run_folder, tmp_path, capsys, name, content):
+def test_the_command_refuses_a_damaged_file(run_folder, tmp_path, capsys, name, content):
     if name == "settings.json":
         (tmp_path / "trials").mkdir()
     (tmp_path / name).write_bytes(content)
@@ -178,7 +178,7 @@ ODD_PRESETS = {
 
 
 @pytest.mark.parametrize("content", ODD_PRESETS.values(), ids=ODD_PRESETS)
-def test_odd_presets_are_refused_in_a_sentence(tmp_path, capsys, content):
+def test_odd_presets_are_refused(tmp_path, capsys, content):
     path = tmp_path / "odd.toml"
     path.write_text(content)
     assert main(["compare", "--preset", str(path), "--out", str(tmp_path / "out")]) == 2
@@ -188,7 +188,7 @@ def test_odd_presets_are_refused_in_a_sentence(tmp_path, capsys, content):
 
 # ---- escaping -----------------------------------------------------------------------------------------------------
 class Reader(HTMLParser):
-    """Fails where the page has an element or an attribute that the lab does not write."""
+    """Fails if the page has an element or an attribute that the lab does not write."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +218,7 @@ def strings(content):
 
 
 def pages(run, monkeypatch):
-    """Every page, with still pictures and with Plotly (whose own code is left out here)."""
+    """Every page, with static pictures and with Plotly (without its code)."""
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
     monkeypatch.setattr(compare_runs, "plotly_script", lambda: "/* Plotly */")
     names = [HOSTILE, HOSTILE]
@@ -227,8 +227,8 @@ def pages(run, monkeypatch):
             yield page, read_page(page, scripts)
 
 
-def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeypatch):
-    """Through the file: a field refuses it, or it arrives as text."""
+def test_a_hostile_string_in_any_field_is_escaped(saved, tmp_path, monkeypatch):
+    """Read from the file: a field refuses it, or it arrives as text."""
     path = tmp_path / "results.json"
     arrived = 0
     for place in strings(saved):
@@ -245,7 +245,7 @@ def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeyp
 
 
 def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
-    """Past the checks of the file: pages escape by themselves, whatever they are given."""
+    """Without the validation of the file: pages escape every string."""
     evil = copy.deepcopy(saved)
     for place in strings(evil):
         if place[-1] not in ("task", "published") and place[:2] != ("experiment", "published"):
@@ -253,12 +253,12 @@ def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
     evil["experiment"]["tasks"][1]["sliding"] = HOSTILE
     for number, training in enumerate(evil["trainings"]):
         training["settings"]["task"] = saved["trainings"][number]["settings"]["task"]
-    seen = [text for _, text in pages(Results(**evil), monkeypatch)]
-    assert HOSTILE in seen[0] and f"last {HOSTILE} bytes" in seen[0]  # it is there, as text
-    assert seen[0].count("<script>alert(1)</script>") > 10
+    texts = [text for _, text in pages(Results(**evil), monkeypatch)]
+    assert HOSTILE in texts[0] and f"last {HOSTILE} bytes" in texts[0]  # it is there, as text
+    assert texts[0].count("<script>alert(1)</script>") > 10
 
 
-def test_figures_survive_their_escaping(saved, monkeypatch):
+def test_figures_are_still_readable_after_escaping(saved, monkeypatch):
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
     saved = copy.deepcopy(saved)
     saved["experiment"]["tasks"][0]["encodings"] = [HOSTILE]
@@ -277,7 +277,7 @@ def test_published_results_can_be_read():
         assert found.finished == found.wanted and len(found.rows) > 200
 
 
-def test_the_checks_themselves():
+def test_checks():
     assert validate.record({"a": validate.whole(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
     for check, wrong, says in (
         (validate.whole(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),

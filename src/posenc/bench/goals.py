@@ -142,7 +142,7 @@ def section(cpu_result: dict, gpu_result: dict) -> str:
     parts = [
         "## CPU, against the goals (B1 H8 L4096 D64)",
         f"{describe_machine(cpu_result)}, {cpu_result['dtype']}; measured {dates[0]} to {dates[-1]} UTC. Bold: the goal is missed. "
-        f"± is half the distance of the quartiles of the rounds' ratios. Others used {statistics.median(busy):.0%} of the cores meanwhile "
+        f"± is half the interquartile range of the rounds' ratios. Other processes used {statistics.median(busy):.0%} of the cores "
         f"in the median, {max(busy):.0%} at worst.",
         cpu(cpu_result),
         "### Every contender at 4096 tokens, forward / training step",

@@ -74,7 +74,7 @@ def markdown(result: dict, length: int, words: dict[str, str] | None = None) -> 
     shape = next(r for r in records if "seconds" in r)
     legend = translate(
         "legend",
-        "Time relative to {base} without any position, with which each contender took turns (B{batch} H{heads} D{size}, {length} tokens, {dtype}, "
+        "Time relative to {base} without positions, interleaved with each contender (B{batch} H{heads} D{size}, {length} tokens, {dtype}, "
         "{machine}; {versions}). Extra memory: beyond the same, and as a share of a dense float32 [H, L, L] bias. "
         "Every contender's results were compared with the float64 reference first.",
     )

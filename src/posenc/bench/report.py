@@ -25,7 +25,7 @@ def load(path: Path) -> dict | None:
 
 
 def merged(old: dict | None, new: dict) -> dict:
-    """New records take the place of old ones of the same machine; another machine or dtype drops all old ones."""
+    """New records replace old ones of the same machine; another machine or dtype drops all old ones."""
     if old is None or any(old.get(name) != new[name] for name in ("machine", "device", "dtype")):
         return new
     known = {key(record) for record in new["records"]}

@@ -1,4 +1,4 @@
-"""Trials elsewhere: a local Ray cluster, and one trial on two processes under torchrun with FSDP2."""
+"""Distributed trials: a local Ray cluster, and one trial on two processes under torchrun with FSDP2."""
 
 import contextlib
 import os
@@ -65,8 +65,8 @@ sys.exit(cli.compare(["--preset", preset, "--out", folder + "/two"]))
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
-    """One launch: trials as a whole, a sharded checkpoint that one process goes on from, and the other way round."""
+def test_two_processes_train_one_trial_with_fsdp2(preset, tmp_path):
+    """One launch: whole trials, a sharded checkpoint that one process resumes from, and the reverse."""
     one = compare(load(preset), tmp_path / "one", jobs=1)
     trial = load(preset).trials()[0]
 
@@ -82,7 +82,7 @@ def test_two_processes_train_one_cell_with_fsdp2(preset, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
     done = subprocess.run([*command, str(preset), str(tmp_path)], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Verdict") == 1  # one of them speaks
+    assert done.stdout.count("Verdict") == 1  # the main process prints
     two = results.read(tmp_path / "two")
     assert two.finished == one.finished == 3
     for a, b in zip(one.trainings, two.trainings):
@@ -105,7 +105,7 @@ def _near(a, b):
 # ---- Ray ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def place():
-    """Where temporary files go: a short name, for Ray's sockets lie in it."""
+    """The folder of temporary files: a short name, because Ray's sockets are in it."""
     folder = Path(tempfile.mkdtemp(prefix="pe"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +119,7 @@ def start(preset, out, place, *more):
 
 
 def family(psutil, process):
-    """The processes that one has started, itself included, as far as they still run."""
+    """The running processes that a process has started, itself included."""
     try:
         parent = psutil.Process(process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -128,7 +128,7 @@ def family(psutil, process):
 
 
 def listening(psutil, processes):
-    """The addresses on which they wait for connections, with the process's name."""
+    """The addresses on which they listen, with the process's name."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -139,8 +139,8 @@ def listening(psutil, processes):
 
 @pytest.mark.slow
 def test_a_local_ray_cluster(preset, tmp_path, place):
-    """Killed workers and a killed command leave no folders behind, all sockets are this machine's own, and the numbers
-    are those of this process. In processes of their own: Ray leaves threads and warnings behind."""
+    """Killed workers and a killed command leave no folders behind, all sockets are on the loopback address, and the
+    results equal those of this process. Run in subprocesses: Ray leaves threads and warnings behind."""
     pytest.importorskip("ray")
     psutil = pytest.importorskip("psutil")
     process = start(preset, tmp_path / "ray", place, "--steps", "100000")
@@ -155,10 +155,10 @@ def test_a_local_ray_cluster(preset, tmp_path, place):
     workers[0].send_signal(signal.SIGKILL)
     time.sleep(1)
     (folder,) = place.glob("posenc*")
-    assert folder.name.startswith("posenc-ray-")  # the cluster's own, no worker's
+    assert folder.name.startswith("posenc-ray-")  # the cluster's folder, not a worker's
     process.kill()
     process.wait()
-    # the cluster goes down with the command; Ray's agents take a minute to notice
+    # the cluster ends with the command; Ray's agents take a minute to notice
     assert not psutil.wait_procs([p for p in seen if "Agent" not in names[p.pid]], timeout=60)[1]
     assert (folder / ".lock").exists()
 
@@ -192,7 +192,7 @@ def _command(psutil, process):
 
 @pytest.mark.slow
 def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
-    """Imported before, Ray has read its settings already."""
+    """Ray reads its settings when it is imported."""
     pytest.importorskip("ray")
     code = (
         "import ray\nfrom posenc.lab import ray_cluster\nfrom posenc.lab.errors import LabError\n"
