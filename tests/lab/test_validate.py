@@ -278,11 +278,11 @@ def test_published_results_can_be_read():
 
 
 def test_checks():
-    assert validate.record({"a": validate.whole(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
+    assert validate.record({"a": validate.integer(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
     for check, wrong, says in (
-        (validate.whole(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
+        (validate.integer(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
         (validate.each(validate.text, least=1), [], "list of 1 to"), (validate.record({"a": validate.text}), {}, "has no a"),
-        (validate.each(validate.whole(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
+        (validate.each(validate.integer(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
     ):  # fmt: skip
         with pytest.raises(validate.Invalid, match=says):
             check(wrong, "it")

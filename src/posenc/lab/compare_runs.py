@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .html_tags import Markup, tag
-from .report import line_styles, page, plotly_script, printable, table
+from .html_tags import Markup, table, tag
+from .report import line_styles, page, plotly_script, printable
 from .results import Mean, Results, metric_of
 
 

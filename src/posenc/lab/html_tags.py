@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -36,6 +36,14 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 def join(parts: Iterable[object], between: str = "") -> Markup:
     """Concatenate parts; those that are not Markup are escaped."""
     return Markup(between.join(part if isinstance(part, Markup) else html.escape(str(part)) for part in parts))
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
+    """An HTML table; cells that are Markup are used unchanged."""
+    lines = [tag("tr", *(tag("th", name) for name in head))]
+    for row in rows:
+        lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
+    return tag("div", tag("table", *lines), class_="wide")
 
 
 def data(value: Any) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .html_tags import Markup, join, tag
+from .html_tags import Markup, join, table, tag
 from .results import Mean, Results
 
 # perplexities as printed in the papers; sizes in tokens, all trained at 512
@@ -36,10 +36,10 @@ HOLDS = 0.05  # nats: the same threshold for published and measured changes
 
 def rows(name: str, results: Results) -> list[tuple[str, int, float, float | None]]:
     """(encoding, length, published change, measured change): nats between the training length and the length."""
-    _, sizes, table = TABLES[name]
+    _, sizes, encodings = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
-    for encoding, perplexities in table.items():
+    for encoding, perplexities in encodings.items():
         for size, perplexity in zip(sizes[1:], perplexities[1:]):
             if perplexity is None:
                 continue
@@ -57,14 +57,14 @@ def rows(name: str, results: Results) -> list[tuple[str, int, float, float | Non
 
 def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]]:
     """(length, published order, measured order), best first, of the encodings that have both results."""
-    _, sizes, table = TABLES[name]
+    _, sizes, encodings = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
     for column, size in enumerate(sizes if task is not None else ()):
         nearest = _nearest(task, size)  # type: ignore[arg-type]
         theirs: dict[str, float] = {}
         ours: dict[str, float] = {}
-        for encoding, perplexities in table.items():
+        for encoding, perplexities in encodings.items():
             point = None if nearest is None else results.point(task, encoding, nearest, "loss")  # type: ignore[arg-type]
             perplexity = perplexities[column]
             if perplexity is not None and isinstance(point, Mean):
@@ -106,16 +106,27 @@ def sentence(name: str, results: Results) -> str:
 
 
 def as_html(name: str, results: Results) -> Markup:
-    lines = [tag("tr", *(tag("th", head) for head in ("encoding", "length", "published", "measured", "")))]
-    for encoding, size, published, measured in rows(name, results):
-        here = "–" if measured is None else f"{measured:+.2f}"
-        columns = (encoding, size, f"{published:+.2f}", here, agreement(published, measured))
-        lines.append(tag("tr", *(tag("td", part) for part in columns)))
+    lines = [
+        (
+            encoding,
+            size,
+            f"{published:+.2f}",
+            "–" if measured is None else f"{measured:+.2f}",
+            agreement(published, measured),
+        )
+        for encoding, size, published, measured in rows(name, results)
+    ]
     about = (
         "Change of the loss from the training length, in nats per token there and nats per byte here: only the sign and "
         "the order can agree."
     )
-    return join([tag("h2", f"Compared with {TABLES[name][0]}"), tag("p", about), tag("table", *lines)])
+    return join(
+        [
+            tag("h2", f"Compared with {TABLES[name][0]}"),
+            tag("p", about),
+            table(("encoding", "length", "published", "measured", ""), lines),
+        ]
+    )
 
 
 def as_text(name: str, results: Results) -> str:

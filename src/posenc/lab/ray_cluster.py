@@ -25,9 +25,7 @@ from .worker_processes import Event, cores
 LOOPBACK = "127.0.0.1"
 ONLY_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's variable; 0 is its default on those systems
 PREFIX = "posenc-ray-"
-MAX_FOLDER_LENGTH = (
-    25  # the name of a socket has at most 107 characters; Ray's session takes 60 of them, this prefix 20
-)
+MAX_FOLDER_LENGTH = 25  # a socket's name has at most 107 characters; Ray's session takes 60 of them, this prefix 20
 NEW = 60.0  # seconds: a younger folder may not be locked yet
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import published, svg, verdict
-from .html_tags import Markup, data, escaped, join, tag
+from .html_tags import Markup, data, escaped, join, table, tag
 from .results import Mean, Results, metric_of
 from .store import write
 
@@ -87,14 +87,6 @@ def page(title: str, parts: Iterable[Markup | dict[str, Any]], script: str | Non
         body.append(tag("script", Markup(f"const figures = {data(figures)};\n{draw}")))
     whole = tag("html", tag("head", *head), tag("body", join(body, "\n")), lang="en")
     return Markup(f"<!doctype html>{whole}\n")
-
-
-def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
-    """An HTML table; cells that are Markup are used unchanged."""
-    lines = [tag("tr", *(tag("th", name) for name in head))]
-    for row in rows:
-        lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
-    return tag("div", tag("table", *lines), class_="wide")
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import corpus, progress, ray_cluster, report, results, run_trial, tensor_files, worker_processes
@@ -13,7 +14,7 @@ from .presets import Experiment
 from .process_group import SINGLE, ProcessGroup
 from .results import Results
 from .store import Store
-from .train import CHECKPOINT_SECONDS
+from .train import CHECKPOINT_SECONDS, Progress
 from .trials import Trial
 from .worker_processes import Event
 
@@ -35,36 +36,30 @@ def compare(
     jobs   worker processes; 1: this process; None: one for each processor on the CPU, 1 on a GPU
     on     "here", "ray" (a local cluster) or an address such as ray://host:10001
     """
-    tensor_files.library()
-    experiment.check()
     if on != "here" and on != "ray" and not on.startswith("ray://"):
         raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
     if on != "here" and group.size > 1:
         raise LabError("torchrun shards each trial, --on ray distributes the trials; use one of them")
     if jobs is not None and jobs < 1:
         raise LabError(f"--jobs {jobs} must be at least 1")
-    source = corpus.read(text) if experiment.needs_text else None
-    trials = experiment.trials(source.digest if source else "")
-    store = Store(out)
+    source, trials = _prepare(experiment, text)
+    run = _Run(Store(out), source, jobs, on, group, checkpoint_seconds)
     if not group.is_main:
-        for trial in _missing(trials, store, group):
-            run_trial.run_trial(trial, store, source, group=group, checkpoint_seconds=checkpoint_seconds)
-        return results.collect(experiment, trials, store, {})
-    with store.lock():
-        results.begin(
-            experiment,
-            store,
-            {"digest": source.digest, "source": source.source, "bytes": str(len(source.train))} if source else {},
-            jobs,
-        )
-        left = _missing(trials, store, group)
+        for trial in run.unfinished(trials):
+            run.run_here(trial)
+        return results.collect(experiment, trials, run.store, {})
+    with run.store.lock():
+        about = {"digest": source.digest, "source": source.source, "bytes": str(len(source.train))} if source else {}
+        results.begin(experiment, run.store, about, jobs)
+        failure = None
         try:
-            _run_with_progress(left, len(trials), store, source, jobs, on, group, checkpoint_seconds)
-        except TrialFailure:  # report the other trials first
-            report.save(results.read(out), store.root)
-            raise
+            run.run(trials)
+        except TrialFailure as error:  # raised after the report of the other trials
+            failure = error
         found = results.read(out)
-        report.save(found, store.root)
+        report.save(found, run.store.root)
+    if failure is not None:
+        raise failure
     return found
 
 
@@ -72,77 +67,77 @@ def complete(
     experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None
 ) -> Results:
     """Run every missing trial without writing a report; return the results."""
-    tensor_files.library()
-    experiment.check()
-    source = corpus.read(text) if experiment.needs_text else None
-    trials = experiment.trials(source.digest if source else "")
+    source, trials = _prepare(experiment, text)
     store = Store(out)
     with store.lock():
-        left = _missing(trials, store, SINGLE)
-        _run_with_progress(left, len(trials), store, source, jobs, "here", SINGLE, CHECKPOINT_SECONDS)
+        _Run(store, source, jobs).run(trials)
     return results.collect(experiment, trials, store, {})
 
 
-def _missing(trials: list[Trial], store: Store, group: ProcessGroup) -> list[Trial]:
-    """The unfinished trials. All processes of a group list them before any of them starts."""
-    left = [trial for trial in trials if run_trial.is_unfinished(trial, store)]
-    for trial in left if group.is_main else ():
-        run_trial.warn_about_damage(trial, store)
-    group.barrier()
-    return left
+def _prepare(experiment: Experiment, text: str | Path | None) -> tuple[Corpus | None, list[Trial]]:
+    """The text and the trials of an experiment; raises LabError before any work if something is missing or wrong."""
+    tensor_files.library()
+    experiment.check()
+    source = corpus.read(text) if experiment.needs_text else None
+    return source, experiment.trials(source.digest if source else "")
 
 
-def _run_with_progress(
-    left: list[Trial],
-    number: int,
-    store: Store,
-    source: Corpus | None,
-    jobs: int | None,
-    on: str,
-    group: ProcessGroup,
-    checkpoint_seconds: float,
-) -> None:
-    """Run what is left of `number` trials and display the progress."""
-    if left:
-        with progress.start(left, number - len(left), store) as display:
-            _run_trials(left, store, source, jobs, on, group, checkpoint_seconds, display.update)
+@dataclass(frozen=True)
+class _Run:
+    """Where trials run and where their files are."""
 
+    store: Store
+    source: Corpus | None
+    jobs: int | None
+    on: str = "here"
+    group: ProcessGroup = SINGLE
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
-def _run_trials(
-    left: list[Trial],
-    store: Store,
-    source: Corpus | None,
-    jobs: int | None,
-    on: str,
-    group: ProcessGroup,
-    checkpoint_seconds: float,
-    update: Callable[[Event], None],
-) -> None:
-    if on != "here":
-        for event in ray_cluster.run(left, store, source, jobs, on):
-            update(event)
-        return
-    if jobs is None:
-        jobs = 1 if left[0].training.device == "cuda" or group.size > 1 else min(worker_processes.cores(), MAX_JOBS)
-    jobs = min(jobs, len(left))
-    if jobs > 1 and group.size == 1:
-        for event in worker_processes.run(left, store, source, jobs):
-            update(event)
-        return
-    failures = []
-    for trial in left:
-        try:
-            run_trial.run_trial(
-                trial, store, source, group=group, checkpoint_seconds=checkpoint_seconds,
-                progress=lambda step, loss, trial=trial: update(Event(trial, step, loss)),  # type: ignore[misc]
-            )  # fmt: skip
-        except LabError:
-            raise
-        except Exception:
-            if group.size > 1:  # the other processes wait for this one
+    def unfinished(self, trials: list[Trial]) -> list[Trial]:
+        """The unfinished trials. All processes of a group list them before any of them starts."""
+        left = [trial for trial in trials if run_trial.is_unfinished(trial, self.store)]
+        for trial in left if self.group.is_main else ():
+            run_trial.warn_about_damage(trial, self.store)
+        self.group.barrier()
+        return left
+
+    def run(self, trials: list[Trial]) -> None:
+        """Run the unfinished trials and display the progress; raises TrialFailure at the end."""
+        left = self.unfinished(trials)
+        if not left:
+            return
+        jobs = self.jobs
+        if jobs is None:
+            alone = left[0].training.device == "cuda" or self.group.size > 1
+            jobs = 1 if alone else min(worker_processes.cores(), MAX_JOBS)
+        with progress.start(left, len(trials) - len(left), self.store) as display:
+            if self.on != "here":
+                events = ray_cluster.run(left, self.store, self.source, self.jobs, self.on)
+            elif min(jobs, len(left)) > 1 and self.group.size == 1:
+                events = worker_processes.run(left, self.store, self.source, min(jobs, len(left)))
+            else:
+                events = self._run_all_here(left, display.update)
+            for event in events:
+                display.update(event)
+
+    def _run_all_here(self, left: list[Trial], update: Callable[[Event], None]) -> Iterator[Event]:
+        failures = []
+        for trial in left:
+            try:
+                self.run_here(trial, lambda step, loss, trial=trial: update(Event(trial, step, loss)))  # type: ignore[misc]
+            except LabError:
                 raise
-            failures.append(f"{trial.training.task}, {trial.name()} failed:\n{traceback.format_exc()}")
-            continue
-        update(Event(trial))
-    if failures:
-        raise TrialFailure("\n".join(failures))
+            except Exception:
+                if self.group.size > 1:  # the other processes wait for this one
+                    raise
+                failures.append(f"{trial.training.task}, {trial.name()} failed:\n{traceback.format_exc()}")
+                continue
+            yield Event(trial)
+        if failures:
+            raise TrialFailure("\n".join(failures))
+
+    def run_here(self, trial: Trial, progress: Progress | None = None) -> None:
+        run_trial.run_trial(
+            trial, self.store, self.source, group=self.group, progress=progress,
+            checkpoint_seconds=self.checkpoint_seconds,
+        )  # fmt: skip

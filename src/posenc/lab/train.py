@@ -210,7 +210,7 @@ def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
     )
 
 
-STEP = validate.whole(1, 10**9)
+STEP = validate.integer(1, 10**9)
 FINITE = validate.each(validate.pair(STEP, validate.number()), least=1, most=10**5)
 STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)})
 

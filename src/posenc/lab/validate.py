@@ -16,8 +16,8 @@ from .errors import LabError
 
 Check = Callable[[Any, str], Any]
 
-MOST_BYTES = 1 << 28  # of a JSON file
-LONGEST = 20_000  # characters of a text: a compiler's error message fits
+MAX_BYTES = 1 << 28  # of a JSON file
+MAX_TEXT_LENGTH = 20_000  # characters of a text: a compiler's error message fits
 
 
 class Invalid(ValueError):
@@ -25,8 +25,10 @@ class Invalid(ValueError):
 
 
 def text(value: Any, path: str) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST or any("\ud800" <= c <= "\udfff" for c in value):
-        raise _invalid(value, path, f"text of at most {LONGEST} characters")  # a lone surrogate cannot be encoded
+    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH or any("\ud800" <= c <= "\udfff" for c in value):
+        raise _invalid(
+            value, path, f"text of at most {MAX_TEXT_LENGTH} characters"
+        )  # a lone surrogate cannot be encoded
     return value
 
 
@@ -36,7 +38,7 @@ def flag(value: Any, path: str) -> bool:
     return value
 
 
-def whole(low: int, high: int) -> Check:
+def integer(low: int, high: int) -> Check:
     def check(value: Any, path: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise _invalid(value, path, f"an integer from {low} to {high}")
@@ -119,8 +121,8 @@ def _invalid(value: Any, path: str, allowed: str) -> Invalid:
 def read_json(file: Path, check: Check) -> Any:
     """A JSON file's content, checked; raises LabError."""
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise Invalid(f"it has more than {MOST_BYTES >> 20} MiB")
+        if file.stat().st_size > MAX_BYTES:
+            raise Invalid(f"it has more than {MAX_BYTES >> 20} MiB")
         return check(parse(file.read_bytes()), "")
     except OSError as error:
         raise LabError(f"cannot read {file}: {error.strerror}") from None
@@ -141,15 +143,15 @@ def _no_constant(name: str) -> None:
 
 
 # ---- the lab's own files ------------------------------------------------------------------------------------------
-SIZE = whole(1, 1 << 24)  # of a problem, in its task's units
+SIZE = integer(1, 1 << 24)  # of a problem, in its task's units
 MODEL: dict[str, Check] = {
-    "task": text, "train": SIZE, "steps": whole(1, 10**9), "batch": whole(1, 1 << 20), "width": whole(1, 1 << 16),
-    "heads": whole(1, 1 << 12), "layers": whole(1, 1000), "lr": number(0), "position_lr": number(0),
-    "weight_decay": number(0), "threads": whole(1, 1024),
+    "task": text, "train": SIZE, "steps": integer(1, 10**9), "batch": integer(1, 1 << 20), "width": integer(1, 1 << 16),
+    "heads": integer(1, 1 << 12), "layers": integer(1, 1000), "lr": number(0), "position_lr": number(0),
+    "weight_decay": number(0), "threads": integer(1, 1024),
 }  # fmt: skip
 TASK: dict[str, Check] = {
-    **MODEL, "test": each(SIZE, least=1), "encodings": each(text), "seeds": whole(1, 1000), "count": whole(1, 1 << 40),
-    "sliding": whole(0, 1 << 24), "windows": whole(1, 1 << 24), "rates": each(number(0), most=100),
+    **MODEL, "test": each(SIZE, least=1), "encodings": each(text), "seeds": integer(1, 1000), "count": integer(1, 1 << 40),
+    "sliding": integer(0, 1 << 24), "windows": integer(1, 1 << 24), "rates": each(number(0), most=100),
 }  # fmt: skip
 """The settings of a task, in presets and in settings.json."""
 
@@ -170,13 +172,13 @@ SETTINGS = record({"experiment": EXPERIMENT, "text": remarks, "machine": remarks
 
 TRAINING = record(
     {
-        **{name: check for name, check in MODEL.items() if name != "threads"}, "encoding": text, "seed": whole(0, 1 << 31),
-        "device": DEVICE, "precision": PRECISION, "compile": flag, "engine": text, "text": text, "rules": whole(0, 10**6),
+        **{name: check for name, check in MODEL.items() if name != "threads"}, "encoding": text, "seed": integer(0, 1 << 31),
+        "device": DEVICE, "precision": PRECISION, "compile": flag, "engine": text, "text": text, "rules": integer(0, 10**6),
     },
     {"threads": MODEL["threads"]},
 )  # fmt: skip
-CURVE = each(pair(whole(0, 10**9), maybe(number())), most=10**5)
-COUNT = whole(0, 1 << 60)
+CURVE = each(pair(integer(0, 10**9), maybe(number())), most=10**5)
+COUNT = integer(0, 1 << 60)
 TRAINED = record({
     "settings": TRAINING, "status": text, "curve": CURVE, "seconds": number(0),
     "tokens_per_second": maybe(number(0)), "memory": maybe(COUNT), "compile": text, "compile_seconds": number(0),
@@ -184,10 +186,10 @@ TRAINED = record({
 })  # fmt: skip
 TESTING = record({
     "extension": maybe(text), "test": each(SIZE), "count": TASK["count"], "sliding": TASK["sliding"],
-    "windows": whole(0, 1 << 24), "rules": whole(0, 10**6),
+    "windows": integer(0, 1 << 24), "rules": integer(0, 10**6),
 })  # fmt: skip
 SCORES: dict[str, Check] = {name: maybe(number()) for name in ("loss", "accuracy", "exact", "sliding")}
-POINT: dict[str, Check] = {"length": whole(1, 1 << 30), **SCORES, "error": maybe(text)}
+POINT: dict[str, Check] = {"length": integer(1, 1 << 30), **SCORES, "error": maybe(text)}
 TESTED = record(
     {
         "settings": record({"training": TRAINING, "testing": TESTING}),
@@ -198,7 +200,7 @@ TESTED = record(
 RECORDS: dict[str, Check] = {"train.json": TRAINED, "test.json": TESTED}
 
 ROW = record(
-    {"task": text, "encoding": text, "seed": whole(0, 1 << 31), "lr": number(0), "size": SIZE},
+    {"task": text, "encoding": text, "seed": integer(0, 1 << 31), "lr": number(0), "size": SIZE},
     {"train_size": SIZE, **POINT},
 )
 RESULTS = record({
