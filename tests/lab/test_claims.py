@@ -20,10 +20,10 @@ def measured(text=None, neighbour=None):
     ]
     tasks, other = [], []
     for distance, of in (neighbour or {}).items():
-        word = f"neighbour:distance={distance}"
-        tasks.append({"task": word, "train": 8, "lr": 1.0, "encodings": [f"shaw:k={k}" for k in of], "seeds": 1})
+        name = f"neighbour:distance={distance}"
+        tasks.append({"task": name, "train": 8, "lr": 1.0, "encodings": [f"shaw:k={k}" for k in of], "seeds": 1})
         other += [
-            {"task": word, "encoding": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
+            {"task": name, "encoding": f"shaw:k={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
             for k, a in of.items()
         ]
     return Measured(

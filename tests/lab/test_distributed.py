@@ -93,9 +93,9 @@ def test_two_processes_train_one_trial_with_fsdp2(preset, tmp_path):
     whole = one.trainings[0]["curve"]
     resumed = Store(tmp_path / "resumed").get("it", "note.json")["curve"]
     assert _near(whole, resumed), list(zip(whole, resumed))
-    seen = []
-    alone = train.train(trial.training, Store(tmp_path / "cut"), progress=lambda step, _: seen.append(step))
-    assert seen[0] == 11 and _near(whole, alone["curve"])
+    steps = []
+    alone = train.train(trial.training, Store(tmp_path / "cut"), progress=lambda step, _: steps.append(step))
+    assert steps[0] == 11 and _near(whole, alone["curve"])
 
 
 def _near(a, b):
@@ -104,15 +104,20 @@ def _near(a, b):
 
 # ---- Ray ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def place():
+def temporary():
     """The folder of temporary files: a short name, because Ray's sockets are in it."""
     folder = Path(tempfile.mkdtemp(prefix="pe"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(preset, out, place, *more):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(place)}
+def start(preset, out, temporary, *more):
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TMPDIR": str(temporary),
+    }
     command = [sys.executable, "-m", "posenc", "compare", "--preset", str(preset), "--out", str(out), "--on", "ray"]
     with open(out.with_suffix(".log"), "wb") as log:
         return subprocess.Popen([*command, "--jobs", "2", *more], stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -138,40 +143,40 @@ def listening(psutil, processes):
 
 
 @pytest.mark.slow
-def test_a_local_ray_cluster(preset, tmp_path, place):
+def test_a_local_ray_cluster(preset, tmp_path, temporary):
     """Killed workers and a killed command leave no folders behind, all sockets are on the loopback address, and the
     results equal those of this process. Run in subprocesses: Ray leaves threads and warnings behind."""
     pytest.importorskip("ray")
     psutil = pytest.importorskip("psutil")
-    process = start(preset, tmp_path / "ray", place, "--steps", "100000")
-    seen, workers = [], []
+    process = start(preset, tmp_path / "ray", temporary, "--steps", "100000")
+    running, workers = [], []
     until = time.time() + 200
     while process.poll() is None and time.time() < until and not workers:
         time.sleep(0.3)
-        seen = family(psutil, process)
-        names = {p.pid: _command(psutil, p) for p in seen}
-        workers = [p for p in seen if "_remote" in names[p.pid]]
+        running = family(psutil, process)
+        names = {p.pid: _command(psutil, p) for p in running}
+        workers = [p for p in running if "_remote" in names[p.pid]]
     assert workers, (tmp_path / "ray.log").read_text()[-3000:]
     workers[0].send_signal(signal.SIGKILL)
     time.sleep(1)
-    (folder,) = place.glob("posenc*")
+    (folder,) = temporary.glob("posenc*")
     assert folder.name.startswith("posenc-ray-")  # the cluster's folder, not a worker's
     process.kill()
     process.wait()
     # the cluster ends with the command; Ray's agents take a minute to notice
-    assert not psutil.wait_procs([p for p in seen if "Agent" not in names[p.pid]], timeout=60)[1]
+    assert not psutil.wait_procs([p for p in running if "Agent" not in names[p.pid]], timeout=60)[1]
     assert (folder / ".lock").exists()
 
-    process = start(preset, tmp_path / "ray", place)
+    process = start(preset, tmp_path / "ray", temporary)
     sockets = set()
     until = time.time() + 400
     while process.poll() is None and time.time() < until:
         sockets |= listening(psutil, family(psutil, process))
         time.sleep(0.05)
-    said = (tmp_path / "ray.log").read_text()
-    assert process.wait() == 0, said[-3000:]
+    printed = (tmp_path / "ray.log").read_text()
+    assert process.wait() == 0, printed[-3000:]
     # a worker of the killed cluster that started too late may have made its empty directories again
-    assert not [p for p in place.glob("posenc*") if p != folder or [f for f in p.rglob("*") if f.is_file()]]
+    assert not [p for p in temporary.glob("posenc*") if p != folder or [f for f in p.rglob("*") if f.is_file()]]
     assert {"gcs_server", "raylet"} <= {name for name, _ in sockets} and len({name for name, _ in sockets}) >= 4
     assert {ip for _, ip in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, sockets
     one, many = compare(load(preset), tmp_path / "one", jobs=1), results.read(tmp_path / "ray")
@@ -201,8 +206,8 @@ def test_ray_that_would_listen_elsewhere_is_refused(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
-    said = done.stdout.splitlines()
-    assert "not on this machine alone" in said[-2] and said[-1] == "False", done.stdout + done.stderr[-2000:]
+    printed = done.stdout.splitlines()
+    assert "not on this machine alone" in printed[-2] and printed[-1] == "False", done.stdout + done.stderr[-2000:]
 
 
 def test_folders_of_killed_commands_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):

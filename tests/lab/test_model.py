@@ -85,10 +85,10 @@ def test_extensions_keep_the_weights_and_change_the_positions():
 
 
 @pytest.mark.parametrize(
-    "word, extension, says",
+    "text, extension, message",
     [("alibi", "ntk:8", "rope only"), ("rope", "ntq:8", "the extensions are linear"), ("rope", "ntk", "rope\\+ntk:8"),
      ("rope", "ntk:8,wrong=2", "wrong")],
 )  # fmt: skip
-def test_wrong_extensions(word, extension, says):
-    with pytest.raises(LabError, match=says):
-        build_encoding.build_extended(word, extension, width=16, heads=2, longest=20)
+def test_wrong_extensions(text, extension, message):
+    with pytest.raises(LabError, match=message):
+        build_encoding.build_extended(text, extension, width=16, heads=2, longest=20)

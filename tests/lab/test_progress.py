@@ -10,17 +10,17 @@ from posenc.lab.worker_processes import Event
 
 def test_the_finished_share(tiny, tmp_path):
     trials = tiny(tasks=("previous",)).trials()
-    shown = progress.Progress(trials, 0, Store(tmp_path))
-    assert shown.share == 0 and shown.left is None
-    shown.update(Event(trials[0], trials[0].training.steps // 2, 1.0))
-    assert 0 < shown.share < 1 / len(trials)
-    before = shown.share
+    display = progress.Progress(trials, 0, Store(tmp_path))
+    assert display.share == 0 and display.left is None
+    display.update(Event(trials[0], trials[0].training.steps // 2, 1.0))
+    assert 0 < display.share < 1 / len(trials)
+    before = display.share
     for trial in trials:
-        shown.update(Event(trial))
-        assert shown.share > before
-        before = shown.share
-    assert abs(shown.share - 1) < 1e-9
-    assert shown.done == shown.number == len(trials)
+        display.update(Event(trial))
+        assert display.share > before
+        before = display.share
+    assert abs(display.share - 1) < 1e-9
+    assert display.done == display.number == len(trials)
 
 
 def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):
@@ -30,8 +30,8 @@ def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress.Live, "draw", lambda self: drawn.append(1) or draw(self))
     compare(tiny(tasks=("previous",)), tmp_path, jobs=1)
     assert len(drawn) > 4 * 12  # every step of four trainings
-    said = capsys.readouterr().out
-    assert "rope+ntk:8" in said and "12: cannot" in said
+    printed = capsys.readouterr().out
+    assert "rope+ntk:8" in printed and "12: cannot" in printed
 
 
 def test_sparks_and_clocks():

@@ -38,7 +38,7 @@ def test_the_verdict_follows_the_results():
         "none": {64: 2.0, 256: 2.2}, "sinusoidal": {64: 2.1, 256: 3.0}, "alibi": {64: 1.7, 256: 1.68},
         "learned": {64: 1.9, 256: "learned positions end at max_length=64"}, "rope": {64: 1.6, 256: 2.1},
     })  # fmt: skip
-    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    outcomes = {s.encoding: s.outcome for s in verdict.standings(run, run.tasks()[0])}
     assert outcomes == {
         "none": "loses",
         "sinusoidal": "breaks",
@@ -55,7 +55,7 @@ def test_the_verdict_follows_the_results():
 
 def test_an_extension_is_compared_with_the_weights_without_it():
     run = made({"rope": {64: 1.6, 256: 2.1}, "rope+linear:8": {64: 3.2, 256: 3.2}, "rope+yarn:4": {64: 1.7, 256: 1.7}})
-    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    outcomes = {s.encoding: s.outcome for s in verdict.standings(run, run.tasks()[0])}
     assert outcomes == {"rope": "breaks", "rope+linear:8": "breaks", "rope+yarn:4": "loses"}
 
 
@@ -70,7 +70,7 @@ def test_sliding_windows_have_their_own_sentence():
 
 def test_accuracy_counts_the_other_way_round():
     run = made({"a": {8: 1.0, 32: 0.99}, "b": {8: 1.0, 32: 0.5}, "c": {8: 0.4, 32: 0.4}}, "accuracy", "copy", 8)
-    outcomes = {s.encoding: s.word for s in verdict.standings(run, run.tasks()[0])}
+    outcomes = {s.encoding: s.outcome for s in verdict.standings(run, run.tasks()[0])}
     assert outcomes == {"a": "holds", "b": "breaks", "c": "not learnt"}
     assert "use a:" in " ".join(verdict.sentences(run))
 

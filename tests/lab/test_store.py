@@ -179,20 +179,20 @@ def test_damage_of_many_bytes_is_refused_or_changes_nothing():
     for _ in range(count):
         damaged = bytearray(content)
         for _ in range(draw.randint(1, 8)):
-            place = draw.randrange(draw.choice((header, len(content))))
+            start = draw.randrange(draw.choice((header, len(content))))
             size = draw.choice((1, 1, 1, 2, 8))
             match draw.randrange(5):
                 case 0 | 1:
-                    damaged[place : place + size] = draw.randbytes(size)
+                    damaged[start : start + size] = draw.randbytes(size)
                 case 2:
-                    del damaged[place : place + size]
+                    del damaged[start : start + size]
                 case 3:
-                    damaged[place:place] = draw.choice((b" ", b"0", b"1", b'"', b"a", b"}", b"\0"))
+                    damaged[start:start] = draw.choice((b" ", b"0", b"1", b'"', b"a", b"}", b"\0"))
                 case 4:
                     other = draw.randrange(max(1, len(damaged)))
-                    a, b = damaged[place : place + size], damaged[other : other + size]
+                    a, b = damaged[start : start + size], damaged[other : other + size]
                     if len(a) == len(b) == size:
-                        damaged[place : place + size], damaged[other : other + size] = b, a
+                        damaged[start : start + size], damaged[other : other + size] = b, a
         try:
             ours, state = tensor_files.load(bytes(damaged), "trial", "weights")
         except tensor_files.Damaged:

@@ -10,8 +10,8 @@ from posenc.lab.tasks import BOS, FIRST, IGNORE, SEP
 SYNTHETIC = [name for name in tasks.names() if name != "text"]
 
 
-def one(word, size, count=4, seed=0):
-    return tasks.create(word).batch(size, count, torch.Generator().manual_seed(seed))
+def one(text, size, count=4, seed=0):
+    return tasks.create(text).batch(size, count, torch.Generator().manual_seed(seed))
 
 
 def parts(row):
@@ -42,13 +42,13 @@ def test_shapes_symbols_and_repeatability(name, size):
     assert not torch.equal(batch.inputs, other.inputs)
 
 
-@pytest.mark.parametrize("word", ["copy", "copy:unique=true", "reverse", "sort"])
-def test_sequences(word):
-    change = {"copy": list, "reverse": lambda q: q[::-1], "sort": sorted}[word.split(":")[0]]
-    for row in zip(*one(word, 9)):
+@pytest.mark.parametrize("text", ["copy", "copy:unique=true", "reverse", "sort"])
+def test_sequences(text):
+    change = {"copy": list, "reverse": lambda q: q[::-1], "sort": sorted}[text.split(":")[0]]
+    for row in zip(*one(text, 9)):
         question, answer = parts(row)
         assert len(question) == 9 and answer == change(question)
-        if "unique" in word:
+        if "unique" in text:
             assert len(set(question)) == 9
 
 
@@ -62,7 +62,7 @@ def test_addition_adds():
         question, answer = parts(row)
         plus = question.index(FIRST + 10)
         a, b, total = (
-            sum((digit - FIRST) * 10**place for place, digit in enumerate(digits))
+            sum((digit - FIRST) * 10**position for position, digit in enumerate(digits))
             for digits in (question[:plus], question[plus + 1 :], answer)
         )
         assert a + b == total
@@ -82,22 +82,22 @@ def test_parity_and_recall():
 
 def test_flipflop_reads_what_was_written():
     write, read = FIRST + 2, FIRST + 4
-    seen = 0
+    reads = 0
     for inputs, targets in zip(*one("flipflop:noise=0.5", 40, count=8)):
         orders, bits = inputs[1::2].tolist(), [*inputs[2::2].tolist(), None]
         memory = None
-        for place, (order, bit) in enumerate(zip(orders, bits)):
-            target = int(targets[1 + 2 * place])
+        for position, (order, bit) in enumerate(zip(orders, bits)):
+            target = int(targets[1 + 2 * position])
             if order == write:
                 memory = bit
             if order == read:
                 assert target == memory
                 assert bit in (memory, None)
-                seen += 1
+                reads += 1
             else:
                 assert target == IGNORE
         assert (targets[::2] == IGNORE).all()
-    assert seen > 20
+    assert reads > 20
 
 
 def test_previous_and_neighbour_answer_with_the_right_position():

@@ -65,7 +65,7 @@ def refusal(make, *arguments):
     return None
 
 
-def shown(found):
+def rendered(found):
     return report.as_html(found, still=True), report.as_text(found), found.as_csv(), found.as_json()
 
 
@@ -74,7 +74,7 @@ STRIDES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.ma
 
 def some(content, stride):
     """Every path with each odd value, or with some of them: path n gets values n, n + stride, .. ."""
-    return [(place, value) for n, place in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
+    return [(keys, value) for n, keys in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
@@ -83,14 +83,14 @@ def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
     path = tmp_path / "results.json"
     refused = 0
     tried = some(saved, stride)
-    for place, value in tried:
-        path.write_text(json.dumps(changed(saved, place, value)))
-        said = refusal(lambda: shown(results.read(tmp_path)))
-        refused += said is not None
-        assert said is None or (str(path) in said and "\n" not in said)
+    for keys, value in tried:
+        path.write_text(json.dumps(changed(saved, keys, value)))
+        message = refusal(lambda: rendered(results.read(tmp_path)))
+        refused += message is not None
+        assert message is None or (str(path) in message and "\n" not in message)
     assert refused > 0.6 * len(tried)
     path.write_text(json.dumps(saved))
-    assert all(shown(results.read(tmp_path)))
+    assert all(rendered(results.read(tmp_path)))
 
 
 @pytest.mark.parametrize("stride", STRIDES)
@@ -98,10 +98,10 @@ def test_every_value_of_settings_json_may_be_odd(run_folder, tmp_path, stride):
     settings = json.loads((run_folder / "settings.json").read_text())
     (tmp_path / "trials").mkdir()
     path = tmp_path / "settings.json"
-    for place, value in some(settings, stride):
-        path.write_text(json.dumps(changed(settings, place, value)))
-        said = refusal(lambda: shown(results.read(tmp_path)))
-        assert said is None or "\n" not in said
+    for keys, value in some(settings, stride):
+        path.write_text(json.dumps(changed(settings, keys, value)))
+        message = refusal(lambda: rendered(results.read(tmp_path)))
+        assert message is None or "\n" not in message
 
 
 BROKEN = {
@@ -118,8 +118,8 @@ def test_the_command_refuses_a_damaged_file(run_folder, tmp_path, capsys, name, 
         (tmp_path / "trials").mkdir()
     (tmp_path / name).write_bytes(content)
     assert main(["report", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and name in said and "Traceback" not in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and name in message and "Traceback" not in message
 
 
 def test_a_damaged_settings_file_is_written_again_by_the_same_command(tiny, run_copy, text, capsys):
@@ -157,8 +157,8 @@ def test_every_value_of_a_preset_may_be_odd():
         assert 0 < len(made.trials()) < presets.MAX_TRIALS
 
     make(PRESET)
-    said = [refusal(make, changed(PRESET, place, value)) for place in leaves(PRESET) for value in ODD]
-    assert sum(sentence is not None for sentence in said) > 200
+    message = [refusal(make, changed(PRESET, keys, value)) for keys in leaves(PRESET) for value in ODD]
+    assert sum(sentence is not None for sentence in message) > 200
 
 
 ODD_PRESETS = {
@@ -182,8 +182,8 @@ def test_odd_presets_are_refused(tmp_path, capsys, content):
     path = tmp_path / "odd.toml"
     path.write_text(content)
     assert main(["compare", "--preset", str(path), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("posenc: ") and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    message = capsys.readouterr().err
+    assert message.startswith("posenc: ") and message.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 # ---- escaping -----------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_a_hostile_string_in_any_field_is_escaped(saved, tmp_path, monkeypatch):
     """Read from the file: a field refuses it, or it arrives as text."""
     path = tmp_path / "results.json"
     arrived = 0
-    for place in strings(saved):
-        path.write_text(json.dumps(changed(saved, place, HOSTILE)))
+    for keys in strings(saved):
+        path.write_text(json.dumps(changed(saved, keys, HOSTILE)))
         try:
             run = results.read(tmp_path)
         except LabError:
@@ -247,9 +247,9 @@ def test_a_hostile_string_in_any_field_is_escaped(saved, tmp_path, monkeypatch):
 def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
     """Without the validation of the file: pages escape every string."""
     evil = copy.deepcopy(saved)
-    for place in strings(evil):
-        if place[-1] not in ("task", "published") and place[:2] != ("experiment", "published"):
-            get(evil, place[:-1])[place[-1]] = HOSTILE
+    for keys in strings(evil):
+        if keys[-1] not in ("task", "published") and keys[:2] != ("experiment", "published"):
+            get(evil, keys[:-1])[keys[-1]] = HOSTILE
     evil["experiment"]["tasks"][1]["sliding"] = HOSTILE
     for number, training in enumerate(evil["trainings"]):
         training["settings"]["task"] = saved["trainings"][number]["settings"]["task"]

@@ -40,17 +40,17 @@ def load(name: str) -> dict:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def section(words: dict[str, str]) -> str:
-    parts = [words["heading"]]
+def section(labels: dict[str, str]) -> str:
+    parts = [labels["heading"]]
     for name, intro in (("results.json", None), ("h200.json", "gpu")):
         result = load(name)
-        parts += ([] if intro is None else [words[intro]]) + [markdown(result, LENGTH, words)]
-    return "\n\n".join([*parts, words["more"]])
+        parts += ([] if intro is None else [labels[intro]]) + [markdown(result, LENGTH, labels)]
+    return "\n\n".join([*parts, labels["more"]])
 
 
-def markdown(result: dict, length: int, words: dict[str, str] | None = None) -> str:
-    """One table at one length. `words` translates headings and the legend."""
-    translate = (words or {}).get
+def markdown(result: dict, length: int, labels: dict[str, str] | None = None) -> str:
+    """One table at one length. `labels` translates headings and the legend."""
+    translate = (labels or {}).get
     records = [r for r in result["records"] if r["length"] == length]
     base = result["ceilings"][0]
     headings = ["plan", "forward", "training step", "extra memory", "best peer, forward", "best peer, training"]

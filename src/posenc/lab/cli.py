@@ -28,8 +28,8 @@ def compare(arguments: list[str]) -> int:
         help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64",
     )
     add("--tasks", nargs="+", metavar="TASK", help="only these tasks of the preset")
-    add("--seeds", type=int, help="seeds an encoding, in place of the preset's")
-    add("--steps", type=int, help="training steps, in place of the preset's")
+    add("--seeds", type=int, help="seeds an encoding, instead of the preset's")
+    add("--steps", type=int, help="training steps, instead of the preset's")
     add("--rates", nargs="+", type=float, help="learning-rate check: multiples of the rate, for example 0.5 2")
     add("--text", metavar="FILE", help="the text of the text task (the Python standard library's source)")
     add("--device", choices=("cpu", "cuda"), help="cuda computes in bfloat16, with the fused engine and torch.compile")

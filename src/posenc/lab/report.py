@@ -158,7 +158,7 @@ def _table(results: Results, task: dict[str, Any], metric: str) -> Markup:
     for s in verdict.standings(results, task):
         points = [results.point(task, s.encoding, size, metric) for size in sizes]
         scores = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
-        rows.append([s.encoding, *scores, tag("td", s.word, class_=s.word), tag("td", s.reason, class_="why")])
+        rows.append([s.encoding, *scores, tag("td", s.outcome, class_=s.outcome), tag("td", s.reason, class_="why")])
     return table(["encoding", *head, f"at {max(sizes)}", ""], rows)
 
 
@@ -234,7 +234,7 @@ def as_text(results: Results) -> str:
             for size in sizes:
                 point = results.point(task, s.encoding, size, metric)
                 row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
-            lines.append(f"{row}  {s.word}")
+            lines.append(f"{row}  {s.outcome}")
     for name in results.experiment.get("published", ()):
         lines += ["", published.as_text(name, results)]
     lines += ["", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))]

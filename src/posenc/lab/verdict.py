@@ -21,7 +21,7 @@ class Standing:
     here: Mean | None
     far: Mean | None
     size: int
-    word: str  # holds, loses, breaks, cannot, not learnt, missing
+    outcome: str  # holds, loses, breaks, cannot, not learnt, missing
     reason: str = ""
 
     @property
@@ -44,8 +44,8 @@ def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -
     plain = results.point(task, encoding.split("+")[0], task["train"], metric)
     start = plain if isinstance(plain, Mean) else here
     lost = far.value - start.value if metric == "loss" else start.value - far.value
-    word = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
-    return Standing(encoding, here, far, size, word)
+    outcome = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
+    return Standing(encoding, here, far, size, outcome)
 
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:
@@ -85,16 +85,16 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
         f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
         f"{best} {times:g} × it is {known[0].encoding} with {known[0].far}."
     ]
-    for word, phrase in (
+    for outcome, phrase in (
         ("holds", "keep their quality"),
         ("loses", "lose"),
         ("breaks", "break"),
         ("not learnt", "did not learn the task at the training size"),
     ):
-        group = [s for s in ranked if s.word == word]
+        group = [s for s in ranked if s.outcome == outcome]
         if group:
             found.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
-    found += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
+    found += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.outcome == "cannot"]
     found += _sliding(results, task)
     if task["seeds"] == 1:
         found.append("One seed: differences of a few hundredths are not significant.")
@@ -125,7 +125,7 @@ def _overall(results: Results) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for task in results.tasks():
         for rank, s in enumerate(s for s in standings(results, task) if "+" not in s.encoding):
-            ranks.setdefault(s.encoding, []).append(rank + 1 if s.word == "holds" else rank + 100)
+            ranks.setdefault(s.encoding, []).append(rank + 1 if s.outcome == "holds" else rank + 100)
     everywhere = {name: found for name, found in ranks.items() if len(found) == len(results.tasks())}
     if not everywhere:
         return []
