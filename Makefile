@@ -85,7 +85,7 @@ bench: $(VENV)/.dev
 	$(PY) -m posenc bench $(ARGS)
 
 bench-table: $(VENV)/.dev
-	$(PY) -m posenc.bench.results_table
+	$(PY) -m posenc.bench.readme_tables
 
 figures: $(VENV)/.dev
 	$(PY) docs/figures.py

@@ -104,6 +104,6 @@ def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "bench/results/README.md"])
 def test_the_speed_tables_are_those_of_the_published_run(name):
-    from posenc.bench import results_table as table
+    from posenc.bench import readme_tables as table
 
     assert table.rewritten(name) == (ROOT / name).read_text(encoding="utf-8"), "run: make bench-table"

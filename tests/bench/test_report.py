@@ -1,13 +1,13 @@
-"""Results are kept, merged and shown."""
+"""Results are written, merged and printed."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from posenc.posenc.bench.results_table import markdown
 
 from posenc.bench import cli, growth, report, run
+from posenc.bench.readme_tables import markdown
 
 
 def record(workload="t5", peer="posenc", length=512, kind="forward", **more):
@@ -45,7 +45,7 @@ def test_growth():
     assert growth.exponent([(512, 1.0), (1024, 2.0)]) is None
 
 
-def test_table_says_everything(capsys):
+def test_the_table_is_complete(capsys):
     report.print_table(RESULT)
     out = capsys.readouterr().out
     assert "dense bias" in out and "1.20 ×" in out and "512 MiB, 100.0%" in out
@@ -96,7 +96,7 @@ def test_command(tmp_path, capsys, monkeypatch):
         (["--repeats", "1"], "--repeats at least 2"),
     ],
 )
-def test_mistakes_are_said(arguments, message, capsys):
+def test_mistakes_are_reported(arguments, message, capsys):
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert message in capsys.readouterr().err

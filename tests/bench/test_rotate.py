@@ -1,4 +1,4 @@
-"""posenc.bench.rotate: a wrong rotation is not timed, the rest is measured and written down."""
+"""posenc.bench.rotate: a wrong rotation is not timed, the others are measured and written."""
 
 import json
 

@@ -1,10 +1,11 @@
-"""A wrong contender is not timed; what would not fit or take too long is said beforehand; the rest is measured."""
+"""A wrong contender is not timed; one that would not fit or take too long is skipped with a reason; the others are
+measured."""
 
 import pytest
 import torch
 
 from posenc.bench import libraries, peers, run, workloads
-from posenc.bench.workloads import WORKLOADS, Problem, case
+from posenc.bench.workloads import WORKLOADS, Problem, make_case
 
 
 class Wrong(peers.Ours):
@@ -16,7 +17,7 @@ class Wrong(peers.Ours):
 
 
 class WrongTable(peers.Ours):
-    """Right in all but the gradient of what the encoding learns."""
+    """Correct except for the gradient of the encoding's parameters."""
 
     name = "wrong table"
 
@@ -75,7 +76,7 @@ def test_a_wrong_result_is_reported_and_not_timed(small):
     assert result["machine"]["torch"] == torch.__version__
 
 
-def test_what_would_take_too_much_is_left_out_beforehand(small, monkeypatch):
+def test_a_contender_that_would_not_fit_is_skipped(small, monkeypatch):
     made = []
 
     class Watched(peers.DenseBias):
@@ -89,16 +90,16 @@ def test_what_would_take_too_much_is_left_out_beforehand(small, monkeypatch):
     notes = {(r["peer"], r["length"]): r["note"] for r in result["records"] if "note" in r}
     assert notes["dense bias", 4096].startswith("would need about 2 GiB, by its")
     assert made == [40, 32]
-    assert notes["plain", 4096].startswith("would need about")  # and then there is nothing to compare with
+    assert notes["plain", 4096].startswith("would need about")  # then there is no base for ratios
 
 
-def test_patience_judges_by_the_length_before(small):
+def test_patience_extrapolates_from_the_previous_length(small):
     result = run.run(["t5"], [64, 128], ["posenc"], repeats=2, train=False, patience=1e-7)
     notes = [r["note"] for r in result["records"] if r["peer"] == "plain"]
     assert all(note.startswith("would take about") for note in notes) and len(notes) == 2
 
 
-def test_progress_and_what_is_kept(small):
+def test_progress_and_intermediate_results(small):
     heard, kept = [], []
     names = ["t5", "alibi"]
     keep = lambda result: kept.append({r["workload"] for r in result["records"]})  # noqa: E731
@@ -111,38 +112,38 @@ def test_tables_that_a_peer_keeps_count_as_its_memory():
     peer = run.PEERS["x-transformers"]
     if peer.version() is None:
         pytest.skip("x-transformers is not installed")
-    problem = Problem(case(WORKLOADS["alibi"], 64, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS["alibi"], 64, "cpu", torch.float32))
     attention = peer.make(problem)
     attention(problem.q, problem.k, problem.v)
     assert peer.kept(attention) >= 8 * 64 * 64 * 4
 
 
-def test_a_disturbed_measurement_is_made_again(small, monkeypatch):
+def test_a_disturbed_measurement_is_repeated(small, monkeypatch):
     shares = iter([0.5, 0.2])
 
     class Noisy:
         def share(self):
             return next(shares)
 
-    monkeypatch.setattr(run, "Others", Noisy)
+    monkeypatch.setattr(run, "OtherProcesses", Noisy)
     result = run.run(["t5"], [32], ["posenc"], repeats=2, train=False)
     assert {r["busy"] for r in result["records"]} == {0.2}
 
 
-def test_gradients_that_are_noise_around_zero_are_judged_by_the_others():
+def test_gradients_near_zero_are_compared_with_the_typical_one():
     big, none = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     names = ["output", "q", "k", "v", "table", "bias"]
     exact = [big, big, big, big, big, none]
-    assert run.wrong(names, [*exact[:5], none + 1e-5], exact, 2e-4) is None
-    assert run.wrong(names, [*exact[:5], none + 1e-3], exact, 2e-4) == "bias is off by 0.1%"
-    assert run.wrong(names, [*exact[:4], big * float("nan"), none], exact, 2e-4) == "table is not finite"
+    assert run.find_error(names, [*exact[:5], none + 1e-5], exact, 2e-4) is None
+    assert run.find_error(names, [*exact[:5], none + 1e-3], exact, 2e-4) == "bias is off by 0.1%"
+    assert run.find_error(names, [*exact[:4], big * float("nan"), none], exact, 2e-4) == "table is not finite"
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
-def test_contenders_are_right(name, monkeypatch):
+def test_contenders_are_correct(name, monkeypatch):
     """Every peer that is installed and needs neither a compiler nor a GPU, forward and all gradients."""
     workload = WORKLOADS[name]
-    problem = Problem(case(workload, 150, "cpu", torch.float32))
+    problem = Problem(make_case(workload, 150, "cpu", torch.float32))
     kinds = ["forward"] + (["training"] if workload.queries is None else [])
     truth = run.reference(problem, "training" in kinds)
     right = []
@@ -162,7 +163,7 @@ def test_flex_attentions_score_function(name):
     """The score function itself, vectorised, without the compiler: the same scores as the reference."""
     from posenc import scores
 
-    problem = Problem(case(WORKLOADS[name], 70, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS[name], 70, "cpu", torch.float32))
     plan = problem.plan()
     q = problem.q if plan.shift is None else problem.q + plan.shift[:, None]
     scale = plan.scale or q.shape[3] ** -0.5
@@ -179,13 +180,13 @@ def test_flex_attention_compiles_here(small):
 
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
-    problem = Problem(case(WORKLOADS["t5"], 40, "cpu", torch.float32))
+    problem = Problem(make_case(WORKLOADS["t5"], 40, "cpu", torch.float32))
     state = run.check(run.PEERS["flex attention"], problem, run.reference(problem, True), ["forward", "training"])
     assert state.notes == {"training": "FlexAttention has no backward pass on a CPU"}
     assert state.last["forward"][0] == 40
 
 
-def test_kernels_come_without_their_package(tmp_path, monkeypatch):
+def test_kernels_are_imported_without_their_package(tmp_path, monkeypatch):
     package = tmp_path / "half_broken"
     (package / "ops").mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('an old transformers')")
@@ -198,9 +199,9 @@ def test_kernels_come_without_their_package(tmp_path, monkeypatch):
 def test_the_sets_and_the_gpu_shapes():
     for names in workloads.SETS.values():
         assert set(names) <= set(WORKLOADS)
-    shapes = [case(WORKLOADS["t5"], length, "cuda", torch.bfloat16).shape for length in workloads.LENGTHS["cuda"]]
+    shapes = [make_case(WORKLOADS["t5"], length, "cuda", torch.bfloat16).shape for length in workloads.LENGTHS["cuda"]]
     assert shapes == ["B4 H16 L4096 D64", "B1 H16 L16384 D64"]
-    assert case(WORKLOADS["relative_logits"], 4096, "cuda", torch.bfloat16).shape == "B4 H16 L4096 D128"
+    assert make_case(WORKLOADS["relative_logits"], 4096, "cuda", torch.bfloat16).shape == "B4 H16 L4096 D128"
 
 
 @pytest.mark.gpu

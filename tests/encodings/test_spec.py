@@ -5,7 +5,7 @@ from posenc.encodings import spec
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("text", "expected"),
     [
         ("t5", ("t5", {})),
         ("rope:base=500000", ("rope", {"base": 500000})),
@@ -13,14 +13,14 @@ from posenc.encodings import spec
         ("sinusoidal:layout=tensor2tensor, base=1e3", ("sinusoidal", {"layout": "tensor2tensor", "base": 1000.0})),
     ],
 )
-def test_a_word_is_a_name_and_options(word, expected):
-    assert spec.parse(word) == expected
+def test_a_specification_is_a_name_and_options(text, expected):
+    assert spec.parse(text) == expected
 
 
-@pytest.mark.parametrize("word", ["t5:", "t5:buckets", "t5:buckets=", "t5:=3", "t5:a b=3", "t5:causal=true,"])
-def test_what_is_not_an_option_is_said(word):
+@pytest.mark.parametrize("text", ["t5:", "t5:buckets", "t5:buckets=", "t5:=3", "t5:a b=3", "t5:causal=true,"])
+def test_a_malformed_option_is_refused(text):
     with pytest.raises(OptionError, match="OPTION=VALUE"):
-        spec.parse(word)
+        spec.parse(text)
 
 
 def test_an_unknown_name_gets_a_suggestion():
@@ -30,3 +30,24 @@ def test_an_unknown_name_gets_a_suggestion():
 
 def test_values_never_run_code():
     assert spec.value("__import__('os').getcwd()") == "__import__('os').getcwd()"
+
+
+def test_names_of_other_things_and_a_bare_value():
+    assert spec.parse_options("copy:unique=true") == ("copy", {"unique": True})
+    assert spec.parse_options("yarn:8,beta_fast=4", bare="factor") == ("yarn", {"factor": 8, "beta_fast": 4})
+    for text in ("yarn:8", "yarn:8,9", "yarn:,"):
+        with pytest.raises(OptionError, match="OPTION=VALUE"):
+            spec.parse_options(text, bare=None if text == "yarn:8" else "factor")
+
+
+def test_an_extension_is_split_off():
+    assert spec.split_extension("rope") == ("rope", None)
+    assert spec.split_extension(" rope:base=1e6+yarn:8,beta_fast=4 ") == ("rope:base=1e6", "yarn:8,beta_fast=4")
+    with pytest.raises(OptionError, match="no extension after"):
+        spec.split_extension("rope+")
+
+
+def test_a_value_has_at_most_200_characters():
+    assert spec.value("x" * 200) == "x" * 200
+    with pytest.raises(OptionError, match="at most 200"):
+        spec.value("x" * 201)

@@ -1,4 +1,4 @@
-"""A comparison that takes a second, trained once for every test that reads one."""
+"""A comparison that takes a second, trained once and shared by the tests."""
 
 import gc
 import shutil
@@ -20,7 +20,7 @@ TINY = {
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_collections():
-    """The lab collects garbage before each cell; what the test session has loaded need not be looked through."""
+    """Exclude what the test session has loaded from the garbage collection before each trial."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -40,7 +40,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory, text, tiny):
-    """A finished run with two seeds and a learning-rate check. For reading: `run_copy` is there to be changed."""
+    """A finished run with two seeds and a learning-rate check. Read only: tests that change a run use `run_copy`."""
     folder = tmp_path_factory.mktemp("run")
     compare(tiny(seeds=2, rates=[2.0]), folder, text=text, jobs=1)
     return folder

@@ -1,4 +1,4 @@
-"""Claims on trial: the arithmetic ones for real, the trained ones on numbers that leave no doubt."""
+"""Textbook claims: the arithmetic ones computed, the trained ones on invented results."""
 
 import math
 
@@ -10,7 +10,7 @@ from posenc.lab.results import Results
 
 
 def measured(text=None, neighbour=None):
-    """What the trained claims read, from {encoding: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
+    """The results that the trained claims use, from {encoding: (loss at 1 ×, 2 ×, 4 ×)} and {distance: {k: accuracy}}."""
     task = {"task": "text", "train": 64, "test": [64, 128, 256], "lr": 1.0, "encodings": list(text or {}), "seeds": 1}
     rows = [
         {"task": "text", "encoding": encoding, "seed": 0, "lr": 1.0, "size": size}
@@ -20,12 +20,10 @@ def measured(text=None, neighbour=None):
     ]
     tasks, other = [], []
     for distance, of in (neighbour or {}).items():
-        word = f"neighbour:distance={distance}"
-        tasks.append(
-            {"task": word, "train": 8, "lr": 1.0, "encodings": [f"shaw:max_distance={k}" for k in of], "seeds": 1}
-        )
+        name = f"neighbour:distance={distance}"
+        tasks.append({"task": name, "train": 8, "lr": 1.0, "encodings": [f"shaw:max_distance={k}" for k in of], "seeds": 1})
         other += [
-            {"task": word, "encoding": f"shaw:max_distance={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
+            {"task": name, "encoding": f"shaw:max_distance={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
             for k, a in of.items()
         ]
     return Measured(
@@ -35,9 +33,9 @@ def measured(text=None, neighbour=None):
 
 @pytest.mark.parametrize("number", [0, 1, 4, 8])
 def test_arithmetic_claims_are_true(number):
-    said, test = claims.CLAIMS[number]
+    claim, test = claims.CLAIMS[number]
     finding = test(measured())
-    assert finding.verdict == "true", (said, finding)
+    assert finding.verdict == "true", (claim, finding)
 
 
 def test_t5_buckets_are_those_of_the_specification():
@@ -49,7 +47,7 @@ LOSING = (1.6, 1.8, 2.4)
 FLAT = (1.7, 1.69, 1.68)
 
 
-def test_trained_claims_follow_the_numbers():
+def test_verdicts_of_trained_claims_follow_the_results():
     assert claims.sinusoidal_extrapolates(measured({"sinusoidal": LOSING})).verdict == "false"
     assert claims.sinusoidal_extrapolates(measured({"sinusoidal": FLAT})).verdict == "true"
     assert claims.rope_extrapolates(measured({"rope": LOSING})).verdict == "false"
@@ -73,18 +71,18 @@ def test_a_small_clip():
 
 def test_the_claims_train_what_quick_trains():
     """So that `posenc claims` after `posenc compare` has little left to do."""
-    ours = {cell.training.key for cell in claims.text_experiment().cells("x")}
-    quick = {cell.training.key for cell in presets.load("quick").cells("x")}
+    ours = {trial.training.key for trial in claims.text_experiment().trials("x")}
+    quick = {trial.training.key for trial in presets.load("quick").trials("x")}
     assert len(ours - quick) == 1  # shaw:max_distance=2
 
 
 def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(presets, "load", _tiny(presets.load))
     assert claims.main(["--out", str(tmp_path), "--text", str(text), "--jobs", "1"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     table = (tmp_path / "claims.md").read_text(encoding="utf-8")
     for claim, _ in claims.CLAIMS:
-        assert claim in said and claim in table
+        assert claim in printed and claim in table
     assert table.count("\n| ") == len(claims.CLAIMS) + 2
 
 

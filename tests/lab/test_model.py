@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.lab import positions
+from posenc.lab import build_encoding
 from posenc.lab.errors import LabError
 from posenc.lab.model import Transformer
 
@@ -16,7 +16,7 @@ def make(encoding, **changes):
 
 
 @pytest.mark.parametrize("encoding", posenc.list_encodings())
-def test_every_scheme_trains_in_it(encoding):
+def test_every_encoding_trains(encoding):
     grid = ":columns=4" if encoding in ("axial", "sinusoidal_2d") else ""
     try:
         model = make(encoding + grid)
@@ -25,23 +25,23 @@ def test_every_scheme_trains_in_it(encoding):
     logits = model(torch.randint(11, (2, 9)))
     assert logits.shape == (2, 9, 11)
     logits.logsumexp(-1).sum().backward()
-    own = {id(p) for p in positions.position_parameters(model)}  # XLNet's segment term has nothing to say here
+    own = {id(p) for p in build_encoding.position_parameters(model)}  # XLNet's segment term has no gradient here
     assert all(p.grad is not None for p in model.parameters() if id(p) not in own)
-    assert not own or any(p.grad is not None and p.grad.any() for p in positions.position_parameters(model))
+    assert not own or any(p.grad is not None and p.grad.any() for p in build_encoding.position_parameters(model))
 
 
 def test_only_the_encoding_differs():
     first = dict(make("none").named_parameters())
     for encoding in ("alibi", "t5", "learned", "shaw", "rope", "sinusoidal", "transformer_xl"):
         model = make(encoding)
-        own = {id(p) for p in positions.position_parameters(model)}
+        own = {id(p) for p in build_encoding.position_parameters(model)}
         others = {name: p for name, p in model.named_parameters() if id(p) not in own}
         assert others.keys() == first.keys()
         assert all(torch.equal(p, first[name]) for name, p in others.items()), encoding
     assert not torch.equal(make("none", seed=1).head.weight, first["head.weight"])
 
 
-def test_a_causal_model_sees_no_future_and_an_encoder_does():
+def test_future_tokens_affect_an_encoder_and_not_a_causal_model():
     tokens = torch.randint(11, (1, 9))
     later = tokens.clone()
     later[0, 6] = (later[0, 6] + 1) % 11
@@ -85,10 +85,10 @@ def test_extensions_keep_the_weights_and_change_the_positions():
 
 
 @pytest.mark.parametrize(
-    "word, extension, says",
-    [("alibi", "ntk:8", "rope only"), ("rope", "ntq:8", "they are linear"), ("rope", "ntk", "rope\\+ntk:8"),
+    "text, extension, message",
+    [("alibi", "ntk:8", "rope only"), ("rope", "ntq:8", "the extensions are linear"), ("rope", "ntk", "rope\\+ntk:8"),
      ("rope", "ntk:8,wrong=2", "wrong")],
 )  # fmt: skip
-def test_wrong_extensions(word, extension, says):
-    with pytest.raises(LabError, match=says):
-        positions.extended(word, extension, width=16, heads=2, longest=20)
+def test_wrong_extensions(text, extension, message):
+    with pytest.raises(LabError, match=message):
+        build_encoding.build_extended(text, extension, width=16, heads=2, longest=20)

@@ -1,26 +1,26 @@
-"""Progress: the time left follows the work, the live table is drawn, a curve fits in a line."""
+"""Progress: the time left follows the cost of the trials, the live table is drawn, a curve fits in a line."""
 
 import sys
 
 from posenc.lab import progress
 from posenc.lab.run import compare
 from posenc.lab.store import Store
-from posenc.lab.workers import Event
+from posenc.lab.worker_processes import Event
 
 
-def test_the_share_of_work(tiny, tmp_path):
-    cells = tiny(tasks=("previous",)).cells()
-    shown = progress.Progress(cells, 0, Store(tmp_path))
-    assert shown.share == 0 and shown.left is None
-    shown.see(Event(cells[0], cells[0].training.steps // 2, 1.0))
-    assert 0 < shown.share < 1 / len(cells)
-    before = shown.share
-    for cell in cells:
-        shown.see(Event(cell))
-        assert shown.share > before
-        before = shown.share
-    assert abs(shown.share - 1) < 1e-9
-    assert shown.done == shown.number == len(cells)
+def test_the_finished_share(tiny, tmp_path):
+    trials = tiny(tasks=("previous",)).trials()
+    display = progress.Progress(trials, 0, Store(tmp_path))
+    assert display.share == 0 and display.left is None
+    display.update(Event(trials[0], trials[0].training.steps // 2, 1.0))
+    assert 0 < display.share < 1 / len(trials)
+    before = display.share
+    for trial in trials:
+        display.update(Event(trial))
+        assert display.share > before
+        before = display.share
+    assert abs(display.share - 1) < 1e-9
+    assert display.done == display.number == len(trials)
 
 
 def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):
@@ -30,8 +30,8 @@ def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress.Live, "draw", lambda self: drawn.append(1) or draw(self))
     compare(tiny(tasks=("previous",)), tmp_path, jobs=1)
     assert len(drawn) > 4 * 12  # every step of four trainings
-    said = capsys.readouterr().out
-    assert "rope+ntk:8" in said and "12: cannot" in said
+    printed = capsys.readouterr().out
+    assert "rope+ntk:8" in printed and "12: cannot" in printed
 
 
 def test_sparks_and_clocks():

@@ -1,4 +1,4 @@
-"""Files are whole or absent; tensors belong to a cell and damage is refused; settings name their results."""
+"""Files are complete or absent; tensors belong to a trial and damage is refused; settings determine the key."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from posenc.lab import cells, store, tensors
-from posenc.lab.cells import Training
+from posenc.lab import store, tensor_files, trials
 from posenc.lab.errors import LabError
 from posenc.lab.store import MemoryStore, Store
+from posenc.lab.trials import Training
 
 TRAINING = Training(
     task="previous", encoding="alibi", seed=0, train=8, steps=10, batch=4, width=16, heads=2, layers=1, lr=1e-3,
@@ -29,7 +29,7 @@ def test_every_setting_changes_the_key():
     }
     keys = {TRAINING.key, *(other.key for other in changed.values())}
     assert len(keys) == len(changed) + 1
-    assert cells.key({"a": 1, "b": 2}) == cells.key({"b": 2, "a": 1})
+    assert trials.key({"a": 1, "b": 2}) == trials.key({"b": 2, "a": 1})
     assert TRAINING.key == replace(TRAINING).key
 
 
@@ -65,22 +65,22 @@ def test_one_command_at_a_time_even_after_a_kill(tmp_path):
     folder = Store(tmp_path)
     code = (
         "import sys, time; from posenc.lab.store import Store\n"
-        "with Store(sys.argv[1]).alone(): print('in', flush=True); time.sleep(600)"
+        "with Store(sys.argv[1]).lock(): print('in', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env) as other:
         assert other.stdout.readline() == b"in\n"
-        with pytest.raises(LabError, match=f"process {other.pid}"), folder.alone():
+        with pytest.raises(LabError, match=f"process {other.pid}"), folder.lock():
             pass
         other.kill()
-    (tmp_path / "cells" / ".x.weights.1.part").write_bytes(b"half")
-    with folder.alone():
+    (tmp_path / "trials" / ".x.weights.1.part").write_bytes(b"half")
+    with folder.lock():
         assert not list(tmp_path.rglob("*.part"))
 
 
-def test_files_are_carried_to_a_store_in_memory_and_back(run_folder, tmp_path):
+def test_files_are_sent_to_a_store_in_memory_and_back(run_folder, tmp_path):
     kept = Store(run_folder)
-    train, test = (next(run_folder.glob(f"cells/*.{kind}.json")).name.split(".")[0] for kind in ("train", "test"))
+    train, test = (next(run_folder.glob(f"trials/*.{kind}.json")).name.split(".")[0] for kind in ("train", "test"))
     carried = kept.files([train, test])
     assert set(carried) == {f"{train}.train.json", f"{train}.weights", f"{test}.test.json"}
     memory = MemoryStore(carried)
@@ -92,11 +92,11 @@ def test_files_are_carried_to_a_store_in_memory_and_back(run_folder, tmp_path):
     other.add(carried)
     assert other.files([train, test]) == carried
     for name in ("../evil", "a.b", "x/y.weights", ".weights", "a.weights.part"):
-        with pytest.raises(LabError, match="no file of a cell"):
+        with pytest.raises(LabError, match="not a file of a trial"):
             other.add({name: b""})
 
 
-def test_a_damaged_record_is_as_good_as_none(tmp_path):
+def test_a_damaged_record_counts_as_none(tmp_path):
     kept = Store(tmp_path)
     kept.put("k", "note.json", {"x": 1.25, "y": [1, None]})
     path = kept.path("k", "note.json")
@@ -112,10 +112,10 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path):
     assert kept.get("other", "note.json") is None
 
 
-def test_a_record_with_a_right_digest_is_checked_all_the_same(run_copy):
-    """Anybody can write a digest: what a record holds, and whose settings it has, is looked at too."""
+def test_a_record_with_a_right_digest_is_validated_too(run_copy):
+    """Anybody can write a digest: the values and the settings of a record are validated too."""
     kept = Store(run_copy)
-    key = next(run_copy.glob("cells/*.train.json")).name.split(".")[0]
+    key = next(run_copy.glob("trials/*.train.json")).name.split(".")[0]
     record = kept.get(key, "train.json")
     for change in ({"curve": [[1, "x"]]}, {"curve": 3}, {"seconds": -1.0}, {"memory": "much"}, {"status": None},
                    {"settings": {**record["settings"], "seed": 77}}, {"settings": []}):  # fmt: skip
@@ -137,62 +137,65 @@ def same(ours, theirs):
     )
 
 
-def test_tensors_and_state_come_back(tmp_path):
-    content = tensors.dump(TENSORS, "cell", "weights", {"step": 3})
-    assert content == tensors.dump(TENSORS, "cell", "weights", {"step": 3})  # files of one cell are equal
-    ours, state = tensors.load(content, "cell", "weights")
+def test_tensors_and_state_are_restored(tmp_path):
+    content = tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})
+    assert content == tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})  # files of one trial are equal
+    ours, state = tensor_files.load(content, "trial", "weights")
     assert state == {"step": 3} and same(ours, TENSORS) and same(safetensors.torch.load(content), TENSORS)
     kept = Store(tmp_path)
-    assert tensors.read(kept, "cell", "weights") is None and tensors.damage(kept, "cell", "weights") is None
-    kept.write("cell", "weights", content)
-    assert same(tensors.read(kept, "cell", "weights")[0], TENSORS)
+    assert (
+        tensor_files.read(kept, "trial", "weights") is None
+        and tensor_files.find_damage(kept, "trial", "weights") is None
+    )
+    kept.write("trial", "weights", content)
+    assert same(tensor_files.read(kept, "trial", "weights")[0], TENSORS)
     kept.write("other", "weights", content)
-    assert "weights of the cell cell" in tensors.damage(kept, "other", "weights")
+    assert "weights of the trial trial" in tensor_files.find_damage(kept, "other", "weights")
 
 
-def test_tensors_of_another_cell_kind_or_without_a_digest_are_refused():
-    content = tensors.dump(TENSORS, "cell", "weights")
-    with pytest.raises(tensors.Damaged, match="it holds weights of the cell cell"):
-        tensors.load(content, "another", "weights")
-    with pytest.raises(tensors.Damaged, match="it holds weights"):
-        tensors.load(content, "cell", "checkpoint")
+def test_tensors_of_another_trial_or_kind_or_without_a_digest_are_refused():
+    content = tensor_files.dump(TENSORS, "trial", "weights")
+    with pytest.raises(tensor_files.Damaged, match="it holds weights of the trial trial"):
+        tensor_files.load(content, "another", "weights")
+    with pytest.raises(tensor_files.Damaged, match="it holds weights"):
+        tensor_files.load(content, "trial", "checkpoint")
     for metadata in (
         None,
         {"x": "y"},
         {"posenc": "{}"},
         {"posenc": "["},
-        {"posenc": '{"cell": "cell", "kind": "weights"}'},
+        {"posenc": '{"trial": "trial", "kind": "weights"}'},
     ):
         bare = safetensors.torch.save({"a": TENSORS["a"]}, metadata)
-        with pytest.raises(tensors.Damaged, match="no file of a cell"):
-            tensors.load(bare, "cell", "weights")
+        with pytest.raises(tensor_files.Damaged, match="not a file of a trial"):
+            tensor_files.load(bare, "trial", "weights")
 
 
 def test_damage_of_many_bytes_is_refused_or_changes_nothing():
-    """Bytes changed, cut out, put in, swapped; as often in the header as in the data."""
-    content = tensors.dump(TENSORS, "cell", "weights", {"step": 3})
+    """Bytes changed, removed, inserted, swapped; as often in the header as in the data."""
+    content = tensor_files.dump(TENSORS, "trial", "weights", {"step": 3})
     header = 8 + int.from_bytes(content[:8], "little")
     draw, count, refused = random.Random(0), 20_000, 0
     for _ in range(count):
         damaged = bytearray(content)
         for _ in range(draw.randint(1, 8)):
-            place = draw.randrange(draw.choice((header, len(content))))
+            start = draw.randrange(draw.choice((header, len(content))))
             size = draw.choice((1, 1, 1, 2, 8))
             match draw.randrange(5):
                 case 0 | 1:
-                    damaged[place : place + size] = draw.randbytes(size)
+                    damaged[start : start + size] = draw.randbytes(size)
                 case 2:
-                    del damaged[place : place + size]
+                    del damaged[start : start + size]
                 case 3:
-                    damaged[place:place] = draw.choice((b" ", b"0", b"1", b'"', b"a", b"}", b"\0"))
+                    damaged[start:start] = draw.choice((b" ", b"0", b"1", b'"', b"a", b"}", b"\0"))
                 case 4:
                     other = draw.randrange(max(1, len(damaged)))
-                    a, b = damaged[place : place + size], damaged[other : other + size]
+                    a, b = damaged[start : start + size], damaged[other : other + size]
                     if len(a) == len(b) == size:
-                        damaged[place : place + size], damaged[other : other + size] = b, a
+                        damaged[start : start + size], damaged[other : other + size] = b, a
         try:
-            ours, state = tensors.load(bytes(damaged), "cell", "weights")
-        except tensors.Damaged:
+            ours, state = tensor_files.load(bytes(damaged), "trial", "weights")
+        except tensor_files.Damaged:
             refused += 1
         else:
             assert state == {"step": 3} and same(ours, TENSORS), bytes(damaged)

@@ -1,27 +1,27 @@
-"""Every task: its answers are right, its shapes agree, its loss is asked where it should be."""
+"""Every task: its answers are right, its shapes agree, its loss counts the answers only."""
 
 import pytest
 import torch
 
 from posenc.lab import tasks
-from posenc.lab.errors import LabError
+from posenc.lab.errors import LabError, OptionError
 from posenc.lab.tasks import BOS, FIRST, IGNORE, SEP
 
 SYNTHETIC = [name for name in tasks.names() if name != "text"]
 
 
-def one(word, size, count=4, seed=0):
-    return tasks.create(word).batch(size, count, torch.Generator().manual_seed(seed))
+def one(text, size, count=4, seed=0):
+    return tasks.create(text).batch(size, count, torch.Generator().manual_seed(seed))
 
 
 def parts(row):
-    """(question, answer) of a row that was made by `asked`, from its inputs and targets."""
+    """(question, answer) of a row of `question_and_answer`, from its inputs and targets."""
     inputs, targets = row
     cut = inputs.tolist().index(SEP)
     return inputs[1:cut].tolist(), targets[cut:].tolist()
 
 
-def test_the_folder_lists_what_the_lab_promises():
+def test_the_folder_has_the_documented_tasks():
     promised = {"copy", "reverse", "recall", "sort", "addition", "parity", "flipflop", "previous", "text"}
     assert promised <= set(tasks.names())
 
@@ -34,26 +34,26 @@ def test_shapes_symbols_and_repeatability(name, size):
     assert batch.inputs.shape == batch.targets.shape
     assert batch.inputs.shape[1] == task.length(size)
     assert (batch.inputs[:, 0] == BOS).all()
-    asked = batch.targets[batch.targets != IGNORE]
-    assert len(asked) and asked.min() >= FIRST and asked.max() < task.vocabulary
+    answers = batch.targets[batch.targets != IGNORE]
+    assert len(answers) and answers.min() >= FIRST and answers.max() < task.vocabulary
     assert batch.inputs.min() >= 0 and batch.inputs.max() < task.vocabulary
     again, other = one(name, size), one(name, size, seed=1)
     assert torch.equal(batch.inputs, again.inputs)
     assert not torch.equal(batch.inputs, other.inputs)
 
 
-@pytest.mark.parametrize("word", ["copy", "copy:unique=true", "reverse", "sort"])
-def test_sequences(word):
-    change = {"copy": list, "reverse": lambda q: q[::-1], "sort": sorted}[word.split(":")[0]]
-    for row in zip(*one(word, 9)):
+@pytest.mark.parametrize("text", ["copy", "copy:unique=true", "reverse", "sort"])
+def test_sequences(text):
+    change = {"copy": list, "reverse": lambda q: q[::-1], "sort": sorted}[text.split(":")[0]]
+    for row in zip(*one(text, 9)):
         question, answer = parts(row)
         assert len(question) == 9 and answer == change(question)
-        if "unique" in word:
+        if "unique" in text:
             assert len(set(question)) == 9
 
 
 def test_a_problem_needs_enough_symbols():
-    with pytest.raises(LabError, match="there are 4"):
+    with pytest.raises(LabError, match="the task has 4"):
         one("copy:unique=true,symbols=4", 5)
 
 
@@ -62,7 +62,7 @@ def test_addition_adds():
         question, answer = parts(row)
         plus = question.index(FIRST + 10)
         a, b, total = (
-            sum((digit - FIRST) * 10**place for place, digit in enumerate(digits))
+            sum((digit - FIRST) * 10**position for position, digit in enumerate(digits))
             for digits in (question[:plus], question[plus + 1 :], answer)
         )
         assert a + b == total
@@ -82,25 +82,25 @@ def test_parity_and_recall():
 
 def test_flipflop_reads_what_was_written():
     write, read = FIRST + 2, FIRST + 4
-    seen = 0
+    reads = 0
     for inputs, targets in zip(*one("flipflop:noise=0.5", 40, count=8)):
         orders, bits = inputs[1::2].tolist(), [*inputs[2::2].tolist(), None]
         memory = None
-        for place, (order, bit) in enumerate(zip(orders, bits)):
-            target = int(targets[1 + 2 * place])
+        for position, (order, bit) in enumerate(zip(orders, bits)):
+            target = int(targets[1 + 2 * position])
             if order == write:
                 memory = bit
             if order == read:
                 assert target == memory
                 assert bit in (memory, None)
-                seen += 1
+                reads += 1
             else:
                 assert target == IGNORE
         assert (targets[::2] == IGNORE).all()
-    assert seen > 20
+    assert reads > 20
 
 
-def test_previous_and_neighbour_look_at_the_right_place():
+def test_previous_and_neighbour_answer_with_the_right_position():
     batch = one("previous", 12)
     assert torch.equal(batch.targets[:, 2:], batch.inputs[:, 1:-1])
     assert (batch.targets[:, :2] == IGNORE).all()
@@ -132,10 +132,10 @@ def test_sliding_windows_count_the_same_bytes_at_every_length():
         task.sliding(64, 8, 100, first=56)
 
 
-def test_words_that_are_wrong_say_what_is_right():
+def test_a_wrong_specification_names_what_is_allowed():
     with pytest.raises(LabError, match="the tasks are"):
         tasks.create("copi")
     with pytest.raises(LabError, match="its options are symbols, unique"):
         tasks.create("copy:size=3")
-    with pytest.raises(LabError, match="OPTION=VALUE"):
+    with pytest.raises(OptionError, match="OPTION=VALUE"):
         tasks.create("copy:unique")

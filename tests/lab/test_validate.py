@@ -1,4 +1,4 @@
-"""What is read from files: whatever it holds, it is used as it is meant or refused in a sentence; pages escape all text."""
+"""Files from disk: any content is used as documented or refused with a one-line error; pages escape all text."""
 
 import copy
 import json
@@ -6,9 +6,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from posenc.cli.main.main import main
 
-from posenc.lab import presets, report, results, side_by_side, validate
+from posenc.cli.main import main
+from posenc.lab import compare_runs, presets, report, results, validate
 from posenc.lab.errors import LabError
 from posenc.lab.results import Results
 
@@ -57,7 +57,7 @@ def changed(content, path, value):
 
 
 def refusal(make, *arguments):
-    """The sentence with which something is refused, or None; anything but an OptionError fails the test."""
+    """The message of a refusal, or None; anything but an OptionError fails the test."""
     try:
         make(*arguments)
     except presets.OptionError as error:
@@ -65,7 +65,7 @@ def refusal(make, *arguments):
     return None
 
 
-def shown(found):
+def rendered(found):
     return report.as_html(found, still=True), report.as_text(found), found.as_csv(), found.as_json()
 
 
@@ -73,35 +73,35 @@ STRIDES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.ma
 
 
 def some(content, stride):
-    """Every place with each odd value, or with one of a few: place n gets values n, n + stride, .. ."""
-    return [(place, value) for n, place in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
+    """Every path with each odd value, or with some of them: path n gets values n, n + stride, .. ."""
+    return [(keys, value) for n, keys in enumerate(leaves(content)) for value in ODD[n % stride :: stride]]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_every_value_of_results_json_may_be_odd(saved, tmp_path, stride):
-    """Each is replaced by odd values: the page is written, or a sentence says what is wrong."""
+    """Each is replaced by odd values: the page is written, or the file is refused with a message."""
     path = tmp_path / "results.json"
     refused = 0
     tried = some(saved, stride)
-    for place, value in tried:
-        path.write_text(json.dumps(changed(saved, place, value)))
-        said = refusal(lambda: shown(results.read(tmp_path)))
-        refused += said is not None
-        assert said is None or (str(path) in said and "\n" not in said)
+    for keys, value in tried:
+        path.write_text(json.dumps(changed(saved, keys, value)))
+        message = refusal(lambda: rendered(results.read(tmp_path)))
+        refused += message is not None
+        assert message is None or (str(path) in message and "\n" not in message)
     assert refused > 0.6 * len(tried)
     path.write_text(json.dumps(saved))
-    assert all(shown(results.read(tmp_path)))
+    assert all(rendered(results.read(tmp_path)))
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 def test_every_value_of_settings_json_may_be_odd(run_folder, tmp_path, stride):
-    asked = json.loads((run_folder / "settings.json").read_text())
-    (tmp_path / "cells").mkdir()
+    settings = json.loads((run_folder / "settings.json").read_text())
+    (tmp_path / "trials").mkdir()
     path = tmp_path / "settings.json"
-    for place, value in some(asked, stride):
-        path.write_text(json.dumps(changed(asked, place, value)))
-        said = refusal(lambda: shown(results.read(tmp_path)))
-        assert said is None or "\n" not in said
+    for keys, value in some(settings, stride):
+        path.write_text(json.dumps(changed(settings, keys, value)))
+        message = refusal(lambda: rendered(results.read(tmp_path)))
+        assert message is None or "\n" not in message
 
 
 BROKEN = {
@@ -113,13 +113,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", ["settings.json", "results.json"])
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_the_command_says_what_is_wrong_with_a_damaged_file(run_folder, tmp_path, capsys, name, content):
+def test_the_command_refuses_a_damaged_file(run_folder, tmp_path, capsys, name, content):
     if name == "settings.json":
-        (tmp_path / "cells").mkdir()
+        (tmp_path / "trials").mkdir()
     (tmp_path / name).write_bytes(content)
     assert main(["report", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and name in said and "Traceback" not in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and name in message and "Traceback" not in message
 
 
 def test_a_damaged_settings_file_is_written_again_by_the_same_command(tiny, run_copy, text, capsys):
@@ -154,41 +154,41 @@ def test_every_value_of_a_preset_may_be_odd():
     def make(content):
         made = presets.from_dict(content, "x")
         made.check()
-        assert 0 < len(made.cells()) < presets.MOST_CELLS
+        assert 0 < len(made.trials()) < presets.MAX_TRIALS
 
     make(PRESET)
-    said = [refusal(make, changed(PRESET, place, value)) for place in leaves(PRESET) for value in ODD]
-    assert sum(sentence is not None for sentence in said) > 200
+    message = [refusal(make, changed(PRESET, keys, value)) for keys in leaves(PRESET) for value in ODD]
+    assert sum(sentence is not None for sentence in message) > 200
 
 
 ODD_PRESETS = {
     "not toml": "=", "deep": "a = " + "[" * 100_000, "tasks of numbers": "tasks = [1, 2]", "tasks table": "[tasks]\ntask = 'text'",
-    "nan": "lr = nan\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "true is no number": "[[tasks]]\ntask='text'\ntrain=true\ntest=[4]\nsteps=1\nschemes=['none']",
-    "no sizes": "[[tasks]]\ntask='text'\ntrain=4\ntest=[]\nsteps=1\nschemes=['none']",
-    "date": "title = 1979-05-27\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "width": "width=10\nheads=4\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "published": "published=['nobody']\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=[" + "'none'," * 900 + "]",
-    "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['none']",
-    "encoding value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['t5:buckets=many']",
-    "odd encoding": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nschemes=['rope+ntk:x,y']",
+    "nan": "lr = nan\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "true is no number": "[[tasks]]\ntask='text'\ntrain=true\ntest=[4]\nsteps=1\nencodings=['none']",
+    "no sizes": "[[tasks]]\ntask='text'\ntrain=4\ntest=[]\nsteps=1\nencodings=['none']",
+    "date": "title = 1979-05-27\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "width": "width=10\nheads=4\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "published": "published=['nobody']\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "too many": "seeds=1000\n[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=[" + "'none'," * 900 + "]",
+    "task option": "[[tasks]]\ntask='flipflop:noise=3'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "task value": "[[tasks]]\ntask='copy:symbols=many'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['none']",
+    "encoding value": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['t5:buckets=many']",
+    "odd encoding": "[[tasks]]\ntask='text'\ntrain=4\ntest=[4]\nsteps=1\nencodings=['rope+ntk:x,y']",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("content", ODD_PRESETS.values(), ids=ODD_PRESETS)
-def test_odd_presets_are_refused_in_a_sentence(tmp_path, capsys, content):
+def test_odd_presets_are_refused(tmp_path, capsys, content):
     path = tmp_path / "odd.toml"
     path.write_text(content)
     assert main(["compare", "--preset", str(path), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("posenc: ") and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    message = capsys.readouterr().err
+    assert message.startswith("posenc: ") and message.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 # ---- escaping -----------------------------------------------------------------------------------------------------
 class Reader(HTMLParser):
-    """Fails where the page has an element or an attribute that the lab does not write."""
+    """Fails if the page has an element or an attribute that the lab does not write."""
 
     def __init__(self):
         super().__init__()
@@ -218,21 +218,21 @@ def strings(content):
 
 
 def pages(run, monkeypatch):
-    """Every page, with still pictures and with Plotly (whose own code is left out here)."""
+    """Every page, with static pictures and with Plotly (without its code)."""
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
-    monkeypatch.setattr(side_by_side, "plotly_script", lambda: "/* Plotly */")
+    monkeypatch.setattr(compare_runs, "plotly_script", lambda: "/* Plotly */")
     names = [HOSTILE, HOSTILE]
     for still, scripts in ((True, 0), (False, 2)):
-        for page in (report.as_html(run, still=still), side_by_side.as_html(run, run, names, still=still)):
+        for page in (report.as_html(run, still=still), compare_runs.as_html(run, run, names, still=still)):
             yield page, read_page(page, scripts)
 
 
-def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeypatch):
-    """Through the file: a field refuses it, or it arrives as text."""
+def test_a_hostile_string_in_any_field_is_escaped(saved, tmp_path, monkeypatch):
+    """Read from the file: a field refuses it, or it arrives as text."""
     path = tmp_path / "results.json"
     arrived = 0
-    for place in strings(saved):
-        path.write_text(json.dumps(changed(saved, place, HOSTILE)))
+    for keys in strings(saved):
+        path.write_text(json.dumps(changed(saved, keys, HOSTILE)))
         try:
             run = results.read(tmp_path)
         except LabError:
@@ -240,25 +240,25 @@ def test_a_hostile_string_in_any_field_is_shown_as_text(saved, tmp_path, monkeyp
         arrived += 1
         for page, _ in pages(run, monkeypatch):
             assert HOSTILE not in page
-        assert "\x1b" not in report.as_text(run) + side_by_side.as_text(run, run, ["a", "b"])
+        assert "\x1b" not in report.as_text(run) + compare_runs.as_text(run, run, ["a", "b"])
     assert arrived > 20
 
 
 def test_hostile_strings_everywhere_at_once(saved, monkeypatch):
-    """Past the checks of the file: pages escape by themselves, whatever they are given."""
+    """Without the validation of the file: pages escape every string."""
     evil = copy.deepcopy(saved)
-    for place in strings(evil):
-        if place[-1] not in ("task", "published") and place[:2] != ("experiment", "published"):
-            get(evil, place[:-1])[place[-1]] = HOSTILE
+    for keys in strings(evil):
+        if keys[-1] not in ("task", "published") and keys[:2] != ("experiment", "published"):
+            get(evil, keys[:-1])[keys[-1]] = HOSTILE
     evil["experiment"]["tasks"][1]["sliding"] = HOSTILE
     for number, training in enumerate(evil["trainings"]):
         training["settings"]["task"] = saved["trainings"][number]["settings"]["task"]
-    seen = [text for _, text in pages(Results(**evil), monkeypatch)]
-    assert HOSTILE in seen[0] and f"last {HOSTILE} bytes" in seen[0]  # it is there, as text
-    assert seen[0].count("<script>alert(1)</script>") > 10
+    texts = [text for _, text in pages(Results(**evil), monkeypatch)]
+    assert HOSTILE in texts[0] and f"last {HOSTILE} bytes" in texts[0]  # it is there, as text
+    assert texts[0].count("<script>alert(1)</script>") > 10
 
 
-def test_figures_survive_their_escaping(saved, monkeypatch):
+def test_figures_are_still_readable_after_escaping(saved, monkeypatch):
     monkeypatch.setattr(report, "plotly_script", lambda: "/* Plotly */")
     saved = copy.deepcopy(saved)
     saved["experiment"]["tasks"][0]["encodings"] = [HOSTILE]
@@ -277,12 +277,12 @@ def test_published_results_can_be_read():
         assert found.finished == found.wanted and len(found.rows) > 200
 
 
-def test_the_checks_themselves():
-    assert validate.record({"a": validate.whole(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
+def test_checks():
+    assert validate.record({"a": validate.integer(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
     for check, wrong, says in (
-        (validate.whole(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
+        (validate.integer(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
         (validate.each(validate.text, least=1), [], "list of 1 to"), (validate.record({"a": validate.text}), {}, "has no a"),
-        (validate.each(validate.whole(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
+        (validate.each(validate.integer(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
     ):  # fmt: skip
-        with pytest.raises(validate.Wrong, match=says):
+        with pytest.raises(validate.Invalid, match=says):
             check(wrong, "it")

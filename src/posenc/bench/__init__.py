@@ -1,11 +1,16 @@
-"""Position encodings side by side with their peers, in time and memory. A wrong result is never timed.
+"""Benchmarks: positional encodings compared with other implementations, in time and memory. No wrong result is timed.
 
-workloads.py  what is attended: an encoding, causal or not, one query or all        a line each
-peers.py      who attends: posenc, PyTorch, textbook formulas                    a class each
-libraries.py  who attends: other people's libraries, optional and versioned      a class each
-measure.py    how: interleaved runs, medians and their spread, peak bytes of tensors, who else used the machine
-run.py        check against the float64 reference, then measure what fits and is not too slow
-growth.py     exponents of time and extra memory
-report.py     terminal, JSON, plot
-table.py      the READMEs' tables
+posenc bench
+    workloads.py        the encodings and shapes                                      a line each
+    peers.py            posenc, PyTorch and textbook formulas                         a class each
+    libraries.py        third-party libraries, optional                               a class each
+    measure.py          interleaved timing, peak memory, load by other processes
+    run.py              compare with the float64 reference, then measure
+    growth.py           exponents of time and extra memory
+    report.py           terminal, JSON, plot
+    goals.py, readme_tables.py   the tables of bench/results/README.md and the READMEs (make bench-table)
+
+python -m posenc.bench.gpu               the triton engine on one GPU
+python -m posenc.bench.rotate            the rotation of queries and keys
+python -m posenc.bench.explorer_redraw   the explorer in a browser
 """

@@ -11,9 +11,9 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc bench",
-        description="Attention with positions beside its peers: each result is compared with the float64 reference "
-        "first, a wrong one is reported and not timed. Ratios are to PyTorch's attention without positions, same run; "
-        "contenders take turns, and the median of the rounds counts.",
+        description="Time and memory of attention with positions, for posenc and its peers. Each result is first compared "
+        "with the float64 reference; a wrong one is reported and not timed. Ratios are to PyTorch's attention without "
+        "positions in the same rounds; the median of the rounds counts.",
     )
     add = parser.add_argument
     add("--suite", choices=("attention", "hf"), default="attention", help="hf: whole transformers models, as they are "
@@ -29,10 +29,10 @@ def main(arguments: list[str]) -> int:
     add("--lengths", nargs="+", type=int, metavar="TOKENS", help="512 1024 2048 4096; on cuda 4096 16384. Three or more "
         "give the exponents of growth: --lengths 512 1024 2048 4096 8192 16384")  # fmt: skip
     add("--peers", nargs="+", metavar="PEER", help="which peers (all that run on the device)")
-    add("--repeats", type=int, default=7, help="rounds a median is taken of (7); slow contenders do fewer, at least 2")
+    add("--repeats", type=int, default=7, help="rounds of a median (7); slow contenders do fewer, at least 2")
     add("--forward-only", action="store_true", help="no training steps")
-    add("--patience", type=float, default=10.0, metavar="SECONDS", help="leave out a contender that would take longer "
-        "than this for one run, judged by the length before (10)")  # fmt: skip
+    add("--patience", type=float, default=10.0, metavar="SECONDS", help="skip a contender that would take longer "
+        "than this for one run, extrapolated from the previous length (10)")  # fmt: skip
     add("--out", default="out/bench", help="folder for results.json and results.png (out/bench); results there of the "
         "same machine are kept")  # fmt: skip
     add("--list", action="store_true", help="name the workloads and the peers")
@@ -57,15 +57,15 @@ def main(arguments: list[str]) -> int:
             print(f"measured on {device} unless named: {', '.join(names)}")
         print("peers:", ", ".join(f"{name} {peer.version() or '(not installed)'}" for name, peer in PEERS.items()))
         return 0
-    for what, asked, known in (("workload", given.encodings, WORKLOADS), ("peer", given.peers, PEERS)):
-        unknown = [name for name in asked or () if name not in known]
+    for kind, wanted, known in (("workload", given.encodings, WORKLOADS), ("peer", given.peers, PEERS)):
+        unknown = [name for name in wanted or () if name not in known]
         if unknown:
-            parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+            parser.error(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
     lengths = given.lengths or LENGTHS[given.device]
     if min(lengths) < 1 or given.repeats < 2 or given.patience <= 0:
         parser.error("--lengths must be at least 1, --repeats at least 2 and --patience more than 0")
     if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda, but PyTorch sees no GPU here")
+        parser.error("--device cuda, but PyTorch finds no GPU")
     dtype = getattr(torch, given.dtype or ("float32" if given.device == "cpu" else "bfloat16"))
 
     from rich.console import Console
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     old = report.load(path)
     began = time.monotonic()
     console = Console(stderr=True)
-    shown = sys.stderr.isatty()
+    is_terminal = sys.stderr.isatty()
     columns = (
         BarColumn(),
         TextColumn("{task.description}"),
@@ -83,12 +83,14 @@ def main(arguments: list[str]) -> int:
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not shown, speed_estimate_period=900) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not is_terminal, speed_estimate_period=900
+    ) as progress:
         task = progress.add_task("starting", total=1.0)
 
         def tick(text: str, done: float) -> None:
             progress.update(task, description=text, completed=done)
-            if not shown and not text.startswith("checking "):
+            if not is_terminal and not text.startswith("checking "):
                 console.print(f"{time.monotonic() - began:4.0f} s {done:4.0%} {text}", highlight=False)
 
         def keep(result: dict) -> None:

@@ -2,11 +2,11 @@
 
     python -m posenc.bench.explorer_redraw [--rounds 12] [--all] [--only sentence,xpos] [--out results.json]
 
-Compare at length 512 with three encodings, Your sentence with 48 words (the most that are drawn), Extend RoPE. The clock
-runs in the browser, from the control's event to the last `plotly_afterplot` of the figures that the control changes, or
-to the answer that none of them does; "painted" is when the browser has put the picture on its screen too. Every round gives the control a value that
-it has not had before, so nothing comes from a cache except what that control leaves as it was. --all moves every slider
-of every encoding, not only those of a few; --out keeps what a run before has written of other controls. Exit status 1 where a median or a 90th percentile reaches 200 ms.
+Compare at length 512 with three encodings, Your sentence with 48 words (the maximum), Extend RoPE. The time is taken in
+the browser, from the control's event to the last `plotly_afterplot` of the figures that change, or to the response that
+none does; "painted" includes the browser's own painting. Every round sets a value that the control has not had before,
+so only what the control does not affect comes from a cache. --all moves every slider of every encoding; --out keeps an
+earlier run's rows of other controls. The exit status is 1 if a median or a 90th percentile reaches 200 ms.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WORDS = "+".join(f"word{n % 31}" for n in range(48))
 
 
 class Move(NamedTuple):
-    query: str  # {n} is another number in each pass, so that a control with few values gives new ones
+    query: str  # {n} is another number in each pass, so that a control with few values has new figures
     control: str
     values: tuple[float, ...]
 
 
-def spread(low: float, high: float, step: float, most: int = 16) -> tuple[float, ...]:
+def slider_values(low: float, high: float, step: float, most: int = 16) -> tuple[float, ...]:
     """Values of a slider, evenly from its lowest to its highest."""
     count = int((high - low) / step + 1e-9) + 1
     chosen = sorted({round(k * (count - 1) / (most - 1)) for k in range(most)}) if count > most else range(count)
@@ -51,20 +51,22 @@ def moves(everything: bool) -> Iterator[Move]:
 
     three = "?view=compare&a=t5:max_distance=1{n}8&b=alibi&c=rope&length=512"
     yield Move(three, "compare-head", tuple(range(1, 8)))
-    yield Move("?view=compare&length=512", "compare-train", spread(32, 496, 16))
-    yield Move("?view=compare&length=256", "compare-length", spread(272, 512, 16))
-    yield Move("?view=compare&a=shaw&b=deberta&c=transformer_xl&length=256", "compare-length", spread(272, 512, 16))
-    shown = list_encodings() if everything else ("t5", "shaw", "deberta", "transformer_xl", "relative_logits")
-    for name in shown:
+    yield Move("?view=compare&length=512", "compare-train", slider_values(32, 496, 16))
+    yield Move("?view=compare&length=256", "compare-length", slider_values(272, 512, 16))
+    yield Move(
+        "?view=compare&a=shaw&b=deberta&c=transformer_xl&length=256", "compare-length", slider_values(272, 512, 16)
+    )
+    names = list_encodings() if everything else ("t5", "shaw", "deberta", "transformer_xl", "relative_logits")
+    for name in names:
         sliders = [option for option in options_of(name) if option.kind == "slider"]
         for number, option in enumerate(sliders[:3]):
-            values = tuple(v for v in spread(option.low, option.high, option.step) if v != option.default)
+            values = tuple(v for v in slider_values(option.low, option.high, option.step) if v != option.default)
             yield Move(f"?view=compare&a={name}&b=alibi&c=rope&length=512", f"compare-a-slider-{number}", values)
     yield Move(f"?view=sentence&text={WORDS}+{{n}}", "sentence-head", (1, 2, 3))
-    yield Move(f"?view=sentence&text={WORDS}", "sentence-strength", spread(0.05, 2.0, 0.05))
-    yield Move(f"?view=sentence&text={WORDS}&change=shift", "sentence-shift", spread(10, 990, 1))
-    yield Move("?view=extend", "extend-target", spread(8192, 65536, 3584))
-    yield Move("?view=extend", "extend-base", spread(20000, 500000, 32000))
+    yield Move(f"?view=sentence&text={WORDS}", "sentence-strength", slider_values(0.05, 2.0, 0.05))
+    yield Move(f"?view=sentence&text={WORDS}&change=shift", "sentence-shift", slider_values(10, 990, 1))
+    yield Move("?view=extend", "extend-target", slider_values(8192, 65536, 3584))
+    yield Move("?view=extend", "extend-base", slider_values(20000, 500000, 32000))
 
 
 MOVE = """async ([control, page, value]) => {
@@ -100,7 +102,7 @@ def measure(page, address: str, move: Move, rounds: int) -> list[tuple[float, fl
     for number in range(rounds):
         page.goto(address + move.query.format(n=number + 1))
         page.wait_for_selector(f".view[data-page={key}][aria-busy=false]")
-        page.wait_for_timeout(500)  # what a page does once it has opened, such as collecting garbage
+        page.wait_for_timeout(500)  # let the page settle, for example garbage collection
         for value in move.values:
             times.append(page.evaluate(MOVE, [move.control, key, str(value)]))
             page.wait_for_timeout(120)
@@ -115,7 +117,7 @@ def percentile(times: Sequence[float], share: float) -> float:
 
 
 def _kept(path: str | None) -> dict[tuple[str, str], dict[str, int]]:
-    """The rows of a run before, by view and control."""
+    """The rows of an earlier run, by view and control."""
     if path is None or not Path(path).exists():
         return {}
     rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
@@ -126,7 +128,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--all", action="store_true", help="every slider of every encoding")
-    parser.add_argument("--only", default="", help="views or controls that have one of these words, with commas")
+    parser.add_argument(
+        "--only", default="", help="views or controls that contain one of these texts, separated by commas"
+    )
     parser.add_argument("--out", help="write the results here, as JSON")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
@@ -161,8 +165,8 @@ def main() -> int:
                 numbers = {"median": middle, "p90": high, "worst": max(drawn), "painted": painted}
                 rows[view, move.control] = {k: round(v) for k, v in numbers.items()}
                 if given.out is not None:
-                    told = [{"view": v, "control": c} | row for (v, c), row in rows.items()]
-                    report = {"machine": machine, "unit": "ms", "limit": LIMIT, "rows": told}
+                    listed = [{"view": v, "control": c} | row for (v, c), row in rows.items()]
+                    report = {"machine": machine, "unit": "ms", "limit": LIMIT, "rows": listed}
                     files.write(Path(given.out), (json.dumps(report, indent=1) + "\n").encode())
                 print(
                     f"{view[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "

@@ -1,11 +1,11 @@
-"""bench/results/README.md: the published runs against the goals, growth, and the peers side by side: make bench-table."""
+"""The tables of bench/results/README.md: the published runs and the goals, growth, all contenders (make bench-table)."""
 
 from __future__ import annotations
 
 import statistics
 
 from .growth import extra_bytes, growth
-from .report import milliseconds, not_timed, where_run
+from .report import describe_machine, milliseconds, not_timed
 
 # forward, forward + backward, and extra memory as a share of a dense float32 [H, L, L] bias
 CPU = {
@@ -100,7 +100,7 @@ def gpu(result: dict) -> str:
     return "\n".join(lines)
 
 
-def side_by_side(result: dict, length: int) -> str:
+def contenders(result: dict, length: int) -> str:
     """Every contender's times at one length, forward / training."""
     measured = {(r["workload"], r["peer"], r["pass"]): r for r in result["records"] if r["length"] == length}
     names = list(dict.fromkeys(key[0] for key in measured))
@@ -118,7 +118,7 @@ def side_by_side(result: dict, length: int) -> str:
     return "\n".join(lines)
 
 
-def grown(result: dict) -> str:
+def exponents(result: dict) -> str:
     """Exponents, a row for each workload and contender: forward, then training."""
     lines = ["| plan | contender | time, forward | time, training | extra memory, forward | extra memory, training |"]
     lines.append("| --- " * 6 + "|")
@@ -129,41 +129,37 @@ def grown(result: dict) -> str:
         cells = []
         for what in ("time", "extra_memory"):
             for kind in PASSES:
-                line = both.get(kind)
-                power = None if line is None else line[what]
-                cells.append("–" if power is None else f"{power:.2f} (to {line['to']})")
+                line = both.get(kind, {what: None})
+                cells.append("–" if line[what] is None else f"{line[what]:.2f} (to {line['to']})")
         lines.append("| " + " | ".join([name, peer, *cells]) + " |")
     return "\n".join(lines)
 
 
-def section(cpu_result: dict, gpu_result: dict | None) -> str:
+def section(cpu_result: dict, gpu_result: dict) -> str:
     """Everything between the markers."""
     busy = [r["busy"] for r in cpu_result["records"] if "busy" in r]
     dates = sorted(r["when"][:16] for r in cpu_result["records"] if "when" in r)
     parts = [
         "## CPU, against the goals (B1 H8 L4096 D64)",
-        f"{where_run(cpu_result)}, {cpu_result['dtype']}; measured {dates[0]} to {dates[-1]} UTC. Bold: the goal is missed. "
-        f"± is half the distance of the quartiles of the rounds' ratios. Others used {statistics.median(busy):.0%} of the cores meanwhile "
+        f"{describe_machine(cpu_result)}, {cpu_result['dtype']}; measured {dates[0]} to {dates[-1]} UTC. Bold: the goal is missed. "
+        f"± is half the interquartile range of the rounds' ratios. Other processes used {statistics.median(busy):.0%} of the cores "
         f"in the median, {max(busy):.0%} at worst.",
         cpu(cpu_result),
         "### Every contender at 4096 tokens, forward / training step",
-        side_by_side(cpu_result, 4096),
+        contenders(cpu_result, 4096),
         "Not timed:",
         "\n".join(
             f"- {line}" for line in not_timed([r for r in cpu_result["records"] if "would" in r.get("note", "")])
         ),
         "### Growth with the number L of tokens, from 512 on: exponents of time and of extra memory",
-        grown(cpu_result),
+        exponents(cpu_result),
+        "## GPU, against the goals",
+        f"{describe_machine(gpu_result)}, {gpu_result['dtype']}, 16 heads, D64 (relative_logits: 128); {gpu_result['when'][:16]} "
+        "UTC. Times of replayed CUDA graphs, relative to PyTorch's FlashAttention without positions. Bold: missed.",
+        gpu(gpu_result),
+        "### Every contender at 4 × 4096 tokens, forward / training step",
+        contenders(gpu_result, 4096),
     ]
-    if gpu_result is not None:
-        parts += [
-            "## GPU, against the goals",
-            f"{where_run(gpu_result)}, {gpu_result['dtype']}, 16 heads, D64 (relative_logits: 128); {gpu_result['when'][:16]} "
-            "UTC. Times of replayed CUDA graphs, relative to PyTorch's FlashAttention without positions. Bold: missed.",
-            gpu(gpu_result),
-            "### Every contender at 4 × 4096 tokens, forward / training step",
-            side_by_side(gpu_result, 4096),
-        ]
-        if any(r["length"] == 16384 for r in gpu_result["records"]):
-            parts += ["### and at 1 × 16384 tokens", side_by_side(gpu_result, 16384)]
+    if any(r["length"] == 16384 for r in gpu_result["records"]):
+        parts += ["### and at 1 × 16384 tokens", contenders(gpu_result, 16384)]
     return "\n\n".join(part for part in parts if part)

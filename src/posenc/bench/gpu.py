@@ -1,10 +1,11 @@
-"""The triton engine beside PyTorch's attention without positions, on one GPU: verified, then timed.
+"""The triton engine and PyTorch's attention without positions, on one GPU: verified, then timed.
 
     python -m posenc.bench.gpu [--out FILE.json] [--only t5,shaw]
 
 Every plan is first compared with the float64 reference at a smaller length; a wrong one is not timed. Times are medians
-of device events in one run, replayed as CUDA graphs (and, under `_eager`, as Python launches them); the ceilings, FlashAttention and cuDNN as PyTorch ships them, have no position at all.
-FlexAttention and other peers are beside it in `posenc bench --device cuda`.
+of CUDA events in one run, replayed as CUDA graphs (`_eager`: launched from Python); the ceilings, PyTorch's
+FlashAttention and cuDNN, have no positions.
+`posenc bench --device cuda` measures FlexAttention and other peers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from triton.testing import do_bench
 
 from .. import Lookup, Plan, Positions, Rotation, attend
 from ..core import files, index
+from .measure import capture_graph
 
 SHAPES = [(4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (1, 16, 16384, 64, True)]
 WIDE = [(4, 16, 4096, 128, True)]
@@ -63,10 +65,10 @@ def shaw_values(heads, length, size, causal):
 
 
 def deberta(heads, length, size, causal):
-    spot = index.deberta_buckets(256, 512)
-    tables = [table(heads, spot.n, size, dtype=torch.bfloat16) for _ in range(2)]
+    buckets = index.deberta_buckets(256, 512)
+    tables = [table(heads, buckets.n, size, dtype=torch.bfloat16) for _ in range(2)]
     return Plan(
-        Positions(length), lookups=(Lookup(spot, dot_query=tables[0], dot_key=tables[1]),), scale=(3 * size) ** -0.5
+        Positions(length), lookups=(Lookup(buckets, dot_query=tables[0], dot_key=tables[1]),), scale=(3 * size) ** -0.5
     )
 
 
@@ -77,9 +79,9 @@ def relative_logits(heads, length, size, causal):
 
 
 def transformer_xl(heads, length, size, causal):
-    spot = index.exact(Positions(length))
-    content = table(heads, spot.n, size, dtype=torch.bfloat16)
-    return Plan(Positions(length), lookups=(Lookup(spot, dot_query=content, bias=table(heads, spot.n)),))
+    distances = index.exact(Positions(length))
+    content = table(heads, distances.n, size, dtype=torch.bfloat16)
+    return Plan(Positions(length), lookups=(Lookup(distances, dot_query=content, bias=table(heads, distances.n)),))
 
 
 def xlnet(heads, length, size, causal):
@@ -93,8 +95,8 @@ def xlnet(heads, length, size, causal):
 
 def packed(heads, length, size, causal):
     """T5's table with a position for each token: four texts in a row."""
-    places = (torch.arange(length, device="cuda") % max(length // 4, 1)).int()
-    return Plan(Positions(places), lookups=t5(heads, length, size, causal).lookups, scale=1.0)
+    ids = (torch.arange(length, device="cuda") % max(length // 4, 1)).int()
+    return Plan(Positions(ids), lookups=t5(heads, length, size, causal).lookups, scale=1.0)
 
 
 def rope(heads, length, size, causal):
@@ -112,29 +114,22 @@ PLANS = {
 }  # fmt: skip
 
 
-def texts(length):
+def four_documents(length):
     """Four packed texts."""
     return {"documents": (torch.arange(length, device="cuda") * 4 // length)[None]}
 
 
 PLANS["t5 in four texts"] = (t5, SHAPES[:2])
-MASKS = {"t5 in four texts": texts}
+MASKS = {"t5 in four texts": four_documents}
 
 
-def verified(make, masks=None) -> float:
+def largest_error(make, masks=None) -> float:
     """The largest error of output and gradients against float64, relative in norm, in bfloat16 at length 700."""
     torch.manual_seed(0)
-    worst = 0.0
-    for causal in (False, True):
-        plan = make(2, 700, 64, causal)
-        if any(lookup.states is not None for lookup in plan.lookups):
-            return verified_states(make)
-        worst = max(worst, error(plan, 1, 2, 700, 64, causal, **(masks(700) if masks else {})))
-    return worst
-
-
-def verified_states(make) -> float:
-    return error(make(2, 700, 64, True), 4, 2, 700, 64, True)
+    if make in (relative_logits, rope):  # causal only; the states of relative_logits have a batch of 4
+        return error(make(2, 700, 64, True), 4 if make is relative_logits else 1, 2, 700, 64, True)
+    kwargs = masks(700) if masks else {}
+    return max(error(make(2, 700, 64, causal), 1, 2, 700, 64, causal, **kwargs) for causal in (False, True))
 
 
 def error(plan, batch, heads, length, size, causal, **masks) -> float:
@@ -149,7 +144,7 @@ def error(plan, batch, heads, length, size, causal, **masks) -> float:
     return max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(*results, strict=True))
 
 
-def timed(run, inputs, g) -> dict[str, float]:
+def time_step(run, inputs, g) -> dict[str, float]:
     """Milliseconds forward, forward + backward, and the peak memory of a training step in MB beyond its inputs."""
 
     def step():
@@ -157,9 +152,9 @@ def timed(run, inputs, g) -> dict[str, float]:
 
     with torch.no_grad():
         forward = do_bench(run, warmup=15, rep=60, return_mode="median")
-        forward_graph = replayed(run)
+        forward_graph = time_graph(run)
     both = do_bench(step, warmup=15, rep=80, return_mode="median")
-    both_graph = replayed(step)
+    both_graph = time_graph(step)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -169,26 +164,17 @@ def timed(run, inputs, g) -> dict[str, float]:
     return {**times, "peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20}
 
 
-def replayed(run) -> float:
-    """As a CUDA graph: the device's time without the host's, for ours and the ceilings alike."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return do_bench(graph.replay, warmup=15, rep=60, return_mode="median")
+def time_graph(run) -> float:
+    """Milliseconds as a CUDA graph: device time without launch overhead, for posenc and the ceilings alike."""
+    return do_bench(capture_graph(run), warmup=15, rep=60, return_mode="median")
 
 
 def plain(backend, q, k, v, causal, g):
     with sdpa_kernel(backend):
-        return timed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v), g)
+        return time_step(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v), g)
 
 
-def card() -> dict:
+def machine() -> dict:
     fields = "name,driver_version,memory.total"
     found = subprocess.run(
         ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True
@@ -202,14 +188,10 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PLANS))
     args = parser.parse_args()
     began = time.time()
-    report = {"card": card(), "date": time.strftime("%Y-%m-%d"), "rows": [], "errors": {}}
+    report: dict = {"card": machine(), "date": time.strftime("%Y-%m-%d"), "rows": [], "errors": {}}
     names = args.only.split(",")
     for name in names:
-        report["errors"][name] = wrong = (
-            verified(PLANS[name][0], MASKS.get(name))
-            if name != "rope"
-            else error(rope(2, 700, 64, True), 1, 2, 700, 64, True)
-        )
+        report["errors"][name] = wrong = largest_error(PLANS[name][0], MASKS.get(name))
         print(f"{name:16} error {wrong:.1e}  ({time.time() - began:.0f} s)", flush=True)
     for shape in dict.fromkeys(shape for name in names for shape in PLANS[name][1]):
         batch, heads, length, size, causal = shape
@@ -236,7 +218,7 @@ def main() -> None:
             leaves = [tensor for _, tensor in plan.tensors()]
             masks = MASKS[name](length) if name in MASKS else {}
             run = partial(attend, q, k, v, plan, causal=causal, engine="triton", **masks)
-            results[name] = timed(run, [q, k, v, *leaves], g)
+            results[name] = time_step(run, [q, k, v, *leaves], g)
         for name, result in results.items():
             result["forward_over_flash"] = result["forward"] / flash["forward"]
             result["both_over_flash"] = result["both"] / flash["both"]

@@ -1,4 +1,4 @@
-"""Other people's libraries as peers: optional, versioned, from projected q, k, v on, at the settings they advise."""
+"""Third-party libraries as peers: optional, called with projected q, k, v and their recommended settings."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ class FlashDeberta(Peer):
 
     def make(self, problem):
         kernel = _kernels("flashdeberta", "ops.flash_attention").flash_attention_with_disentangled
-        buckets, reach = _deberta_sizes(problem)
+        buckets, max_distance = _deberta_sizes(problem)
 
         def attention(q, k, v):
             plan = problem.plan()
             (lookup,) = plan.lookups
             tables = lookup.dot_query[None], lookup.dot_key[None]
-            return kernel(q, k, v, None, *tables, False, scale_of(plan), buckets, reach)
+            return kernel(q, k, v, None, *tables, False, scale_of(plan), buckets, max_distance)
 
         return attention
 
@@ -168,19 +168,19 @@ class DisentangledFlash(Peer):
         module = module.to(device=case.device, dtype=case.dtype).eval()
         module.pos_key_proj, module.pos_query_proj = encoding.pos_key, encoding.pos_query
         module._reshape_heads = lambda x, batch, length: x
-        seen = torch.ones(case.batch, case.length, dtype=torch.bool, device=case.device)
-        hidden = problem.v.new_empty(case.batch, case.length, 1)  # only its length and dtype are looked at
+        visible = torch.ones(case.batch, case.length, dtype=torch.bool, device=case.device)
+        hidden = problem.v.new_empty(case.batch, case.length, 1)  # only its length and dtype are used
 
         def attention(q, k, v):
             module._project_qkv = lambda hidden: (q, k, v)
-            out, _ = module(hidden, seen, rel_embeddings=encoding.table)
+            out, _ = module(hidden, visible, rel_embeddings=encoding.table)
             return out.unflatten(-1, (case.heads, case.size)).transpose(1, 2)
 
         return attention
 
 
 class TurboT5(Peer):
-    """turboT5's fused T5 kernel. It knows the tiles of two older cards; those of the larger one are used."""
+    """turboT5's fused T5 kernel. It has tiles for two older cards; those of the larger one are used."""
 
     name = "turbot5"
     package = "turbot5"
@@ -191,7 +191,7 @@ class TurboT5(Peer):
 
     def make(self, problem):
         module = _kernels("turbot5", "ops.fused_bias_attention")
-        # "can be overwritten at runtime to use your custom config": elsewhere it falls back to 32 x 32 tiles
+        # "can be overwritten at runtime to use your custom config"; the fallback is 32 x 32 tiles
         module.get_fwd_config = lambda *shape: (128, 64, 3, 4)
         module.get_bwd_config = lambda *shape: (64, 64, 1, 4)
         causal, encoding = problem.case.workload.causal, problem.encoding
@@ -215,7 +215,7 @@ def _causal(bias, case):
 def deberta_config(problem):
     from transformers import DebertaV2Config
 
-    buckets, reach = _deberta_sizes(problem)
+    buckets, max_distance = _deberta_sizes(problem)
     return DebertaV2Config(
         hidden_size=problem.case.heads * problem.case.size,
         num_attention_heads=problem.case.heads,
@@ -223,7 +223,7 @@ def deberta_config(problem):
         pos_att_type=["c2p", "p2c"],
         share_att_key=False,
         position_buckets=buckets,
-        max_relative_positions=reach,
+        max_relative_positions=max_distance,
     )
 
 
@@ -232,7 +232,7 @@ def _deberta_sizes(problem) -> tuple[int, int]:
 
 
 def _tiles(known: Mapping[str, tuple[int, ...]]):
-    """disentangled-flash's own tiles; where they are for the same card but another compiler, the known ones for heads of 64."""
+    """disentangled-flash's own tiles; for the same card with another compiler, the known ones for heads of 64."""
     from disentangled_flash.tuning import KernelConfig, ProfileRegistry, load_bundled_profiles
 
     class Tiles(ProfileRegistry):

@@ -1,4 +1,4 @@
-"""Time and memory of a call, and who else used the machine meanwhile."""
+"""Time and memory of a call, and the load that other processes put on the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def peak_bytes(call: Call, device: str = "cpu") -> int:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.13 else prints a line for each start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.13 prints a line for each start and stop
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -36,7 +36,7 @@ def peak_bytes(call: Call, device: str = "cpu") -> int:
 
 
 def free_bytes(device: str = "cpu") -> int:
-    """What may still be asked for, without swapping."""
+    """Memory that can still be allocated without swapping."""
     if device == "cpu":
         import psutil
 
@@ -45,7 +45,7 @@ def free_bytes(device: str = "cpu") -> int:
 
 
 def seconds(call: Call, device: str = "cpu", inner: int = 1) -> float:
-    """Of one call, as the mean of `inner` in a row; on a GPU between two of its own events."""
+    """Seconds of one call, the mean of `inner` calls in a row; on a GPU between two CUDA events."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(inner):
@@ -61,25 +61,25 @@ def seconds(call: Call, device: str = "cpu", inner: int = 1) -> float:
     return first.elapsed_time(last) / 1e3 / inner
 
 
-def in_turns(
+def time_interleaved(
     calls: dict[str, Call], rough: dict[str, float], repeats: int, budget: float, device: str = "cpu"
 ) -> dict[str, list[float]]:
-    """Seconds of each contender, round by round, so that a slow moment of the machine hits all alike.
+    """Seconds of each contender, round by round, so that a slow moment of the machine affects all alike.
 
-    Short calls (by their `rough` seconds) are repeated within a round. Who has used up `budget` seconds rests after two
-    rounds: lists may differ in length, and their entries belong to the first rounds.
+    Short calls (by their `rough` seconds) are repeated within a round. A contender that has used `budget` seconds stops
+    after two rounds: lists may differ in length, and their entries belong to the first rounds.
     """
     enough = 0.02 if device == "cpu" else 0.004
     inner = {name: max(1, min(100, math.ceil(enough / rough[name]))) for name in calls}
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats):
+    for number in range(repeats):
         for name, call in calls.items():
-            if turn < 2 or sum(taken[name]) * inner[name] < budget:
+            if number < 2 or sum(taken[name]) * inner[name] < budget:
                 taken[name].append(seconds(call, device, inner[name]))
     return taken
 
 
-def compared(taken: list[float], base: list[float]) -> tuple[float, float, float]:
+def compare_with_base(taken: list[float], base: list[float]) -> tuple[float, float, float]:
     """Median seconds, median ratio to the base within the same rounds, and the ratio's spread (half the quartiles')."""
     ratios = sorted(a / b for a, b in zip(taken, base))
     if len(ratios) < 4:
@@ -90,25 +90,32 @@ def compared(taken: list[float], base: list[float]) -> tuple[float, float, float
     return statistics.median(taken), statistics.median(ratios), spread
 
 
-def graph(call: Call, pool) -> Call | None:
-    """The call as a replayed CUDA graph: the device's time without the host's. None where it cannot be captured."""
+def capture_graph(call: Call, pool=None, calls: int = 1) -> Call:
+    """`calls` calls as a CUDA graph that is replayed: device time without launch overhead."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(captured, pool=pool):
+        for _ in range(2):
             call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        for _ in range(calls):
+            call()
+    return graph.replay
+
+
+def try_capture(call: Call, pool) -> Call | None:
+    """The same; None if the call cannot be captured."""
+    try:
+        return capture_graph(call, pool)
     except RuntimeError:
         torch.cuda.synchronize()
         return None
-    return captured.replay
 
 
-class Others:
-    """The share of all cores that other processes used since this was made."""
+class OtherProcesses:
+    """The share of all cores that other processes have used since this object was created."""
 
     def __init__(self):
         self.start = self._now()

@@ -1,6 +1,7 @@
-"""Who attends. A peer says its version, what it can do, and gives a function of q, k, v that autograd can follow.
+"""Peers: implementations of attention with positions. A peer has a version, may refuse a case, and returns a
+differentiable function of q, k, v.
 
-Peers share the encoding's own parameters, so that gradients can be compared too.
+Peers share the encoding's parameters, so that their gradients can be compared too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from ..core.plan import Plan
+from ..core.positions import Positions
 from ..functional import attend, explain
 from .measure import seconds
 from .workloads import Attention, Case, Problem
@@ -24,10 +26,10 @@ class Peer:
     package: str | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     ceiling = False
-    """Attention without any position: what ratios are relative to."""
+    """Attention without positions, the base of all ratios."""
 
     def version(self) -> str | None:
-        """None: not installed."""
+        """None if it is not installed."""
         if self.package is None:
             return torch.__version__
         try:
@@ -40,11 +42,11 @@ class Peer:
         return None
 
     def detail(self, problem: Problem) -> dict:
-        """What else its records say."""
+        """More entries for its records."""
         return {}
 
     def kept(self, attention: Attention) -> int:
-        """Bytes of tables that it keeps between calls; what a call makes and drops is measured."""
+        """Bytes of tables that it keeps between calls; memory within a call is measured."""
         return 0
 
     def make(self, problem: Problem) -> Attention:
@@ -92,20 +94,20 @@ class Ours(Peer):
 def dense_bias(problem: Problem) -> Tensor:
     """[H, Lq, Lk] of an encoding that adds one number per head and distance, in q's dtype.
 
-    Looked up once for each distance and laid out from there: a look-up for each pair has a gradient that adds 16 million
-    numbers into 32 places (on one H200, t5 at 4 x 4096 tokens: 857 ms a training step).
+    Looked up once for each distance and expanded from there: with one lookup for each pair, the gradient adds 16 million
+    numbers into 32 rows (on one H200, t5 at 4 x 4096 tokens: 857 ms a training step).
     """
     plan = problem.plan()
     distance = plan.positions.distance(problem.q.device)
-    seen = torch.cat([distance[:, 0].flip(0), distance[0, 1:]])
-    total = torch.zeros((), device=seen.device)
+    distances = torch.cat([distance[:, 0].flip(0), distance[0, 1:]])
+    total = torch.zeros((), device=distances.device)
     for lookup in plan.lookups:
         assert lookup.bias is not None
-        total = total + lookup.bias.float()[:, lookup.index.lookup(seen)]
+        total = total + lookup.bias.float()[:, lookup.index.lookup(distances)]
     if plan.slopes is not None:
-        total = total - plan.slopes[:, None] * seen.abs()
+        total = total - plan.slopes[:, None] * distances.abs()
     if problem.case.workload.causal:
-        total = total.masked_fill(seen > 0, float("-inf"))
+        total = total.masked_fill(distances > 0, float("-inf"))
     return total.unfold(1, distance.shape[1], 1).to(problem.q.dtype).flip(1)
 
 
@@ -113,7 +115,7 @@ BIASES = ("t5", "clipped", "alibi")
 
 
 class DenseBias(Peer):
-    """A dense [H, L, L] bias given to PyTorch's attention as a mask: what most code does."""
+    """A dense [H, L, L] bias as the mask of PyTorch's attention, as in most code."""
 
     name = "dense bias"
 
@@ -132,9 +134,9 @@ class DenseBias(Peer):
 
 
 class Eager(Peer):
-    """Scores, softmax, sum: three dense steps; content terms as the papers' formulas, vectors gathered by [L, L].
+    """Scores, softmax and weighted sum as three dense steps; content terms as in the papers, vectors gathered by [L, L].
 
-    As `nn.Embedding` gathers them: the gradient of `keys[rows]` is slower, on a GPU by seconds, and adds in the table's dtype.
+    Gathered with `embedding`: the gradient of `keys[rows]` is slower, on a GPU by seconds, and adds in the table's dtype.
     """
 
     name = "textbook"
@@ -150,27 +152,31 @@ class Eager(Peer):
             return (q @ k.transpose(-1, -2) * scale + dense_bias(problem)).softmax(-1) @ v
 
         def shaw(q, k, v):
-            steps = torch.arange(case.length, device=q.device)
-            distance = steps[None, :] - steps[:, None]
-            rows = distance.clamp(-encoding.left, encoding.right) + encoding.left
-            content = torch.einsum("bhid,ijd->bhij", q, embedding(rows, encoding.keys[0]))
-            scores = (q @ k.transpose(-1, -2) + content) * scale
-            if case.workload.causal:
-                scores = scores.masked_fill(distance > 0, float("-inf"))
-            weights = scores.softmax(-1)
-            if encoding.values is None:
-                return weights @ v
-            return weights @ v + torch.einsum("bhij,ijd->bhid", weights, embedding(rows, encoding.values[0]))
+            return textbook_shaw(q, k, v, encoding, scale=scale, causal=case.workload.causal)
 
         return shaw if case.workload.encoding == "shaw" else bias
+
+
+def textbook_shaw(q: Tensor, k: Tensor, v: Tensor, encoding, *, scale: float, causal: bool) -> Tensor:
+    """Shaw's attention with a vector for every pair of positions, [L, L, D], in memory. q, k, v: [B, H, L, D]."""
+    distance = Positions(q.shape[2]).distance(q.device)
+    rows = distance.clamp(-encoding.left, encoding.right) + encoding.left
+    content = torch.einsum("bhid,ijd->bhij", q, embedding(rows, encoding.keys[0]))
+    scores = (q @ k.transpose(-1, -2) + content) * scale
+    if causal:
+        scores = scores.masked_fill(distance > 0, float("-inf"))
+    probabilities = scores.softmax(-1)
+    if encoding.values is None:
+        return probabilities @ v
+    return probabilities @ v + torch.einsum("bhij,ijd->bhid", probabilities, embedding(rows, encoding.values[0]))
 
 
 class Flex(Peer):
     """PyTorch's FlexAttention, compiled, with a score function for the same plan.
 
-    A look-up's gradient is atomic there, and equal addresses are slow: tables without content are spread out to one
+    A lookup's gradient is atomic there, and equal addresses are slow: bias tables are expanded to one
     number per distance, and for training copied for neighbouring rows (on one H200, t5 at 4 x 4096 tokens: 956 ms with
-    distances clamped, 19 with one number per distance, 12 with 64 copies). On a GPU the fastest of these tiles is taken.
+    distances clamped, 19 with one number per distance, 12 with 64 copies). On a GPU the fastest of these tiles is used.
     """
 
     name = "flex attention"
@@ -191,7 +197,7 @@ class Flex(Peer):
 
     def refuses(self, case, kind):
         if case.workload.queries is not None:
-            return "one query is left to its decoding kernel"
+            return "FlexAttention has another kernel for one query"
         if case.workload.options.get("values"):
             return "its score function cannot add to the values"
         if case.device == "cpu" and kind == "training":
@@ -208,7 +214,7 @@ class Flex(Peer):
             mask = create_block_mask(
                 lambda b, h, i, j: j <= i, None, None, case.length, case.length, device=case.device
             )
-        # one compiled function for each length: a score function's own integers are constants to the compiler
+        # one compiled function for each length: the compiler treats a score function's integers as constants
         torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False)
         chosen: dict[bool, dict] = {} if gpu and case.length >= 2048 else {True: {}, False: {}}
@@ -243,7 +249,7 @@ class Flex(Peer):
             try:
                 call()
                 times[number] = seconds(call, "cuda", 3)
-            except Exception:  # tiles that this card or this score function cannot have
+            except Exception:  # tiles that this card or score function does not support
                 continue
         if not times:
             raise RuntimeError("none of the tiles compiles")
@@ -251,7 +257,7 @@ class Flex(Peer):
 
 
 def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
-    """The plan's terms as FlexAttention's score_mod(score, b, h, i, j); None where it has none."""
+    """The plan's terms as FlexAttention's score_mod(score, b, h, i, j); None if it has none."""
     length = q.shape[2]
     scale = scale_of(plan) or q.shape[3] ** -0.5
     steps = torch.arange(1 - length, length, device=q.device)

@@ -1,4 +1,4 @@
-"""What a run says: a table on the terminal, JSON, a plot."""
+"""Report a run: a table on the terminal, JSON, a plot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def save(result: dict, path: Path) -> None:
 
 
 def load(path: Path) -> dict | None:
-    """An earlier run's results; None where there are none in today's form."""
+    """An earlier run's results; None if there are none in the current format."""
     if not path.exists():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -25,7 +25,7 @@ def load(path: Path) -> dict | None:
 
 
 def merged(old: dict | None, new: dict) -> dict:
-    """New records take the place of old ones of the same machine; another machine or dtype starts afresh."""
+    """New records replace old ones of the same machine; another machine or dtype drops all old ones."""
     if old is None or any(old.get(name) != new[name] for name in ("machine", "device", "dtype")):
         return new
     known = {key(record) for record in new["records"]}
@@ -41,7 +41,7 @@ def merged(old: dict | None, new: dict) -> dict:
     return {**new, "versions": {**old["versions"], **new["versions"]}, "records": records}
 
 
-def where_run(result: dict) -> str:
+def describe_machine(result: dict) -> str:
     machine = result["machine"]
     if "gpu" in machine:
         parts = [machine["gpu"], f"driver {machine.get('driver', 'unknown')}", f"torch {machine['torch']}"]
@@ -67,7 +67,7 @@ def print_table(result: dict) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)
-    table = Table(title=f"{result['dtype']}, {where_run(result)}", box=SIMPLE)
+    table = Table(title=f"{result['dtype']}, {describe_machine(result)}", box=SIMPLE)
     left = ("workload", "shape", "pass", "contender")
     headings = (*left, "time", *(f"of {name}" for name in ceilings), "±", "extra memory*")
     for heading in headings:
@@ -117,7 +117,7 @@ def milliseconds(value: float) -> str:
 
 
 def not_timed(records: list[dict]) -> list[str]:
-    """One line for each reason, with everything that it holds for."""
+    """One line for each reason, with the workloads and passes it applies to."""
     found: dict[tuple, list[str]] = {}
     for record in records:
         if "note" in record:
@@ -167,7 +167,7 @@ def plot(result: dict, path: Path) -> None:
                 axis.legend(fontsize=5)
     for axis in list(grid.flat)[2 * len(names) :]:
         axis.axis("off")
-    figure.suptitle(f"{result['dtype']}, {where_run(result)}")
+    figure.suptitle(f"{result['dtype']}, {describe_machine(result)}")
     figure.tight_layout()
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=100)

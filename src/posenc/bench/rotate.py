@@ -1,13 +1,13 @@
-"""Turning queries and keys beside a plain copy of them: verified, then timed.
+"""The rotation of queries and keys compared with a copy of them: verified, then timed.
 
     python -m posenc.bench.rotate [--device cuda|cpu] [--out FILE.json] [--only D64,partial] [--compile]
     python -m posenc.bench.rotate --sweep [whole|partial] [--out FILE.json]     the same, with the best of several shapes
 
-A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so that copy time / rotation time is the part
-of the copy's bandwidth that is reached. Every case is first compared with float64, gradients too; a wrong one is not
-timed. On CUDA a graph of several calls is replayed (device time, without the host's) over tensors several times larger
-than the L2 cache, copy and rotation in turn; on a CPU single calls are, and the copy is `clone()`. "usual" is rotate-half as models write it:
-x * cos + rotate_half(x) * sin, in x's dtype. "step" is forward and backward beside two copies.
+A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so copy time / rotation time is the share of
+the copy's bandwidth. Every case is first compared with float64, gradients too; a wrong one is not timed. On CUDA a graph
+of several calls is replayed (device time without launch overhead) over tensors several times larger than the L2 cache,
+copy and rotation interleaved; on a CPU single calls are timed, and the copy is `clone()`. "usual" is rotate-half as in
+most models, x * cos + rotate_half(x) * sin, in x's dtype. "step" is forward and backward, compared with two copies.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from pathlib import Path
 import torch
 
 from ..core import files
-from ..core.rotation import rotate_both, rotate_by_formula
+from ..core.rotation import Layout, rotate_both, rotate_by_formula
+from .measure import capture_graph
 
 CALLS = 8  # in a graph
 
 
 @dataclass(frozen=True)
 class Case:
-    """Queries of `heads` heads and keys of `kv_heads`; `rows`: as views of [B, L, H, D], which projections give."""
+    """Queries of `heads` heads and keys of `kv_heads`; `rows`: views of [B, L, H, D], the layout of projections."""
 
     size: int = 128
-    layout: str = "half"
+    layout: Layout = "half"
     dtype: str = "bfloat16"
     width: int | None = None
     rows: bool = False
@@ -49,8 +50,8 @@ class Case:
     @property
     def name(self) -> str:
         part = "" if self.width is None else f" partial R{self.width}"
-        positions = " [B,L,H,D]" if self.rows else ""
-        return f"{self.layout} {self.dtype} B{self.batch} L{self.length} D{self.size}{part}{positions}"
+        rows = " [B,L,H,D]" if self.rows else ""
+        return f"{self.layout} {self.dtype} B{self.batch} L{self.length} D{self.size}{part}{rows}"
 
     def inputs(self, device: str, batch: int | None = None, length: int | None = None):
         """q, k, cos, sin."""
@@ -67,12 +68,15 @@ class Case:
 
 def cases(device: str) -> list[Case]:
     if device == "cpu":
+        kinds: list[tuple[Layout, bool, int | None]] = [
+            ("half", False, None), ("interleaved", False, None), ("half", True, None), ("half", False, 64),
+        ]  # fmt: skip
         return [
-            # 64 MiB of queries: fresh pages each time, where smaller blocks are sometimes kept by the allocator
+            # 64 MiB of queries: fresh pages each time; the allocator sometimes keeps smaller blocks
             Case(layout=layout, dtype=dtype, batch=1 if dtype == "float32" else 2, rows=rows, width=width)
             for dtype in ("float32", "bfloat16")
-            for layout, rows, width in (("half", False, None), ("interleaved", False, None), ("half", True, None), ("half", False, 64))
-        ]  # fmt: skip
+            for layout, rows, width in kinds
+        ]
     return [
         *(Case(layout=layout) for layout in LAYOUTS), *(Case(layout=layout, size=64, batch=8) for layout in LAYOUTS),
         Case(rows=True), Case(rows=True, layout="interleaved"), Case(rows=True, size=64, batch=8),
@@ -85,7 +89,7 @@ def cases(device: str) -> list[Case]:
     ]  # fmt: skip
 
 
-LAYOUTS = ("half", "interleaved")
+LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 SWEPT = {
     "WHOLE": [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")],
     "PARTIAL": [
@@ -103,30 +107,31 @@ SHAPES = {
         (1024, 1, 4), (1024, 2, 4), (1024, 1, 8),
     ],
 }  # fmt: skip
-"""(pairs, heads, warps) of the kernel's programs where all channels turn, and where some do not."""
+"""(pairs, heads, warps) of the kernel's programs: all channels rotated (WHOLE) or some (PARTIAL)."""
 
 
-# ---- right ----------------------------------------------------------------------------------------------------
-def wrong(case: Case, device: str) -> str | None:
-    """What is wrong with the case's result or gradients against float64, at a small awkward length."""
+# ---- correctness ----------------------------------------------------------------------------------------------------
+def find_error(case: Case, device: str) -> str | None:
+    """Compare the case's result and gradients with float64 at a small awkward length; None if all are close."""
     q, k, cos, sin = case.inputs(device, batch=2, length=min(case.length, 331))
     eps = torch.finfo(q.dtype).eps
-    given, exact = [x.detach().requires_grad_() for x in (q, k)], [x.double().requires_grad_() for x in (q, k)]
-    ours = rotate_both(*given, cos, sin, case.layout)
-    theirs = [rotate_by_formula(x, cos.double(), sin.double(), case.layout) for x in exact]
-    grads = [torch.randn_like(x) for x in ours]
-    ours = [*ours, *torch.autograd.grad(ours, given, grads)]
-    theirs = [*theirs, *torch.autograd.grad(theirs, exact, [g.double() for g in grads])]
-    for name, a, b in zip(("q", "k", "q's gradient", "k's gradient"), ours, theirs, strict=True):
+    q, k = q.requires_grad_(), k.requires_grad_()
+    exact_q, exact_k = (x.detach().double().requires_grad_() for x in (q, k))
+    out = rotate_both(q, k, cos, sin, case.layout)
+    exact = [rotate_by_formula(x, cos.double(), sin.double(), case.layout) for x in (exact_q, exact_k)]
+    grads = [torch.randn_like(x) for x in out]
+    found = [*out, *torch.autograd.grad(out, (q, k), grads)]
+    exact += torch.autograd.grad(exact, (exact_q, exact_k), [g.double() for g in grads])
+    for name, a, b in zip(("q", "k", "q's gradient", "k's gradient"), found, exact, strict=True):
         excess = ((a.double() - b).abs() - 0.75 * eps * b.abs()).max().item()
         if not excess <= 2e-6:
             return f"{name} is off by {excess:.1e}"
     return None
 
 
-# ---- timed ----------------------------------------------------------------------------------------------------
-def replays(call, device: str):
-    """A function that gives the seconds of one call of `call`."""
+# ---- time ----------------------------------------------------------------------------------------------------
+def timer(call, device: str):
+    """A function that measures the seconds of one call of `call`."""
     if device == "cpu":
 
         def once() -> float:
@@ -136,20 +141,12 @@ def replays(call, device: str):
 
         once()
         return once
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
+    graph = capture_graph(call, calls=CALLS)
 
     def replay() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        graph()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / CALLS
@@ -158,9 +155,9 @@ def replays(call, device: str):
     return replay
 
 
-def in_turn(calls: dict, device: str, rounds: int) -> dict[str, float]:
+def time_interleaved(calls: dict, device: str, rounds: int) -> dict[str, float]:
     """Median seconds of each call, all of them measured in every round."""
-    runs = {name: replays(call, device) for name, call in calls.items()}
+    runs = {name: timer(call, device) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -173,19 +170,19 @@ def usual(x, cos, sin):
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
-def measured(case: Case, device: str, compiled: bool) -> dict:
+def measure(case: Case, device: str, compiled: bool) -> dict:
     q, k, cos, sin = case.inputs(device)
     q_to, k_to = torch.empty_like(q), torch.empty_like(k)
     g, h = torch.randn_like(q), torch.randn_like(k)
-    training = [x.detach().requires_grad_() for x in (q, k)]
+    q_leaf, k_leaf = (x.detach().requires_grad_() for x in (q, k))
 
     def copy():
-        if device == "cpu":  # fresh memory costs as much as the copy there, and a rotation needs fresh memory
+        if device == "cpu":  # both allocate their output: fresh pages cost as much as the copy
             return q.clone(), k.clone()
         return q_to.copy_(q), k_to.copy_(k)
 
     def step():
-        torch.autograd.grad(rotate_both(*training, cos, sin, case.layout), training, (g, h))
+        torch.autograd.grad(rotate_both(q_leaf, k_leaf, cos, sin, case.layout), (q_leaf, k_leaf), (g, h))
 
     def two_copies():
         copy()
@@ -205,7 +202,7 @@ def measured(case: Case, device: str, compiled: bool) -> dict:
             lambda: (rotate_by_formula(q, cos, sin, case.layout), rotate_by_formula(k, cos, sin, case.layout))
         )
         calls["compiled"] = fused
-    times = in_turn(calls, device, rounds=9 if device == "cpu" else 12)
+    times = time_interleaved(calls, device, rounds=9 if device == "cpu" else 12)
     moved = 2 * sum(x.numel() * x.element_size() for x in (q, k))
     row = {"case": case.name, **asdict(case), "bytes": moved, "seconds": times}
     row["copy_gb_s"] = moved / times["copy"] / 1e9
@@ -215,25 +212,25 @@ def measured(case: Case, device: str, compiled: bool) -> dict:
 
 
 # ---- the kernel's shape ---------------------------------------------------------------------------------------
-def shaped(kind: str, shape: tuple[int, int, int]) -> None:
-    from ..core import rotary_kernel as rotation_kernel
+def set_shape(kind: str, shape: tuple[int, int, int]) -> None:
+    from ..core import rotary_kernel
 
-    setattr(rotation_kernel, kind, shape)
+    setattr(rotary_kernel, kind, shape)
 
 
-def compiled_for(kind: str, number: int, shape: tuple[int, int, int]) -> None:
+def compile_for(kind: str, number: int, shape: tuple[int, int, int]) -> None:
     """Compile for a case into Triton's cache on disk (in another process: compiling takes longer than timing)."""
-    shaped(kind, shape)
+    set_shape(kind, shape)
     q, k, cos, sin = SWEPT[kind][number].inputs("cuda", batch=1, length=64)
     rotate_both(q, k, cos, sin, SWEPT[kind][number].layout)
 
 
 def sweep(kinds: list[str]) -> dict:
-    """Part of the copy's bandwidth for every shape and swept case; the kernel is left with the best ones."""
+    """The share of the copy's bandwidth for every shape and swept case; sets the kernel to the best shapes."""
     began = time.time()
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         jobs = [
-            pool.submit(compiled_for, kind, number, shape)
+            pool.submit(compile_for, kind, number, shape)
             for kind in kinds
             for shape in SHAPES[kind]
             for number in range(len(SWEPT[kind]))
@@ -251,17 +248,17 @@ def sweep_one(kind: str) -> dict:
     for case in SWEPT[kind]:
         q, k, cos, sin = case.inputs("cuda")
         q_to, k_to = torch.empty_like(q), torch.empty_like(k)
-        copy = replays(lambda: (q_to.copy_(q), k_to.copy_(k)), "cuda")  # noqa: B023
+        copy = timer(lambda: (q_to.copy_(q), k_to.copy_(k)), "cuda")  # noqa: B023
         for shape in SHAPES[kind]:
-            shaped(kind, shape)
-            ours = replays(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
+            set_shape(kind, shape)
+            ours = timer(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
             pairs = [(copy(), ours()) for _ in range(6)]
             a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
             found[str(shape)][case.name] = a / b
         print(f"{case.name:50}" + " ".join(f"{share[case.name]:8.3f}" for share in found.values()), flush=True)
     best = max(SHAPES[kind], key=lambda shape: min(found[str(shape)].values()))
     print(f"best in its worst case: {best}", flush=True)
-    shaped(kind, best)
+    set_shape(kind, best)
     return {"shapes": found, "best": best}
 
 
@@ -270,8 +267,8 @@ def machine(device: str) -> dict:
     if device == "cuda":
         import triton
 
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        facts["gpu"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        facts["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
         facts["cuda"], facts["triton"] = torch.version.cuda, triton.__version__
     else:
         facts["processor"] = platform.processor() or platform.machine()
@@ -282,48 +279,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", help="write the results here, as JSON")
-    parser.add_argument("--only", help="cases whose name has one of these words, separated by commas")
+    parser.add_argument("--only", help="cases whose name contains one of these texts, separated by commas")
     parser.add_argument("--compile", action="store_true", help="time the formula under torch.compile too")
     parser.add_argument(
         "--sweep",
         nargs="?",
         const="whole,partial",
-        help="look for the best shape of the CUDA kernel first (whole, partial, or both where neither is given)",
+        help="find the best shape of the CUDA kernel first (whole or partial; both by default)",
     )
     args = parser.parse_args(arguments)
     report: dict = {"machine": machine(args.device), "rows": []}
     print(json.dumps(report["machine"]), flush=True)
     if args.sweep:
         report["sweep"] = sweep(args.sweep.upper().split(","))
-        written(report, args.out)
+        write(report, args.out)
     if args.device == "cuda":
-        from ..core import rotary_kernel as rotation_kernel
+        from ..core import rotary_kernel
 
-        report["shapes"] = {kind: getattr(rotation_kernel, kind) for kind in SHAPES}
-    words = args.only.split(",") if args.only else [""]
+        report["shapes"] = {kind: getattr(rotary_kernel, kind) for kind in SHAPES}
+    texts = args.only.split(",") if args.only else [""]
     status = 0
     print(f"{'case':52} {'copy GB/s':>9}   of the copy's bandwidth", flush=True)
     for case in cases(args.device):
-        if not any(word in case.name for word in words):
+        if not any(text in case.name for text in texts):
             continue
-        if fault := wrong(case, args.device):
-            print(f"{case.name:52} WRONG, not timed: {fault}", flush=True)
-            report["rows"].append({"case": case.name, "wrong": fault})
+        if error := find_error(case, args.device):
+            print(f"{case.name:52} WRONG, not timed: {error}", flush=True)
+            report["rows"].append({"case": case.name, "wrong": error})
             status = 1
             continue
-        row = measured(case, args.device, args.compile)
+        row = measure(case, args.device, args.compile)
         report["rows"].append(row)
         shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
         print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
-        written(report, args.out)
-    return written(report, args.out) or status
+        write(report, args.out)
+    write(report, args.out)
+    return status
 
 
-def written(report: dict, path: str | None) -> int:
+def write(report: dict, path: str | None) -> None:
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         files.write(Path(path), (json.dumps(report, indent=1) + "\n").encode())
-    return 0
 
 
 if __name__ == "__main__":

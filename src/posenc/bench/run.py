@@ -1,4 +1,4 @@
-"""Check every contender against the float64 reference, then measure those that are right, fit and are not too slow."""
+"""Compare every contender with the float64 reference, then measure those that are correct, fit and are fast enough."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..functional import attend
 from . import libraries, peers
-from .measure import Others, compared, free_bytes, graph, in_turns, peak_bytes, seconds
-from .workloads import WORKLOADS, Attention, Case, Problem, case
+from .measure import OtherProcesses, compare_with_base, free_bytes, peak_bytes, seconds, time_interleaved, try_capture
+from .workloads import WORKLOADS, Attention, Case, Problem, make_case
 
 PEERS: dict[str, peers.Peer] = {
     peer.name: peer
@@ -40,20 +40,20 @@ PEERS: dict[str, peers.Peer] = {
     )
 }
 CHECKED = 640
-"""Length at which results are compared: past every clip and bucket of the workloads but relative_logits' extent."""
+"""Length at which results are compared: past every clip and bucket of the workloads except relative_logits' extent."""
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 SHARE = 0.6
-"""Of the free memory, what a contender may be expected to need."""
+"""Share of the free memory that a contender may be expected to need."""
 BUSY = 0.1
-"""Share of the machine's cores in others' use from which a measurement is called disturbed."""
+"""Share of the cores in use by other processes above which a measurement counts as disturbed."""
 AGAIN = 30.0
-"""Seconds a disturbed measurement may have taken to be made again."""
+"""A disturbed measurement is repeated if it took at most this many seconds."""
 BUDGET = {"cpu": 6.0, "cuda": 0.4}
 """Seconds of one contender's rounds at one length and pass."""
 
 
 def machine(device: str) -> dict:
-    """What the numbers belong to."""
+    """The hardware and software of this run."""
     cpu = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as lines:
@@ -70,39 +70,39 @@ def machine(device: str) -> dict:
         found["cuda"] = str(torch.version.cuda)
         found["cudnn"] = str(torch.backends.cudnn.version())
         found["triton"] = importlib.metadata.version("triton")
-        asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+        query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
         try:
-            answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
             found["driver"], found["memory"] = answer.split(", ")
         except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
-            pass  # the numbers stand without it
+            pass  # optional
     return found
 
 
 @dataclass
 class State:
-    """What is known of a contender on a workload so far."""
+    """A contender's results on a workload so far."""
 
     notes: dict[str, str] = field(default_factory=dict)  # by pass: why it is not timed at any length
     last: dict[str, tuple[int, float, int]] = field(default_factory=dict)  # by pass: length, seconds, bytes
 
-    def growth(self, kind: str, asked: Case) -> float:
+    def growth(self, kind: str, case: Case) -> float:
         """How many times more scores the case has than one sequence at the last length."""
         length = self.last[kind][0]
-        return (asked.length * asked.queries * asked.batch) / (length * min(length, asked.queries))
+        return (case.length * case.queries * case.batch) / (length * min(length, case.queries))
 
-    def expected(self, kind: str, asked: Case) -> float:
+    def expected(self, kind: str, case: Case) -> float:
         """Seconds, if time grows with the scores."""
-        return self.last[kind][1] * self.growth(kind, asked)
+        return self.last[kind][1] * self.growth(kind, case)
 
-    def outlook(self, kind: str, asked: Case, patience: float) -> str | None:
-        """Why this length would take too much, judged by the last one."""
+    def reason_to_skip(self, kind: str, case: Case, patience: float) -> str | None:
+        """Why this length would take too much memory or time, extrapolated from the last one."""
         length, took, held = self.last[kind]
-        more = self.growth(kind, asked)
-        if held * more > SHARE * free_bytes(asked.device):
+        more = self.growth(kind, case)
+        if held * more > SHARE * free_bytes(case.device):
             return (
                 f"would need about {held * more / 2**30:.0f} GiB, by its {held / 2**20:.0f} MiB at {length} tokens; "
-                f"{free_bytes(asked.device) / 2**30:.0f} GiB are free"
+                f"{free_bytes(case.device) / 2**30:.0f} GiB are free"
             )
         if took * more > patience:
             return f"would take about {took * more:.0f} s a run, by its {took:.2g} s at {length} tokens"
@@ -110,10 +110,10 @@ class State:
 
 
 def check(peer: peers.Peer, problem: Problem, truth: dict[str, tuple], kinds: list[str]) -> State:
-    """Compare output and gradients with the float64 reference; see what a run takes."""
+    """Compare output and gradients with the float64 reference; measure the time and memory of one run."""
     state = State()
-    asked = problem.case
-    reasons = {kind: peer.refuses(asked, kind) for kind in kinds}
+    case = problem.case
+    reasons = {kind: peer.refuses(case, kind) for kind in kinds}
     state.notes = {kind: reason for kind, reason in reasons.items() if reason is not None}
     if "forward" in state.notes:
         return state
@@ -124,19 +124,19 @@ def check(peer: peers.Peer, problem: Problem, truth: dict[str, tuple], kinds: li
                 continue
             names, exact = truth["plain" if peer.ceiling else "positions"]
             found = results(attention, problem, kind, positions=not peer.ceiling)
-            problem_found = wrong(names, found, exact, TOLERANCE[asked.dtype])
-            if problem_found is not None:
-                state.notes[kind] = f"wrong: {problem_found}"
+            error = find_error(names, found, exact, TOLERANCE[case.dtype])
+            if error is not None:
+                state.notes[kind] = f"wrong: {error}"
                 if kind == "forward":
                     state.notes["training"] = state.notes[kind]
                     break
                 continue
             call = step(attention, problem, kind)
-            held = peak_bytes(call, asked.device) + peer.kept(attention)
-            state.last[kind] = asked.length, seconds(call, asked.device) / asked.batch, held // asked.batch
-    except Exception as error:  # a peer's own failure is a result to report
+            held = peak_bytes(call, case.device) + peer.kept(attention)
+            state.last[kind] = case.length, seconds(call, case.device) / case.batch, held // case.batch
+    except Exception as raised:  # a peer's own failure is a result to report
         for kind in kinds:
-            state.notes.setdefault(kind, failure(error))
+            state.notes.setdefault(kind, failure(raised))
     return state
 
 
@@ -161,7 +161,7 @@ def reference(problem: Problem, train: bool) -> dict[str, tuple[list[str], list[
 
 
 def results(attention: Attention, problem: Problem, kind: str, positions: bool) -> list[Tensor]:
-    """Output, and for a training step the gradients of q, k, v and of what the encoding learns."""
+    """The output, and for a training step the gradients of q, k, v and of the encoding's parameters."""
     if kind == "forward":
         with torch.no_grad():
             return [attention(problem.q, problem.k, problem.v)]
@@ -173,8 +173,8 @@ def results(attention: Attention, problem: Problem, kind: str, positions: bool) 
     return [out.detach(), *(torch.zeros_like(a) if b is None else b for a, b in zip(leaves, gradients))]
 
 
-def wrong(names: list[str], found: list[Tensor], exact: list[Tensor], tolerance: float) -> str | None:
-    """What is too far from the reference, relative in norm; None where all is right.
+def find_error(names: list[str], found: list[Tensor], exact: list[Tensor], tolerance: float) -> str | None:
+    """The first tensor that is too far from the reference, relative in norm; None if all are close.
 
     Some learned vectors cannot change the output (a bias that shifts all scores of a query), and their gradients are
     noise around zero: a gradient counts against the typical one of the encoding's where that is larger.
@@ -231,7 +231,7 @@ def run(
 ) -> dict:
     """{"machine", "versions", "when", "records": [{workload, peer, length, pass, seconds, ratio, ...} or {..., note}]}
 
-    `tick` hears what is being done and which share is done; `keep` gets the result so far after each workload.
+    `tick` is called with a description and the finished share; `keep` with the result so far, after each workload.
     """
     lengths = sorted(set(lengths))
     ceilings = [name for name, peer in PEERS.items() if peer.ceiling and device in peer.devices]
@@ -254,8 +254,8 @@ def run(
         states = {}
         kinds = ["forward"] + (["training"] if train and workload.queries is None else [])
         tick(f"checking {workload.name}", done / whole)
-        asked = case(workload, CHECKED, device, dtype)
-        small = Problem(replace(asked, batch=min(2, asked.batch)))
+        case = make_case(workload, CHECKED, device, dtype)
+        small = Problem(replace(case, batch=min(2, case.batch)))
         truth = reference(small, "training" in kinds)
         for peer in contenders:
             tick(f"checking {peer.name} on {workload.name}", done / whole)
@@ -271,9 +271,9 @@ def run(
                 )
         for length in lengths:
             if workload.longest is None or length <= workload.longest:
-                asked = case(workload, length, device, dtype)
+                case = make_case(workload, length, device, dtype)
                 tick(f"{workload.name}, {length} tokens", done / whole)
-                records += _at(asked, contenders, states, kinds, ceilings[0], repeats, patience)
+                records += _measure_length(case, contenders, states, kinds, ceilings[0], repeats, patience)
             done += weights[workload.name, length]
         result["when"] = _now()
         keep(result)
@@ -281,9 +281,9 @@ def run(
     return result
 
 
-def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patience: float) -> list[dict]:
+def _measure_length(case: Case, contenders, states, kinds, base: str, repeats: int, patience: float) -> list[dict]:
     """Every contender at one length, both passes."""
-    problem = Problem(asked)
+    problem = Problem(case)
     made: dict[str, Attention] = {}
     records = []
     for kind in kinds:
@@ -295,7 +295,7 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
             state = states[peer.name]
             if kind in state.notes:
                 continue
-            note = state.outlook(kind, asked, patience)
+            note = state.reason_to_skip(kind, case, patience)
             if note is None and peer.name != base and base in notes:
                 note = f"not compared: {base} {notes[base]}"
             if note is None:
@@ -303,38 +303,38 @@ def _at(asked: Case, contenders, states, kinds, base: str, repeats: int, patienc
                     if peer.name not in made:
                         made[peer.name] = peer.make(problem)
                     call = step(made[peer.name], problem, kind)
-                    if state.expected(kind, asked) < 1.0:  # for longer ones the run that counts bytes is warm-up enough
+                    if state.expected(kind, case) < 1.0:  # longer calls are warmed up by the run that counts bytes
                         call()
                     began = time.perf_counter()
-                    held[peer.name] = peak_bytes(call, asked.device) + peer.kept(made[peer.name])
+                    held[peer.name] = peak_bytes(call, case.device) + peer.kept(made[peer.name])
                     rough[peer.name] = time.perf_counter() - began
                     calls[peer.name] = call
                 except Exception as error:  # a peer's own failure is a result to report
                     note = failure(error)
-                    _release(asked.device)
+                    _release(case.device)
             if note is not None:
                 notes[peer.name] = note
-                records.append(_record(asked, peer.name, kind, note=note))
+                records.append(_record(case, peer.name, kind, note=note))
         if base not in calls:
             continue
-        busy, timed = _quietest(calls, rough, repeats, asked.device)
+        busy, timed = _least_disturbed(calls, rough, repeats, case.device)
         for name, (taken, against, more) in timed.items():
-            took, ratio, spread = compared(taken, against)
-            states[name].last[kind] = asked.length, took / asked.batch, held[name] // asked.batch
+            took, ratio, spread = compare_with_base(taken, against)
+            states[name].last[kind] = case.length, took / case.batch, held[name] // case.batch
             found: dict = {"seconds": took, "ratio": ratio, "spread": spread, "rounds": len(taken), "bytes": held[name]}
             found |= {"busy": busy, "when": _now(), **more, **PEERS[name].detail(problem)}
-            records.append(_record(asked, name, kind, **found))
-        _release(asked.device)
+            records.append(_record(case, name, kind, **found))
+        _release(case.device)
     return records
 
 
-def _quietest(calls, rough, repeats: int, device: str) -> tuple[float, dict[str, tuple]]:
-    """The least disturbed of up to two attempts, and the share of the cores that others used meanwhile."""
+def _least_disturbed(calls, rough, repeats: int, device: str) -> tuple[float, dict[str, tuple]]:
+    """The least disturbed of up to two attempts, and the share of the cores that other processes used."""
     ceilings = [name for name in calls if PEERS[name].ceiling]
     best: tuple[float, dict[str, tuple]] = (math.inf, {})
     for _ in range(2):
-        others, began = Others(), time.monotonic()
-        timed = _timed(calls, rough, ceilings, repeats, device)
+        others, began = OtherProcesses(), time.monotonic()
+        timed = _time_contenders(calls, rough, ceilings, repeats, device)
         busy = round(others.share(), 3)
         if busy < best[0]:
             best = busy, timed
@@ -343,31 +343,31 @@ def _quietest(calls, rough, repeats: int, device: str) -> tuple[float, dict[str,
     return best
 
 
-def _timed(calls, rough, ceilings: list[str], repeats: int, device: str) -> dict[str, tuple]:
+def _time_contenders(calls, rough, ceilings: list[str], repeats: int, device: str) -> dict[str, tuple]:
     """By contender: its seconds, the first ceiling's in the same rounds, and what else to record.
 
-    posenc takes turns with the ceilings alone: after a peer that fills gigabytes, the next call of anybody is slow.
-    On a GPU the seconds are those of replayed graphs; beside them stands the median as Python launches the calls.
+    posenc is interleaved with the ceilings only: after a peer that fills gigabytes, the next call of any contender is slow.
+    On a GPU the seconds are those of replayed graphs; "launched" is the median of calls from Python.
     """
     first = {name: call for name, call in calls.items() if name in ceilings or name == "posenc"}
     second = {name: call for name, call in calls.items() if name == ceilings[0] or name not in first}
     found: dict[str, tuple] = {}
-    for group in (second, first):  # the ceilings' own record is that of the quiet rounds
+    for group in (second, first):  # the ceilings keep their record of the second group
         if len(group) < 2 and group is second:
             continue
         more: dict[str, dict] = {name: {} for name in group}
         replays = dict(group)
         if device != "cpu":
             pool = torch.cuda.graph_pool_handle()
-            # one pool for all: they are replayed one after another, and nobody reads their outputs
-            captured = {name: graph(call, pool) for name, call in group.items()}
+            # one pool for all: they are replayed one after another, and their outputs are not used
+            captured = {name: try_capture(call, pool) for name, call in group.items()}
             replays = {name: captured[name] or call for name, call in group.items()}
-            launched = in_turns(group, rough, 5, BUDGET[device], device) if group is first else {}
+            launched = time_interleaved(group, rough, 5, BUDGET[device], device) if group is first else {}
             for name in group:
                 more[name]["graph"] = captured[name] is not None
                 if name in launched:
                     more[name]["launched"] = statistics.median(launched[name])
-        taken = in_turns(replays, rough, repeats, BUDGET[device], device)
+        taken = time_interleaved(replays, rough, repeats, BUDGET[device], device)
         found |= {name: (taken[name], taken[ceilings[0]], more[name]) for name in group}
     return {name: found[name] for name in calls}
 
@@ -378,15 +378,15 @@ def _release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _record(asked: Case, peer: str, kind: str, **more) -> dict:
+def _record(case: Case, peer: str, kind: str, **more) -> dict:
     return {
-        "workload": asked.workload.name,
+        "workload": case.workload.name,
         "peer": peer,
-        "length": asked.length,
+        "length": case.length,
         "pass": kind,
-        "batch": asked.batch,
-        "heads": asked.heads,
-        "size": asked.size,
+        "batch": case.batch,
+        "heads": case.heads,
+        "size": case.size,
         **more,
     }
 

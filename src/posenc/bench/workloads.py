@@ -1,4 +1,4 @@
-"""What is attended. A workload is an encoding with its options, and how it is asked; a case is a workload at one shape."""
+"""Workloads: an encoding with its options, causal or not, one query or all. A case is a workload at one shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Workload:
     causal: bool = False
     queries: int | None = None  # None: as many as keys
     size: int = 64
-    longest: int | None = None  # asked at this length at most
+    longest: int | None = None  # measured up to this length
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Case:
 
 
 class Problem:
-    """A case's tensors: the encoding, q, k, v, the output's gradient, and states where the encoding conditions on them.
+    """A case's tensors: the encoding, q, k, v, the output's gradient, and states if the encoding needs them.
 
-    Contenders share them, so that all compute the same numbers; nothing here is changed by a run.
+    All contenders share them; a run does not modify them.
     """
 
     def __init__(self, case: Case):
@@ -88,14 +88,14 @@ class Problem:
         return other
 
     def leaves(self) -> list[tuple[str, Tensor]]:
-        """What a training step differentiates besides q, k and v, by name."""
+        """The tensors that a training step differentiates besides q, k and v, by name."""
         found: list[tuple[str, Tensor]] = list(self.encoding.named_parameters())
         if self.states is not None:
             found.append(("states", self.states.requires_grad_()))
         return found
 
     def plan(self) -> Plan:
-        positions = self.case.where()
+        positions = self.case.positions()
         return (
             self.encoding.plan(positions) if self.states is None else self.encoding.plan_states(positions, self.states)
         )
@@ -132,11 +132,11 @@ SETS = {
              "shaw-causal", "shaw-values", "shaw-values-causal", "relative_logits", "deberta", "transformer_xl", "rope",
              "rope-causal"],
 }  # fmt: skip
-"""What is measured when nothing is asked for."""
+"""The default workloads."""
 LENGTHS = {"cpu": [512, 1024, 2048, 4096], "cuda": [4096, 16384]}
 
 
-def case(workload: Workload, length: int, device: str, dtype: torch.dtype) -> Case:
+def make_case(workload: Workload, length: int, device: str, dtype: torch.dtype) -> Case:
     """One sequence of 8 heads on a CPU; on a GPU 16 heads and 16384 tokens in all (4 sequences of 4096)."""
     if device == "cpu":
         return Case(workload, length, 1, 8, device, dtype)

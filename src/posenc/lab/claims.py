@@ -1,7 +1,7 @@
-"""Claims on trial: what textbooks say about positional encodings, what is measured, and the verdict.
+"""Textbook claims about positional encodings, tested by measurement.
 
-Some claims are arithmetic and are checked on the spot; the others are read off small trained models, the text models
-of the `quick` preset (in the same folder, so that nothing is trained twice) and a few encoders.
+Some claims are arithmetic and are computed directly; the others are tested on small trained models: the text models of
+the `quick` preset (in the same folder, so that nothing is trained twice) and a few encoders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import nn
 
 import posenc
 
-from . import corpus, presets, run, train, words, work
+from ..encodings import spec
+from . import corpus, presets, run, run_trial, train
 from .corpus import Corpus
 from .model import Transformer
 from .results import Mean, Results
@@ -49,7 +50,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the trained claims read."""
+    """The results that the trained claims use."""
 
     text: Results
     neighbour: Results
@@ -60,7 +61,7 @@ class Measured:
         return self.text.tasks()[0]
 
     def loss(self, encoding: str, times: int) -> float:
-        """The loss at a multiple of the training length; infinite where the encoding cannot run."""
+        """The loss at a multiple of the training length; infinite if the encoding cannot run."""
         task = self.task()
         point = self.text.point(task, encoding, times * task["train"], "loss")
         return point.value if isinstance(point, Mean) else math.inf
@@ -68,13 +69,13 @@ class Measured:
     def change(self, encoding: str, times: int = 4) -> float:
         return self.loss(encoding, times) - self.loss(encoding, 1)
 
-    def moved(self, *encodings: str, times: int = 4) -> str:
+    def describe_change(self, *encodings: str, times: int = 4) -> str:
         return ", ".join(f"{s} {self.loss(s, 1):.2f} → {self.loss(s, times):.2f}" for s in encodings)
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------------------------
 def order_needs_positions(_: Measured) -> Finding:
-    """dog bites man (0 1 2) and man bites dog (2 1 0): the states, put back in order, are they the same?"""
+    """dog bites man (0 1 2) and man bites dog (2 1 0): are the reordered states equal?"""
     order = [2, 1, 0]
 
     def difference(encoding: str, causal: bool) -> float:
@@ -88,7 +89,7 @@ def order_needs_positions(_: Measured) -> Finding:
         f"largest difference between the two sentences' states: {none:.0e} without positions, {sinusoidal:.2f} with "
         f"sinusoidal ones; {masked:.2f} without positions under a causal mask",
         "true" if none < 1e-5 < min(masked, sinusoidal) else "false",
-        "for an encoder; a causal mask alone already tells the order",
+        "for an encoder; a causal mask alone already makes the order visible",
     )
 
 
@@ -97,17 +98,17 @@ def learned_stop(_: Measured) -> Finding:
     encoding.embed(torch.zeros(1, 16, 8), posenc.Positions(16))
     try:
         encoding.embed(torch.zeros(1, 17, 8), posenc.Positions(17))
-        said = None
+        refusal = None
     except ValueError as error:
-        said = str(error)
+        refusal = str(error)
     return Finding(
-        f"at 17 tokens: “{said}”" if said else "17 tokens ran on a table of 16",
-        "true" if said else "false",
+        f"at 17 tokens: “{refusal}”" if refusal else "17 tokens ran on a table of 16",
+        "true" if refusal else "false",
         "there is no row for them; interpolating the table makes another model",
     )
 
 
-def rope_sees_distance_only(_: Measured) -> Finding:
+def rope_depends_on_distance_only(_: Measured) -> Finding:
     encoding = posenc.create("rope", head_dim=64)
     q, k = torch.randn(2, 1, 1, 32, 64, generator=torch.Generator().manual_seed(0))
     scores = [posenc.scores(q, k, encoding.plan(posenc.Positions((s, 32)))) for s in (0, 1000, 1_000_000)]
@@ -131,17 +132,17 @@ def t5_near_is_exact(_: Measured) -> Finding:
         f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "
         "each side in a bidirectional one; all further ones share",
         "true" if min(exact.values()) >= 7 else "false",
-        "near means a quarter or half of the buckets; a token 20 away has no place of its own",
+        "near means a quarter or half of the buckets; distance 20 shares its bucket",
     )
 
 
 # ---- trained ------------------------------------------------------------------------------------------------------
 def sinusoidal_extrapolates(m: Measured) -> Finding:
     return Finding(
-        f"text, trained at {m.task()['train']} bytes, loss at 1 × → 2 × and 4 ×: {m.moved('sinusoidal', times=2)}, "
-        f"{m.moved('sinusoidal')}",
+        f"text, trained at {m.task()['train']} bytes, loss at 1 × → 2 × and 4 ×: {m.describe_change('sinusoidal', times=2)}, "
+        f"{m.describe_change('sinusoidal')}",
         "false" if m.change("sinusoidal") > CLEARLY else "true",
-        "it is defined at every position; the model has never seen the further ones",
+        "it is defined at every position; training does not cover the further ones",
     )
 
 
@@ -151,16 +152,16 @@ def relative_extrapolates(m: Measured) -> Finding:
     lose = [s for s in relative if m.change(s) > CLEARLY]
     verdict = "true" if not lose else "false" if not hold else "partly"
     return Finding(
-        f"all see the distance only; loss at 1 × → 4 ×: {m.moved(*relative)}",
+        f"all depend on the distance only; loss at 1 × → 4 ×: {m.describe_change(*relative)}",
         verdict,
-        f"{', '.join(hold) or 'none'} hold and {', '.join(lose) or 'none'} lose: what counts is that a distance never "
-        "seen in training acts like one that was",
+        f"{', '.join(hold) or 'none'} hold and {', '.join(lose) or 'none'} lose: a distance beyond "
+        "training must act like one within it",
     )
 
 
 def rope_extrapolates(m: Measured) -> Finding:
     return Finding(
-        f"loss at 1 × → 2 × and 4 ×: {m.moved('rope', times=2)}, {m.moved('rope')}",
+        f"loss at 1 × → 2 × and 4 ×: {m.describe_change('rope', times=2)}, {m.describe_change('rope')}",
         "false" if m.change("rope") > CLEARLY else "true",
         "angles that training never reached",
     )
@@ -171,10 +172,10 @@ def rope_extends(m: Measured) -> Finding:
     plain = m.loss("rope", 4)
     better = [s for s in EXTENDED if m.loss(s, 4) < plain - CLEARLY]
     whole = [s for s in EXTENDED if m.loss(s, 4) <= m.loss("rope", 1) + CLEARLY]
-    shown = ", ".join(f"{s} {m.loss(s, 1):.2f} → {m.loss(s, 4):.2f}" for s in EXTENDED)
+    losses = ", ".join(f"{s} {m.loss(s, 1):.2f} → {m.loss(s, 4):.2f}" for s in EXTENDED)
     verdict = "true" if len(better) == len(EXTENDED) else "false" if not better else "partly"
     return Finding(
-        f"the same weights, no fine-tuning, loss at 1 × → 4 ×: {shown}; plain RoPE {m.loss('rope', 1):.2f} → {plain:.2f}",
+        f"the same weights, no fine-tuning, loss at 1 × → 4 ×: {losses}; plain RoPE {m.loss('rope', 1):.2f} → {plain:.2f}",
         verdict,
         f"better than plain RoPE at 4 ×: {', '.join(better) or 'none'}; as good as at the training length: "
         f"{', '.join(whole) or 'none'}. Fixed factors cost something at short lengths, dynamic NTK nothing",
@@ -183,7 +184,7 @@ def rope_extends(m: Measured) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Half(posenc.scaling.Scaling):
-    """RoPE with one half of its pairs standing still: what do the others carry?"""
+    """RoPE with one half of its pairs not rotated: what do the others carry?"""
 
     fast: bool
 
@@ -196,20 +197,20 @@ def fast_pairs_are_local(m: Measured) -> Finding:
     length = m.task()["train"]
     head_dim = m.task()["width"] // m.task()["heads"]
     w = posenc.create("rope", head_dim=head_dim).frequencies()
-    turns = sum(x * length >= 2 * math.pi for x in w)
+    full = sum(x * length >= 2 * math.pi for x in w)
     losses = {name: _text_loss(m, scaling) for name, scaling in (
         ("all", None), ("fast", Half(fast=True)), ("slow", Half(fast=False)),
     )}  # fmt: skip
     return Finding(
-        f"wavelengths grow from {2 * math.pi / w[0]:.1f} to {2 * math.pi / w[-1]:.0f} tokens, {turns} of {len(w)} pairs "
-        f"turn once within {length} tokens; loss {losses['all']:.2f} with all pairs, {losses['fast']:.2f} with the fast "
+        f"wavelengths grow from {2 * math.pi / w[0]:.1f} to {2 * math.pi / w[-1]:.0f} tokens, {full} of {len(w)} pairs "
+        f"make a full rotation within {length} tokens; loss {losses['all']:.2f} with all pairs, {losses['fast']:.2f} with the fast "
         f"half only, {losses['slow']:.2f} with the slow half only",
         "false"
         if losses["fast"] > losses["slow"]
         else "true"
         if losses["fast"] - losses["all"] > CLEARLY
         else "partly",
-        "true of wavelengths; how much the slow pairs carry depends on how far they turn within the training length",
+        "true of wavelengths; how much the slow pairs carry depends on how far they rotate within the training length",
     )
 
 
@@ -222,31 +223,31 @@ def small_clip_is_enough(m: Measured) -> Finding:
             of[int(encoding.split("=")[1])] = point.value if isinstance(point, Mean) else 0.0
     near, far = scores["1"], scores["4"]
     gap = m.loss("shaw:max_distance=2", 1) - m.loss("shaw", 1)
-    shown = "; ".join(
-        f"{distance} place{'s' * (distance != '1')} away: "
+    accuracies = "; ".join(
+        f"{distance} position{'s' * (distance != '1')} away: "
         + ", ".join(f"k={k} {value:.2f}" for k, value in sorted(of.items()))
         for distance, of in sorted(scores.items())
     )
     small = near[2] > 0.9 and abs(gap) < 3 * CLEARLY
     return Finding(
         f"text, 3 layers: loss {m.loss('shaw:max_distance=2', 1):.2f} with k=2, {m.loss('shaw', 1):.2f} with k=16. One layer that "
-        f"must name the symbol some places away, right answers: {shown}",
+        f"must name the symbol some positions away, accuracy: {accuracies}",
         "partly" if small and far[4] < 0.9 else "true" if small else "false",
-        "one layer tells places apart below k, for row k holds all further ones too; several layers add up, and text forgives a small k",
+        "one layer distinguishes distances below k, because row k covers all further ones; several layers add up, and on text a small k costs little",
     )
 
 
 def _text_loss(m: Measured, scaling) -> float:
     """The trained rope model's loss at the training length, with another scaling."""
-    cell = next(c for c in text_experiment().cells(m.corpus.digest) if c.training.encoding == "rope")
-    task = train.make_task(cell.training, m.corpus)
-    model = train.make_model(cell.training, task)
-    work.trained(cell, m.store, m.corpus, weights=True)
-    train.load_weights(model, cell.training, m.store)
+    trial = next(c for c in text_experiment().trials(m.corpus.digest) if c.training.encoding == "rope")
+    task = train.make_task(trial.training, m.corpus)
+    model = train.make_model(trial.training, task)
+    run_trial.ensure_trained(trial, m.store, m.corpus, weights=True)
+    train.load_weights(model, trial.training, m.store)
     for block in model.blocks:
         attention: Any = block.attention
         attention.encoding = posenc.create("rope", head_dim=attention.head_dim, scaling=scaling)
-    batch = task.windows(cell.training.train, 8192)  # type: ignore[attr-defined]
+    batch = task.windows(trial.training.train, 8192)  # type: ignore[attr-defined]
     with torch.no_grad():
         return float(nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten()))
 
@@ -256,7 +257,7 @@ CLAIMS: tuple[tuple[str, Callable[[Measured], Finding]], ...] = (
     ("Learned positions stop at max_length.", learned_stop),
     ("Sinusoidal positions extrapolate.", sinusoidal_extrapolates),
     ("Relative encodings extrapolate, because only the distance matters.", relative_extrapolates),
-    ("RoPE's scores depend on the distance only.", rope_sees_distance_only),
+    ("RoPE's scores depend on the distance only.", rope_depends_on_distance_only),
     ("RoPE extrapolates without help.", rope_extrapolates),
     ("Linear interpolation, NTK and dynamic NTK extend RoPE.", rope_extends),
     ("Low dimensions carry local order, high dimensions global order.", fast_pairs_are_local),
@@ -266,48 +267,48 @@ CLAIMS: tuple[tuple[str, Callable[[Measured], Finding]], ...] = (
 
 
 def text_experiment() -> presets.Experiment:
-    """The text of quick, with the encodings that the claims speak of."""
+    """The text task of quick, with the encodings of the claims."""
     quick = presets.load("quick")
     text = presets.Experiment("claims", "claims", tuple(t for t in quick.tasks if t.task == "text"))
     wanted = (*TEXT, *EXTENDED)
-    assert all(words.encoding(word).trained in TEXT for word in wanted)
+    assert all(spec.split_extension(encoding)[0] in TEXT for encoding in wanted)
     return text.change(encodings=wanted)
 
 
 def measure(out: Path, *, text: str | None = None, jobs: int | None = None) -> list[dict[str, str]]:
-    """Train what is missing in the folder and put every claim on trial."""
+    """Train what is missing in the folder and test every claim."""
     measured = Measured(
         run.complete(text_experiment(), out, text=text, jobs=jobs),
         run.complete(presets.load("claims"), out, jobs=jobs),
         Store(out),
         corpus.read(text),
     )
-    return [{"claim": said, **finding._asdict()} for said, finding in ((c, test(measured)) for c, test in CLAIMS)]
+    return [{"claim": claim, **finding._asdict()} for claim, finding in ((c, test(measured)) for c, test in CLAIMS)]
 
 
-INTRODUCTION = """# Claims on trial
+INTRODUCTION = """# Textbook claims, tested
 
-What textbooks say about positional encodings, what was measured, and the verdict. `posenc claims` measures all of it
-again and writes this page: some claims are arithmetic, the others are read off the small text models of
-`posenc compare --preset quick` and a few encoders of one layer."""
+Statements of textbooks about positional encodings, the measurements, and the verdict. `posenc claims` measures all of
+them again and writes this page: some claims are arithmetic, the others are tested on the small text models of
+`posenc compare --preset quick` and on a few encoders of one layer."""
 
 
-def as_markdown(trials: list[dict[str, str]], about: str) -> str:
-    """The page docs/claims.md, whole."""
+def as_markdown(verdicts: list[dict[str, str]], about: str) -> str:
+    """The page docs/claims.md."""
     lines = [INTRODUCTION, "", "| claim | measured | verdict |", "| --- | --- | --- |"]
-    for trial in trials:
-        lines.append(f"| {trial['claim']} | {trial['evidence']} | **{trial['verdict']}**: {trial['why']} |")
+    for entry in verdicts:
+        lines.append(f"| {entry['claim']} | {entry['evidence']} | **{entry['verdict']}**: {entry['why']} |")
     return "\n".join([*lines, "", about, ""])
 
 
-def as_text(trials: list[dict[str, str]]) -> str:
+def as_text(verdicts: list[dict[str, str]]) -> str:
     from ..cli import terminal
 
     lines = []
-    for trial in trials:
-        lines += ["", terminal.bold(trial["claim"])]
-        lines += terminal.hanging("  measured  ", trial["evidence"])
-        lines += terminal.hanging(f"  {trial['verdict']:<8}  ", trial["why"])
+    for entry in verdicts:
+        lines += ["", terminal.bold(entry["claim"])]
+        lines += terminal.hanging("  measured  ", entry["evidence"])
+        lines += terminal.hanging(f"  {entry['verdict']:<8}  ", entry["why"])
     return "\n".join(lines)
 
 
@@ -318,22 +319,22 @@ def measured_text(file: str | None) -> str:
 def main(arguments: list[str]) -> int:
     """posenc claims"""
     parser = argparse.ArgumentParser(
-        prog="posenc claims", description="Put what textbooks say about positional encodings on trial."
+        prog="posenc claims", description="Test textbook claims about positional encodings by measurement."
     )
     parser.add_argument("--out", default="out/quick", help="the folder of the trained models (out/quick)")
     parser.add_argument("--text", metavar="FILE", help="another text than the Python standard library's source")
     parser.add_argument("--jobs", type=int, help="worker processes (one for each processor)")
     given = parser.parse_args(arguments)
     out = Path(given.out)
-    trials = measure(out, text=given.text, jobs=given.jobs)
+    verdicts = measure(out, text=given.text, jobs=given.jobs)
     task = asdict(text_experiment())["tasks"][0]
     about = (
         f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes of "
         f"{measured_text(given.text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
-        "One seed each: differences of a few hundredths mean nothing."
+        "One seed each: differences of a few hundredths are not significant."
     )
-    write(out / "claims.json", json.dumps(trials, indent=1).encode())
-    write(out / "claims.md", as_markdown(trials, about).encode())
-    print(as_text(trials))
+    write(out / "claims.json", json.dumps(verdicts, indent=1).encode())
+    write(out / "claims.md", as_markdown(verdicts, about).encode())
+    print(as_text(verdicts))
     print(f"\n{out / 'claims.md'}")
     return 0

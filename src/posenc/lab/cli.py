@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from .errors import CellFailure, LabError
+from .errors import LabError, TrialFailure
 
 
 def compare(arguments: list[str]) -> int:
@@ -15,20 +15,21 @@ def compare(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="posenc compare",
         description="Train small transformers that differ in their positional encoding only, test them at the "
-        "training length and far past it, and say which one to use. The same command goes on where it stopped.",
+        "training length and far past it, and recommend one. Run the same command again to resume.",
     )
     add = parser.add_argument
     add("--preset", default="quick", help="smoke, quick, full, paper, or a .toml file (quick)")
     add("--out", help="the run's folder (out/PRESET)")
     add(
         "--encodings",
+        "--schemes",
         nargs="+",
         metavar="ENCODING",
         help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64",
     )
     add("--tasks", nargs="+", metavar="TASK", help="only these tasks of the preset")
-    add("--seeds", type=int, help="seeds an encoding, in place of the preset's")
-    add("--steps", type=int, help="training steps, in place of the preset's")
+    add("--seeds", type=int, help="seeds an encoding, instead of the preset's")
+    add("--steps", type=int, help="training steps, instead of the preset's")
     add("--rates", nargs="+", type=float, help="learning-rate check: multiples of the rate, for example 0.5 2")
     add("--text", metavar="FILE", help="the text of the text task (the Python standard library's source)")
     add("--device", choices=("cpu", "cuda"), help="cuda computes in bfloat16, with the fused engine and torch.compile")
@@ -45,7 +46,7 @@ def compare(arguments: list[str]) -> int:
 
         print(throughput.as_text(throughput.measure(encodings=given.encodings, device=given.device or "cpu")))
         return 0
-    from . import presets, report, run, team
+    from . import presets, process_group, report, run
 
     experiment = presets.load(given.preset)
     if given.device:
@@ -65,51 +66,52 @@ def compare(arguments: list[str]) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            raise LabError("--device cuda: PyTorch sees no GPU here; leave it out to use the CPU")
+            raise LabError("--device cuda: PyTorch finds no GPU; leave the option out to use the CPU")
     out = Path(given.out or Path("out") / Path(given.preset).stem)
-    members = team.from_torchrun(experiment.device)
+    group = process_group.from_torchrun(experiment.device)
     found, status = None, 0
     try:
-        found = run.compare(experiment, out, text=given.text, jobs=given.jobs, on=given.on, team=members)
+        found = run.compare(experiment, out, text=given.text, jobs=given.jobs, on=given.on, group=group)
     except KeyboardInterrupt:
         print(
-            f"\nstopped; the same command goes on from here (posenc report {out} shows what there is)", file=sys.stderr
+            f"\nstopped; run the same command again to resume (posenc report {out} shows the results so far)",
+            file=sys.stderr,
         )
         status = 130
-    except CellFailure as error:
-        print(f"\n{error}\nwhat the other cells found is in {out / 'report.html'}", file=sys.stderr)
+    except TrialFailure as error:
+        print(f"\n{error}\nthe other trials' results are in {out / 'report.html'}", file=sys.stderr)
         status = 1
     finally:
-        team.leave(members)
-    if found is not None and members.first:
+        process_group.destroy(group)
+    if found is not None and group.is_main:
         print(report.as_text(found))
         print(f"\n{out / 'report.html'}")
-    return team.end(members, status)
+    return process_group.exit_status(group, status)
 
 
 def show_report(arguments: list[str]) -> int:
     """posenc report"""
     parser = argparse.ArgumentParser(
-        prog="posenc report", description="Build a run's report again, or set two runs side by side."
+        prog="posenc report", description="Build a run's report again, or compare two runs."
     )
     parser.add_argument("runs", nargs="+", metavar="DIR", help="a run's folder; with two, they are compared")
     parser.add_argument("--out", help="where the comparison of two runs goes (DIR2/compare.html)")
     parser.add_argument("--still", action="store_true", help="figures as still pictures: a small page without scripts")
     given = parser.parse_args(arguments)
     if len(given.runs) > 2:
-        raise LabError(f"one run or two can be reported, {len(given.runs)} were given")
+        raise LabError(f"posenc report takes one or two runs, got {len(given.runs)}")
     if given.out and len(given.runs) == 1:
         raise LabError("--out goes with two runs; one run's report is written into its folder")
-    from . import report, results, side_by_side
+    from . import compare_runs, report, results
     from .store import write
 
     found = [results.read(folder) for folder in given.runs]
     if len(found) == 2:
-        print(side_by_side.as_text(found[0], found[1], given.runs))
-        page = side_by_side.as_html(found[0], found[1], given.runs, still=given.still)
-        place = Path(given.out) if given.out else Path(given.runs[1]) / "compare.html"
-        write(place, page.encode())
-        print(f"\n{place}")
+        print(compare_runs.as_text(found[0], found[1], given.runs))
+        page = compare_runs.as_html(found[0], found[1], given.runs, still=given.still)
+        path = Path(given.out) if given.out else Path(given.runs[1]) / "compare.html"
+        write(path, page.encode())
+        print(f"\n{path}")
         return 0
     report.save(found[0], Path(given.runs[0]), still=given.still)
     print(report.as_text(found[0]))

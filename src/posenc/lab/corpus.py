@@ -12,7 +12,7 @@ from .errors import LabError
 
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
 HELD_OUT = 10  # every tenth file, or the last tenth of a single one
-MOST = 16_000_000  # bytes
+MAX_BYTES = 16_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """Names the exact bytes: results of different texts never mix."""
+        """A hash of the bytes: part of a trial's key, so results of different texts never mix."""
         whole = hashlib.sha256(self.train)
         whole.update(b"|")
         whole.update(self.held_out)
@@ -41,13 +41,13 @@ def from_file(path: Path) -> Corpus:
     except OSError as error:
         raise LabError(f"cannot read the text {path}: {error.strerror}") from None
     if len(text) < 1000:
-        raise LabError(f"{path} has {len(text)} bytes; give a text of some hundred thousand")
+        raise LabError(f"{path} has {len(text)} bytes; a text needs some hundred thousand")
     cut = len(text) - len(text) // HELD_OUT
     return Corpus(text[:cut], text[cut:], path.name)
 
 
 def standard_library() -> Corpus:
-    """Every source file in the order of its path; every tenth is held out, so both parts have a bit of everything."""
+    """Every source file in the order of its path; every tenth is held out, so both parts cover the whole library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):
@@ -59,7 +59,7 @@ def standard_library() -> Corpus:
     for number, path in enumerate(files):
         text = path.read_bytes()
         size += len(text)
-        if size > MOST:
+        if size > MAX_BYTES:
             break
         parts[number % HELD_OUT == HELD_OUT - 1].append(text)
     train, held_out = (b"".join(part) for part in parts)

@@ -1,4 +1,4 @@
-"""What the lab says when it cannot go on."""
+"""The lab's exceptions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from ..core.errors import OptionError
 
 
 class LabError(OptionError):
-    """Something that the person who asked can change: a wrong word, a full disk, a missing package."""
+    """An error that the user can fix: a wrong specification, a full disk, a missing package."""
 
 
-class CellFailure(RuntimeError):
-    """Cells that raised what nobody expected, with their tracebacks; the others were done."""
+class TrialFailure(RuntimeError):
+    """Trials that raised unexpected errors, with their tracebacks; the other trials finished."""

@@ -1,4 +1,4 @@
-"""Test trained weights at the training size and far past it. What cannot run is a result too: it says why."""
+"""Test trained weights at the training size and far past it. A test that cannot run is a result with a reason."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 import posenc
 
-from .cells import Cell, Testing
 from .corpus import Corpus
 from .store import Store
 from .tasks import IGNORE, Batch, Task
 from .train import answers_loss, load_weights, make_model, make_task
+from .trials import Testing, Trial
 
 TOKENS = {"cpu": 16384, "cuda": 65536}  # in one forward
-SEED = 1 << 40  # problems that no training has seen
+SEED = 1 << 40  # problems that no training uses
 
 
-def evaluate(cell: Cell, testing: Testing, store: Store, corpus: Corpus | None = None) -> dict[str, Any]:
+def evaluate(trial: Trial, testing: Testing, store: Store, corpus: Corpus | None = None) -> dict[str, Any]:
     """The record of a test: one point for every size."""
     began = time.perf_counter()
-    training = cell.training
+    training = trial.training
     task = make_task(training, corpus)
     model = make_model(training, task)
     load_weights(model, training, store)
@@ -55,17 +55,17 @@ def _problems(model, task: Task, size: int, testing: Testing) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(SEED + size)
     batch = task.batch(size, testing.count, generator)
     device = next(model.parameters()).device
-    loss, right, asked, exact = 0.0, 0, 0, 0
+    loss, right, answers, exact = 0.0, 0, 0, 0
     for part in _parts(batch, device):
         inputs, targets = part.inputs.to(device), part.targets.to(device)
         logits = model(inputs)
-        wanted = targets != IGNORE
-        hit = (logits.argmax(-1) == targets) | ~wanted
+        counted = targets != IGNORE
+        hit = (logits.argmax(-1) == targets) | ~counted
         loss += float(answers_loss(logits, targets))
-        right += int((hit & wanted).sum())
-        asked += int(wanted.sum())
+        right += int((hit & counted).sum())
+        answers += int(counted.sum())
         exact += int(hit.all(dim=1).sum())
-    return _finite({"loss": loss / asked, "accuracy": right / asked, "exact": exact / testing.count})
+    return _finite({"loss": loss / answers, "accuracy": right / answers, "exact": exact / testing.count})
 
 
 def _text(model, task, size: int, testing: Testing) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _text(model, task, size: int, testing: Testing) -> dict[str, Any]:
 
 
 def _mean_loss(model, batch: Batch, counted: int) -> float:
-    """The mean over the last `counted` places of every row."""
+    """The mean over the last `counted` positions of every row."""
     total = 0.0
     for part in _parts(batch, batch.inputs.device):
         logits = model(part.inputs)[:, -counted:]
@@ -93,7 +93,7 @@ def _parts(batch: Batch, device: torch.device) -> list[Batch]:
 
 
 def _finite(point: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a loss that is not a number becomes the error that it is."""
+    """JSON has no NaN: a loss that is not a number becomes an error."""
     if all(math.isfinite(value) for value in point.values()):
         return point
     return {"error": "the loss is not a number"}

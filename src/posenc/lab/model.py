@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import posenc
 
-from . import positions
+from . import build_encoding
 
 
 class Block(nn.Module):
@@ -30,7 +30,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """encoding is a word such as rope:base=500000; `longest` the longest input of training, for tables that end."""
+    """`encoding` is a specification such as rope:base=500000; `longest` is the longest training input, the length of a
+    learned table."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class Transformer(nn.Module):
         self.width = width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            each = positions.build(encoding, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
+            each = build_encoding.build(
+                encoding, width=width, heads=heads, layers=layers, causal=causal, longest=longest
+            )
             absolute = type(each[0]).embed is not posenc.Encoding.embed
             # absolute positions enter once, at the input
             self.encoding = each[0] if absolute else None
@@ -68,8 +71,8 @@ class Transformer(nn.Module):
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Every weight outside the encoding, from the seed alone: models that differ in their encoding start equal."""
-        position = {id(p) for p in positions.position_parameters(self)}
+        """Initialise every weight outside the encoding from the seed: models with other encodings start equal."""
+        position = {id(p) for p in build_encoding.position_parameters(self)}
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if id(parameter) in position or parameter.dim() < 2:
@@ -89,10 +92,10 @@ class Transformer(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def extend(self, word: str, extension: str, longest: int) -> None:
-        """Switch a context extension on, in every layer; the weights stay."""
+    def extend(self, encoding: str, extension: str, longest: int) -> None:
+        """Apply a context extension in every layer; the weights do not change."""
         for block in self.blocks:
             attention: Any = block.attention
-            attention.encoding = positions.extended(
-                word, extension, width=self.width, heads=attention.heads, longest=longest
+            attention.encoding = build_encoding.build_extended(
+                encoding, extension, width=self.width, heads=attention.heads, longest=longest
             ).to(self.embedding.weight.device)

@@ -18,9 +18,10 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from . import positions, tasks, validate, words
-from .cells import Cell, Testing, Training
+from ..encodings import spec
+from . import build_encoding, tasks, validate
 from .errors import LabError, OptionError
+from .trials import Testing, Training, Trial
 
 FOLDER = Path(__file__).parent / "presets"
 
@@ -48,7 +49,7 @@ class TaskSettings:
     rates: tuple[float, ...] = ()
     """Learning-rate check: multiples of lr that are trained too, with the first seed."""
     threads: int = 1
-    """Of the CPU, in every cell: part of its settings, for another number of them sums in another order."""
+    """Of the CPU, in every trial: part of its settings, because the number changes the order of sums."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Experiment:
     compile: bool = False
     engine: str = "auto"
     published: tuple[str, ...] = field(default=())
-    """Tables of published results that the report sets next to the measured ones."""
+    """Tables of published results that the report compares with the measured ones."""
 
     def on(self, device: str) -> Experiment:
         """The same experiment on a device; a GPU computes in bfloat16 and compiles."""
@@ -78,27 +79,27 @@ class Experiment:
     def needs_text(self) -> bool:
         return any(tasks.create(t.task).needs_text for t in self.tasks)
 
-    def cells(self, text: str = "") -> list[Cell]:
-        """Every cell, checked. Seeds come last in the order of work, so that a first answer comes early."""
-        made: dict[str, Cell] = {}
+    def trials(self, text: str = "") -> list[Trial]:
+        """Every trial. Seeds vary slowest, so that every encoding has a first result early."""
+        found: dict[str, Trial] = {}
         plans = [
             (t, seed, 1.0) for seed in range(max(t.seeds for t in self.tasks)) for t in self.tasks if seed < t.seeds
         ]
         plans += [(t, 0, times) for t in self.tasks for times in t.rates if times != 1.0]
         for settings, seed, times in plans:
-            for cell in self._cells_of(settings, seed, times, text):
-                key = cell.training.key
-                if key in made:  # the same encoding with more tests
-                    tests = dict.fromkeys((*made[key].tests, *cell.tests))
-                    cell = replace(cell, tests=tuple(tests))
-                made[key] = cell
-        return list(made.values())
+            for trial in self._trials_of(settings, seed, times, text):
+                key = trial.training.key
+                if key in found:  # the same encoding with more tests
+                    tests = dict.fromkeys((*found[key].tests, *trial.tests))
+                    trial = replace(trial, tests=tuple(tests))
+                found[key] = trial
+        return list(found.values())
 
-    def _cells_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Cell]:
+    def _trials_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Trial]:
         task = tasks.create(t.task)
-        cells = []
-        for word in t.encodings:
-            trained, extension = words.encoding(word)
+        trials = []
+        for encoding in t.encodings:
+            trained, extension = spec.split_extension(encoding)
             if times != 1.0 and extension:
                 continue
             training = Training(
@@ -109,11 +110,11 @@ class Experiment:
             )  # fmt: skip
             sizes = t.test if times == 1.0 else (t.train,)
             sliding = t.sliding if task.needs_text and times == 1.0 else 0
-            cells.append(Cell(training, (Testing(extension, sizes, t.count, sliding, t.windows if sliding else 0),)))
-        return cells
+            trials.append(Trial(training, (Testing(extension, sizes, t.count, sliding, t.windows if sliding else 0),)))
+        return trials
 
     def check(self) -> None:
-        """Find wrong words before any work is done."""
+        """Build every task and encoding once, so that mistakes are reported before the first training."""
         for t in self.tasks:
             task = tasks.create(t.task)
             if not t.encodings:
@@ -126,16 +127,16 @@ class Experiment:
                 sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
             except (ValueError, TypeError, RuntimeError) as error:
                 raise LabError(f"task {t.task} of size {t.train}: {error}") from None
-            for word in t.encodings:
-                trained, extension = words.encoding(word)
+            for encoding in t.encodings:
+                trained, extension = spec.split_extension(encoding)
                 try:
-                    positions.build(trained, layers=1, causal=task.causal, **sizes)
+                    build_encoding.build(trained, layers=1, causal=task.causal, **sizes)
                     if extension:
-                        positions.extended(trained, extension, **sizes)
-                except OptionError:  # it says what is wrong
+                        build_encoding.build_extended(trained, extension, **sizes)
+                except OptionError:  # its message is complete
                     raise
                 except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-                    raise LabError(f"task {t.task}, encoding {word}: {error}") from None
+                    raise LabError(f"task {t.task}, encoding {encoding}: {error}") from None
 
 
 def names() -> list[str]:
@@ -148,7 +149,7 @@ def load(name: str | Path) -> Experiment:
     if path.suffix != ".toml":
         path = FOLDER / f"{name}.toml"
         if str(name) not in names():
-            raise LabError(f"unknown preset {str(name)!r}; the presets are {', '.join(names())}, or give a .toml file")
+            raise LabError(f"unknown preset {str(name)!r}; the presets are {', '.join(names())}, or a .toml file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -160,7 +161,7 @@ def load(name: str | Path) -> Experiment:
     return from_dict(content, path.stem)
 
 
-MOST_CELLS = 100_000
+MAX_TRIALS = 100_000
 
 
 def from_dict(content: dict[str, Any], name: str) -> Experiment:
@@ -190,13 +191,13 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
             for key, value in checked.items():
                 checked[key] = tuple(value) if isinstance(value, list) else value
             made.append(TaskSettings(**checked))
-    except validate.Wrong as error:
+    except validate.Invalid as error:
         raise LabError(f"preset {name}: {error}") from None
     if len({t.task for t in made}) < len(made):
         raise LabError(f"preset {name} has a task twice; give each its own preset")
     number = sum(len(t.encodings) * (t.seeds + len(t.rates)) for t in made)
-    if number > MOST_CELLS:
-        raise LabError(f"preset {name} has {number} cells, encodings times seeds; at most {MOST_CELLS} are possible")
+    if number > MAX_TRIALS:
+        raise LabError(f"preset {name} has {number} trials, encodings times seeds; at most {MAX_TRIALS} are possible")
     for t in made:
         tasks.create(t.task)
     experiment = Experiment(

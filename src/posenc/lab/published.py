@@ -1,11 +1,11 @@
-"""Published results, to be set next to measured ones: perplexity at length over perplexity at the training length."""
+"""Published results compared with measured ones: perplexity at a length over perplexity at the training length."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from .markup import Markup, join, tag
+from .html_tags import Markup, join, table, tag
 from .results import Mean, Results
 
 # perplexities as printed in the papers; sizes in tokens, all trained at 512
@@ -31,15 +31,15 @@ TABLES: dict[str, tuple[str, tuple[int, ...], dict[str, tuple[float | None, ...]
         },
     ),
 }
-HOLDS = 0.05  # nats: the same threshold on both sides
+HOLDS = 0.05  # nats: the same threshold for published and measured changes
 
 
 def rows(name: str, results: Results) -> list[tuple[str, int, float, float | None]]:
     """(encoding, length, published change, measured change): nats between the training length and the length."""
-    _, sizes, table = TABLES[name]
+    _, sizes, encodings = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
-    for encoding, perplexities in table.items():
+    for encoding, perplexities in encodings.items():
         for size, perplexity in zip(sizes[1:], perplexities[1:]):
             if perplexity is None:
                 continue
@@ -56,15 +56,15 @@ def rows(name: str, results: Results) -> list[tuple[str, int, float, float | Non
 
 
 def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]]:
-    """(length, published order, measured order), best first, of the encodings that are known on both sides."""
-    _, sizes, table = TABLES[name]
+    """(length, published order, measured order), best first, of the encodings that have both results."""
+    _, sizes, encodings = TABLES[name]
     task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
     for column, size in enumerate(sizes if task is not None else ()):
         nearest = _nearest(task, size)  # type: ignore[arg-type]
         theirs: dict[str, float] = {}
         ours: dict[str, float] = {}
-        for encoding, perplexities in table.items():
+        for encoding, perplexities in encodings.items():
             point = None if nearest is None else results.point(task, encoding, nearest, "loss")  # type: ignore[arg-type]
             perplexity = perplexities[column]
             if perplexity is not None and isinstance(point, Mean):
@@ -75,58 +75,69 @@ def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]
 
 
 def _nearest(task: dict[str, Any], size: int) -> int | None:
-    """The tested size that stands for a published one."""
+    """The tested size nearest to a published one; None if there is none within a quarter on a log scale."""
     nearest = min(task["test"], key=lambda s: abs(math.log(s / size)))
     return nearest if abs(math.log(nearest / size)) < 0.25 else None
 
 
 def agreement(published: float, measured: float | None) -> str:
-    """Whether both say the same: it holds, or it loses."""
+    """Whether published and measured change agree: the quality holds, or it drops."""
     if measured is None:
         return "not measured"
-    said = ["holds" if value <= HOLDS else "loses" for value in (published, measured)]
-    return "agrees" if said[0] == said[1] else f"disagrees: published {said[0]}, measured {said[1]}"
+    theirs, ours = ("holds" if value <= HOLDS else "loses" for value in (published, measured))
+    return "agrees" if theirs == ours else f"disagrees: published {theirs}, measured {ours}"
 
 
 def sentence(name: str, results: Results) -> str:
-    """Agreement and disagreement, said plainly."""
+    """A sentence on agreement and disagreement with a published table."""
     found = [(row, agreement(row[2], row[3])) for row in rows(name, results) if row[3] is not None]
-    agree = sum(said == "agrees" for _, said in found)
-    apart = [f"{row[0]} at {row[1]} ({said})" for row, said in found if said != "agrees"]
+    agree = sum(outcome == "agrees" for _, outcome in found)
+    other = [f"{row[0]} at {row[1]} ({outcome})" for row, outcome in found if outcome != "agrees"]
     title = TABLES[name][0].split(":")[0]
     if not found:
-        return f"Next to {title}: nothing was measured at its lengths."
-    said = f"Next to {title}: {agree} of {len(found)} entries agree on whether an encoding holds or loses"
-    said += f"; not {', '.join(apart)}." if apart else "."
+        return f"{title}: nothing was measured at its lengths."
+    text = f"{title}: {agree} of {len(found)} entries agree on whether an encoding holds or loses"
+    text += f"; these do not: {', '.join(other)}." if other else "."
     ranked = orders(name, results)
-    other = [f"at {size} {', '.join(ours)} (published {', '.join(theirs)})" for size, theirs, ours in ranked if theirs != ours]  # fmt: skip
-    if not other:
-        return f"{said} The order of the encodings is the same at every length."
-    return f"{said} The order of the encodings is another at {len(other)} of {len(ranked)} lengths, best first: {'; '.join(other)}."
+    orderings = [f"at {size} {', '.join(ours)} (published {', '.join(theirs)})" for size, theirs, ours in ranked if theirs != ours]  # fmt: skip
+    if not orderings:
+        return f"{text} The order of the encodings is the same at every length."
+    return f"{text} The order of the encodings differs at {len(orderings)} of {len(ranked)} lengths, best first: {'; '.join(orderings)}."
 
 
 def as_html(name: str, results: Results) -> Markup:
-    lines = [tag("tr", *(tag("th", head) for head in ("encoding", "length", "published", "measured", "")))]
-    for encoding, size, published, measured in rows(name, results):
-        here = "–" if measured is None else f"{measured:+.2f}"
-        shown = (encoding, size, f"{published:+.2f}", here, agreement(published, measured))
-        lines.append(tag("tr", *(tag("td", part) for part in shown)))
+    lines = [
+        (
+            encoding,
+            size,
+            f"{published:+.2f}",
+            "–" if measured is None else f"{measured:+.2f}",
+            agreement(published, measured),
+        )
+        for encoding, size, published, measured in rows(name, results)
+    ]
     about = (
         "Change of the loss from the training length, in nats per token there and nats per byte here: only the sign and "
         "the order can agree."
     )
-    return join([tag("h2", f"Next to {TABLES[name][0]}"), tag("p", about), tag("table", *lines)])
+    return join(
+        [
+            tag("h2", f"Compared with {TABLES[name][0]}"),
+            tag("p", about),
+            table(("encoding", "length", "published", "measured", ""), lines),
+        ]
+    )
 
 
 def as_text(name: str, results: Results) -> str:
-    """The same for a terminal: a line for each encoding, published and measured change at each length."""
+    """The table for a terminal: a line for each encoding, published and measured change at each length."""
     lines = [f"{TABLES[name][0]}; change of the loss, published / measured here"]
     found = rows(name, results)
     for encoding in dict.fromkeys(row[0] for row in found):
-        told = (
+        changes = (
             f"{size}: {published:+.2f} / {'–' if measured is None else f'{measured:+.2f}'}"
             for other, size, published, measured in found
             if other == encoding
         )
-        lines.append(f"  {encoding:<12}{'   '.join(told)}")
+        lines.append(f"  {encoding:<12}{'   '.join(changes)}")
     return "\n".join(lines)

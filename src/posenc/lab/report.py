@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import published, svg, verdict
-from .markup import Markup, data, escaped, join, tag
+from .html_tags import Markup, data, escaped, join, table, tag
 from .results import Mean, Results, metric_of
 from .store import write
 
-# Okabe and Ito's colours, which stay apart for every common kind of colour vision, then three more
+# Okabe and Ito's colours, distinguishable for every common kind of colour vision, then three more
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F00", "#000000", "#882255", "#44AA99")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 TITLES = {"loss": "loss, nats per byte (lower is better)", "accuracy": "right answers (higher is better)"}
@@ -38,10 +38,10 @@ def save(results: Results, folder: Path, *, still: bool = False) -> list[Path]:
 
 
 def as_html(results: Results, *, still: bool = False) -> Markup:
-    """The page; its figures are still pictures where asked or without Plotly."""
+    """The page. Its figures are static pictures with `still` or without Plotly."""
     title = results.experiment["title"]
-    said = [tag("p", sentence) for sentence in verdict.sentences(results)]
-    parts: list[Markup | dict[str, Any]] = [tag("h1", title), tag("div", *said, class_="verdict")]
+    sentences = [tag("p", sentence) for sentence in verdict.sentences(results)]
+    parts: list[Markup | dict[str, Any]] = [tag("h1", title), tag("div", *sentences, class_="verdict")]
     for task in results.tasks():
         metric = metric_of(task)
         parts += [
@@ -53,20 +53,20 @@ def as_html(results: Results, *, still: bool = False) -> Markup:
             stride = task["sliding"]
             about = (
                 f"Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length. "
-                "A gain that is seen above and not here comes from the first bytes of a window having little "
-                "before them."
+                "A gain above that is missing here comes from the first bytes of a window, which have "
+                "little context."
             )
             figure = _curves(results, task, "sliding", f"loss of the last {stride} bytes, nats per byte")
             parts += [tag("p", about), figure]
         parts += [tag("h3", "Training"), _training(results, task), _costs(results, task), _rates(results, task)]
     parts += [published.as_html(name, results) for name in results.experiment.get("published", ())]
-    shown = {"experiment": results.experiment, "machine": results.machine}
-    parts += [tag("h2", "Settings"), tag("pre", json.dumps(shown, indent=1))]
+    settings = {"experiment": results.experiment, "machine": results.machine}
+    parts += [tag("h2", "Settings"), tag("pre", json.dumps(settings, indent=1))]
     return page(title, parts, None if still else plotly_script())
 
 
 def page(title: str, parts: Iterable[Markup | dict[str, Any]], script: str | None) -> Markup:
-    """A whole page. A part is Markup or a figure in Plotly's form; `script` is Plotly, None draws still pictures."""
+    """A whole page. A part is Markup or a figure in Plotly's form; `script` is Plotly, None draws static pictures."""
     figures: list[dict[str, Any]] = []
     body: list[Markup] = []
     for part in parts:
@@ -89,16 +89,8 @@ def page(title: str, parts: Iterable[Markup | dict[str, Any]], script: str | Non
     return Markup(f"<!doctype html>{whole}\n")
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
-    """Cells that are a <td> already go in as they are."""
-    lines = [tag("tr", *(tag("th", name) for name in head))]
-    for row in rows:
-        lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
-    return tag("div", tag("table", *lines), class_="wide")
-
-
 def printable(text: str) -> str:
-    """Text for a terminal: names read from a file may hold control characters, which could do anything there."""
+    """Text that is safe to print: names from a file may hold a terminal's control characters."""
     return "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
 
 
@@ -113,13 +105,13 @@ def plotly_script() -> str | None:
 def line_styles(encodings: list[str]) -> dict[str, tuple[str, str]]:
     """A colour for every trained encoding; its extensions share it and differ in their dashes."""
     trained = list(dict.fromkeys(s.split("+")[0] for s in encodings))
-    seen: dict[str, int] = {}
-    made = {}
+    used: dict[str, int] = {}
+    styles = {}
     for encoding in encodings:
         base = encoding.split("+")[0]
-        seen[base] = seen.get(base, -1) + 1
-        made[encoding] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[seen[base] % len(DASHES)])
-    return made
+        used[base] = used.get(base, -1) + 1
+        styles[encoding] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[used[base] % len(DASHES)])
+    return styles
 
 
 def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
@@ -165,8 +157,8 @@ def _table(results: Results, task: dict[str, Any], metric: str) -> Markup:
     rows = []
     for s in verdict.standings(results, task):
         points = [results.point(task, s.encoding, size, metric) for size in sizes]
-        shown = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
-        rows.append([s.encoding, *shown, tag("td", s.word, class_=s.word), tag("td", s.reason, class_="why")])
+        scores = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
+        rows.append([s.encoding, *scores, tag("td", s.outcome, class_=s.outcome), tag("td", s.reason, class_="why")])
     return table(["encoding", *head, f"at {max(sizes)}", ""], rows)
 
 
@@ -186,7 +178,7 @@ def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _costs(results: Results, task: dict[str, Any]) -> Markup:
-    """Speed and memory: as seen in this run, where cells may have shared the machine."""
+    """Speed and memory in this run, whose trials may have shared the machine."""
     rows = []
     for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
         records = results.training(task, encoding)
@@ -205,7 +197,7 @@ def _costs(results: Results, task: dict[str, Any]) -> Markup:
 
 
 def _rates(results: Results, task: dict[str, Any]) -> Markup:
-    """The learning-rate check, where one was run."""
+    """The learning-rate check, if there is one."""
     if not task.get("rates"):
         return Markup("")
     metric = metric_of(task)
@@ -242,7 +234,7 @@ def as_text(results: Results) -> str:
             for size in sizes:
                 point = results.point(task, s.encoding, size, metric)
                 row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
-            lines.append(f"{row}  {s.word}")
+            lines.append(f"{row}  {s.outcome}")
     for name in results.experiment.get("published", ()):
         lines += ["", published.as_text(name, results)]
     lines += ["", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))]

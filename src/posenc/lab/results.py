@@ -1,4 +1,4 @@
-"""Results: the records of a run, put together, with means and confidence intervals over the seeds."""
+"""Results: the records of a run, with means and confidence intervals over the seeds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..encodings import spec
 from . import validate
-from .cells import Cell
-from .errors import LabError
+from .errors import LabError, OptionError
 from .presets import Experiment, from_dict
 from .store import Store, write
+from .trials import Trial
 
 # two-sided 95 % of Student's t for 1, 2, .. degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -51,16 +52,16 @@ def mean(values: Iterable[float]) -> Mean:
 
 @dataclass
 class Results:
-    """What a run has so far: `trainings` as recorded, `rows` one for each (task, encoding, seed, size)."""
+    """The finished part of a run: the records of its trainings, and one row for each (task, encoding, seed, size)."""
 
     experiment: dict[str, Any]
     machine: dict[str, Any]
     trainings: list[dict[str, Any]]
     rows: list[dict[str, Any]]
-    wanted: int  # cells of the experiment
+    wanted: int  # trials of the experiment
     finished: int
 
-    # ---- questions that reports ask -------------------------------------------------------------------------
+    # ---- queries -------------------------------------------------------------------------
     def tasks(self) -> list[dict[str, Any]]:
         """The settings of every task, in the experiment's order."""
         return self.experiment["tasks"]
@@ -70,7 +71,7 @@ class Results:
         return [encoding for encoding in task["encodings"] if encoding in present]
 
     def point(self, task: dict[str, Any], encoding: str, size: int, metric: str) -> Mean | str | None:
-        """The mean over seeds; the reason where every seed failed; None where nothing is known."""
+        """The mean over seeds; the error if every seed failed; None if there is no result."""
         rows = [
             r for r in self.rows
             if r["task"] == task["task"] and r["encoding"] == encoding and r["size"] == size and r["lr"] == task["lr"]
@@ -105,7 +106,7 @@ class Results:
         return json.dumps(asdict(self), indent=1).encode()
 
     def as_csv(self) -> bytes:
-        """One row a number, so that any tool can read it."""
+        """One line for each row, for other tools."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -115,52 +116,51 @@ class Results:
 
 def metric_of(task: dict[str, Any]) -> str:
     from .tasks import task_class
-    from .words import split
 
-    return task_class(split(task["task"]).name).metric
+    return task_class(spec.parse_options(task["task"]).name).metric
 
 
 def begin(experiment: Experiment, store: Store, text: dict[str, str], jobs: int | None) -> None:
-    """Write down what was asked."""
+    """Write settings.json."""
     about = machine(experiment.device) | {"jobs": jobs}
     content = {"experiment": asdict(experiment), "text": text, "machine": about}
     write(store.root / "settings.json", json.dumps(content, indent=1).encode())
 
 
-def collect(experiment: Experiment, cells: list[Cell], store: Store, asked: dict[str, Any]) -> Results:
-    """Everything that is finished."""
+def collect(experiment: Experiment, trials: list[Trial], store: Store, settings: dict[str, Any]) -> Results:
+    """The results of all finished trials and tests."""
     trainings, rows, finished = [], [], 0
-    for cell in cells:
-        record = store.get(cell.training.key, "train.json")
+    for trial in trials:
+        record = store.get(trial.training.key, "train.json")
         if record is not None:
             trainings.append(record)
         whole = record is not None
-        for testing in cell.tests:
-            tested = store.get(cell.test_key(testing), "test.json")
+        for testing in trial.tests:
+            tested = store.get(trial.test_key(testing), "test.json")
             if tested is None:
                 whole = False
                 continue
-            t = cell.training
-            about = {"task": t.task, "encoding": cell.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
+            t = trial.training
+            about = {"task": t.task, "encoding": trial.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
             rows += [{**about, **point} for point in tested["points"]]
         finished += whole
-    shown = asdict(experiment) | {"text": asked.get("text", {})}
-    return Results(shown, asked.get("machine", {}), trainings, rows, len(cells), finished)
+    saved = asdict(experiment) | {"text": settings.get("text", {})}
+    return Results(saved, settings.get("machine", {}), trainings, rows, len(trials), finished)
 
 
 def read(folder: str | Path) -> Results:
-    """A run's results, from its cells where they are, or from results.json alone."""
+    """A run's results, from the files of its trials or, without them, from results.json."""
     root = Path(folder)
     saved = (root / "results.json").is_file()
-    if (root / "settings.json").is_file() and (root / "cells").is_dir():
-        asked = validate.read_json(root / "settings.json", validate.SETTINGS)
-        experiment = experiment_of(asked["experiment"], root / "settings.json")
-        cells = experiment.cells(str(asked["text"].get("digest", "")))
-        found = collect(experiment, cells, Store(root), asked)
+    if (root / "settings.json").is_file() and (root / "trials").is_dir():
+        settings = validate.read_json(root / "settings.json", validate.SETTINGS)
+        experiment = experiment_of(settings["experiment"], root / "settings.json")
+        trials = experiment.trials(str(settings["text"].get("digest", "")))
+        found = collect(experiment, trials, Store(root), settings)
         if found.rows or not saved:
             return found
     if not saved:
-        raise LabError(f"{root} is not the folder of a run: it has neither settings.json with cells nor results.json")
+        raise LabError(f"{root} is not the folder of a run: it has neither settings.json with trials nor results.json")
     content = validate.read_json(root / "results.json", validate.RESULTS)
     experiment_of(content["experiment"], root / "results.json")
     return Results(**content)
@@ -171,7 +171,7 @@ def experiment_of(saved: dict[str, Any], path: Path) -> Experiment:
     whole = {key: saved[key] for key in ("title", "device", "published")} | {"tasks": saved["tasks"]}
     try:
         made = from_dict(whole, saved["name"])
-    except LabError as error:
+    except OptionError as error:
         raise LabError(f"{path} cannot be used: {error}") from None
     return replace(made, precision=saved["precision"], compile=saved["compile"], engine=saved["engine"])
 
@@ -179,7 +179,7 @@ def experiment_of(saved: dict[str, Any], path: Path) -> Experiment:
 def machine(device: str) -> dict[str, Any]:
     import torch
 
-    from .workers import cores
+    from .worker_processes import cores
 
     about = {
         "python": platform.python_version(), "torch": torch.__version__, "system": platform.system(),

@@ -1,23 +1,24 @@
-"""Run an experiment: what is finished stays, what is missing is done, here, in worker processes or on a cluster."""
+"""Run an experiment's unfinished trials: in this process, in worker processes or on a Ray cluster."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import cluster, corpus, progress, report, results, tensors, work, workers
-from .cells import Cell
+from . import corpus, progress, ray_cluster, report, results, run_trial, tensor_files, worker_processes
 from .corpus import Corpus
-from .errors import CellFailure, LabError
+from .errors import LabError, TrialFailure
 from .presets import Experiment
+from .process_group import SINGLE, ProcessGroup
 from .results import Results
 from .store import Store
-from .team import ALONE, Team
-from .train import CHECKPOINT_SECONDS
-from .workers import Event
+from .train import CHECKPOINT_SECONDS, Progress
+from .trials import Trial
+from .worker_processes import Event
 
-MOST_JOBS = 8
+MAX_JOBS = 8
 
 
 def compare(
@@ -27,122 +28,116 @@ def compare(
     text: str | Path | None = None,
     jobs: int | None = None,
     on: str = "here",
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Results:
-    """Do every cell that is missing in the folder `out` and write the report there.
+    """Run every trial that is missing in the folder `out` and write the report there.
 
-    jobs   worker processes; 1 works in this process; None: one for each processor on the CPU, 1 on a GPU
+    jobs   worker processes; 1: this process; None: one for each processor on the CPU, 1 on a GPU
     on     "here", "ray" (a local cluster) or an address such as ray://host:10001
     """
-    tensors.library()
-    experiment.check()
     if on != "here" and on != "ray" and not on.startswith("ray://"):
         raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
-    if on != "here" and team.size > 1:
-        raise LabError("torchrun spreads one cell, --on ray spreads cells; use one of them")
+    if on != "here" and group.size > 1:
+        raise LabError("torchrun shards each trial, --on ray distributes the trials; use one of them")
     if jobs is not None and jobs < 1:
         raise LabError(f"--jobs {jobs} must be at least 1")
-    words = corpus.read(text) if experiment.needs_text else None
-    cells = experiment.cells(words.digest if words else "")
-    store = Store(out)
-    if not team.first:
-        for cell in _missing(cells, store, team):
-            work.do(cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds)
-        return results.collect(experiment, cells, store, {})
-    with store.alone():
-        results.begin(
-            experiment,
-            store,
-            {"digest": words.digest, "source": words.source, "bytes": str(len(words.train))} if words else {},
-            jobs,
-        )
-        left = _missing(cells, store, team)
+    source, trials = _prepare(experiment, text)
+    run = _Run(Store(out), source, jobs, on, group, checkpoint_seconds)
+    if not group.is_main:
+        for trial in run.unfinished(trials):
+            run.run_here(trial)
+        return results.collect(experiment, trials, run.store, {})
+    with run.store.lock():
+        about = {"digest": source.digest, "source": source.source, "bytes": str(len(source.train))} if source else {}
+        results.begin(experiment, run.store, about, jobs)
+        failure = None
         try:
-            _work_through(left, len(cells), store, words, jobs, on, team, checkpoint_seconds)
-        except CellFailure:  # what the other cells found is reported before it is told
-            report.save(results.read(out), store.root)
-            raise
+            run.run(trials)
+        except TrialFailure as error:  # raised after the report of the other trials
+            failure = error
         found = results.read(out)
-        report.save(found, store.root)
+        report.save(found, run.store.root)
+    if failure is not None:
+        raise failure
     return found
 
 
 def complete(
     experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None
 ) -> Results:
-    """The same without a report: the cells that are missing in a folder, and the results of this experiment."""
-    tensors.library()
-    experiment.check()
-    words = corpus.read(text) if experiment.needs_text else None
-    cells = experiment.cells(words.digest if words else "")
+    """Run every missing trial without writing a report; return the results."""
+    source, trials = _prepare(experiment, text)
     store = Store(out)
-    with store.alone():
-        left = _missing(cells, store, ALONE)
-        _work_through(left, len(cells), store, words, jobs, "here", ALONE, CHECKPOINT_SECONDS)
-    return results.collect(experiment, cells, store, {})
+    with store.lock():
+        _Run(store, source, jobs).run(trials)
+    return results.collect(experiment, trials, store, {})
 
 
-def _missing(cells: list[Cell], store: Store, team: Team) -> list[Cell]:
-    """What is left, as every process of a team sees it before any of them starts."""
-    left = [cell for cell in cells if work.missing(cell, store)]
-    for cell in left if team.first else ():
-        work.tell_damage(cell, store)
-    team.wait()
-    return left
+def _prepare(experiment: Experiment, text: str | Path | None) -> tuple[Corpus | None, list[Trial]]:
+    """The text and the trials of an experiment; raises LabError before any work if something is missing or wrong."""
+    tensor_files.library()
+    experiment.check()
+    source = corpus.read(text) if experiment.needs_text else None
+    return source, experiment.trials(source.digest if source else "")
 
 
-def _work_through(
-    left: list[Cell],
-    number: int,
-    store: Store,
-    words: Corpus | None,
-    jobs: int | None,
-    on: str,
-    team: Team,
-    checkpoint_seconds: float,
-) -> None:
-    """Do what is left of `number` cells, and show it."""
-    if left:
-        with progress.start(left, number - len(left), store) as shown:
-            _spread(left, store, words, jobs, on, team, checkpoint_seconds, shown.see)
+@dataclass(frozen=True)
+class _Run:
+    """Where trials run and where their files are."""
 
+    store: Store
+    source: Corpus | None
+    jobs: int | None
+    on: str = "here"
+    group: ProcessGroup = SINGLE
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
-def _spread(
-    left: list[Cell],
-    store: Store,
-    words: Corpus | None,
-    jobs: int | None,
-    on: str,
-    team: Team,
-    checkpoint_seconds: float,
-    see: Callable[[Event], None],
-) -> None:
-    if on != "here":
-        for event in cluster.run(left, store, words, jobs, on):
-            see(event)
-        return
-    if jobs is None:
-        jobs = 1 if left[0].training.device == "cuda" or team.size > 1 else min(workers.cores(), MOST_JOBS)
-    jobs = min(jobs, len(left))
-    if jobs > 1 and team.size == 1:
-        for event in workers.run(left, store, words, jobs):
-            see(event)
-        return
-    failures = []
-    for cell in left:
-        try:
-            work.do(
-                cell, store, words, team=team, checkpoint_seconds=checkpoint_seconds,
-                progress=lambda step, loss, cell=cell: see(Event(cell, step, loss)),  # type: ignore[misc]
-            )  # fmt: skip
-        except LabError:
-            raise
-        except Exception:
-            if team.size > 1:  # the other processes wait for this one in the middle of the cell
+    def unfinished(self, trials: list[Trial]) -> list[Trial]:
+        """The unfinished trials. All processes of a group list them before any of them starts."""
+        left = [trial for trial in trials if run_trial.is_unfinished(trial, self.store)]
+        for trial in left if self.group.is_main else ():
+            run_trial.warn_about_damage(trial, self.store)
+        self.group.barrier()
+        return left
+
+    def run(self, trials: list[Trial]) -> None:
+        """Run the unfinished trials and display the progress; raises TrialFailure at the end."""
+        left = self.unfinished(trials)
+        if not left:
+            return
+        jobs = self.jobs
+        if jobs is None:
+            alone = left[0].training.device == "cuda" or self.group.size > 1
+            jobs = 1 if alone else min(worker_processes.cores(), MAX_JOBS)
+        with progress.start(left, len(trials) - len(left), self.store) as display:
+            if self.on != "here":
+                events = ray_cluster.run(left, self.store, self.source, self.jobs, self.on)
+            elif min(jobs, len(left)) > 1 and self.group.size == 1:
+                events = worker_processes.run(left, self.store, self.source, min(jobs, len(left)))
+            else:
+                events = self._run_all_here(left, display.update)
+            for event in events:
+                display.update(event)
+
+    def _run_all_here(self, left: list[Trial], update: Callable[[Event], None]) -> Iterator[Event]:
+        failures = []
+        for trial in left:
+            try:
+                self.run_here(trial, lambda step, loss, trial=trial: update(Event(trial, step, loss)))  # type: ignore[misc]
+            except LabError:
                 raise
-            failures.append(f"{cell.training.task}, {cell.name()} failed:\n{traceback.format_exc()}")
-            continue
-        see(Event(cell))
-    if failures:
-        raise CellFailure("\n".join(failures))
+            except Exception:
+                if self.group.size > 1:  # the other processes wait for this one
+                    raise
+                failures.append(f"{trial.training.task}, {trial.name()} failed:\n{traceback.format_exc()}")
+                continue
+            yield Event(trial)
+        if failures:
+            raise TrialFailure("\n".join(failures))
+
+    def run_here(self, trial: Trial, progress: Progress | None = None) -> None:
+        run_trial.run_trial(
+            trial, self.store, self.source, group=self.group, progress=progress,
+            checkpoint_seconds=self.checkpoint_seconds,
+        )  # fmt: skip

@@ -1,11 +1,11 @@
-"""The folder of a run. Every file is written next to its place and moved there in one step, so that what has a name
-is whole: killed at any moment, the same command goes on from what is there.
+"""The folder of a run. Every file is written under a temporary name and renamed in one step, so a file is complete or
+absent: after a kill at any moment the same command resumes from the finished files.
 
-    DIR/settings.json            what was asked
-    DIR/cells/KEY.train.json     the record of a training
-    DIR/cells/KEY.test.json      the record of a test
-    DIR/cells/KEY.weights        trained weights (see tensors.py)
-    DIR/cells/KEY.checkpoint     weights and optimiser state in the middle of a training
+    DIR/settings.json            the experiment and the machine
+    DIR/trials/KEY.train.json     the record of a training
+    DIR/trials/KEY.test.json      the record of a test
+    DIR/trials/KEY.weights        trained weights (see tensor_files.py)
+    DIR/trials/KEY.checkpoint     weights and optimiser state in the middle of a training
     DIR/results.json, results.csv, report.html
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import files
-from . import cells, validate
+from . import trials, validate
 from .errors import LabError
 
 KINDS = ("train.json", "test.json", "weights", "checkpoint")
@@ -30,17 +30,17 @@ KINDS = ("train.json", "test.json", "weights", "checkpoint")
 class Store:
     def __init__(self, root: str | Path):
         self.root = Path(root)
-        self.cells = self.root / "cells"
+        self.trials = self.root / "trials"
         try:
-            self.cells.mkdir(parents=True, exist_ok=True)
+            self.trials.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LabError(f"cannot make the folder {self.cells}: {error.strerror}; give another with --out") from None
+            raise LabError(f"cannot make the folder {self.trials}: {error.strerror}; use another --out") from None
 
     def path(self, key: str, kind: str) -> Path:
-        return self.cells / f"{key}.{kind}"
+        return self.trials / f"{key}.{kind}"
 
     def read(self, key: str, kind: str) -> bytes | None:
-        """A file's content, or None where there is none (yet)."""
+        """A file's content, or None if there is none (yet)."""
         try:
             return self.path(key, kind).read_bytes()
         except FileNotFoundError:
@@ -55,8 +55,8 @@ class Store:
         self.path(key, kind).unlink(missing_ok=True)
 
     def get(self, key: str, kind: str) -> dict[str, Any] | None:
-        """A JSON record, or None where there is none (yet). One that is damaged or belongs to other settings is as good
-        as none: whoever needs it makes it again, in its place."""
+        """A JSON record, or None if there is none (yet). A record that is damaged or belongs to other settings counts as
+        none: it is computed again."""
         content = self.read(key, kind)
         if content is None:
             return None
@@ -66,7 +66,7 @@ class Store:
                 return None
             if kind in validate.RECORDS:
                 checked = validate.RECORDS[kind](record, "")
-                return checked if cells.key(record["settings"]) == key else None
+                return checked if trials.key(record["settings"]) == key else None
         except ValueError:  # not JSON, not UTF-8, not a record of this kind
             return None
         return record
@@ -76,36 +76,38 @@ class Store:
         self.write(key, kind, json.dumps(content, indent=1).encode())
 
     def files(self, keys: list[str]) -> dict[str, bytes]:
-        """Every file of some cells, to be carried to another machine."""
+        """Every file of some trials, to send them to another machine."""
         found = {f"{key}.{kind}": self.read(key, kind) for key in keys for kind in KINDS}
         return {name: content for name, content in found.items() if content is not None}
 
     def add(self, files: dict[str, bytes]) -> None:
-        """What `files` gave elsewhere; records go last, for they say that the rest is there."""
+        """Write what `files` returned elsewhere. Records go last: a record implies that the other files are there."""
         for name in sorted(files, key=lambda name: name.endswith(".json")):
             key, _, kind = name.partition(".")
             if not (key.isalnum() and kind in KINDS):
-                raise LabError(f"{name!r} is no file of a cell")
+                raise LabError(f"{name!r} is not a file of a trial")
             self.write(key, kind, files[name])
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """One command at a time works in a folder. The lock goes away with the process, however it ends."""
-        place = self.root / ".lock"
+    def lock(self) -> Iterator[None]:
+        """Hold the folder's lock: one command at a time. The lock ends with the process, however it ends."""
+        path = self.root / ".lock"
         try:
-            held = files.lock(place)
-        except ImportError:  # Windows: nothing is broken by two commands, work may be done twice
+            held = files.lock(path)
+        except ImportError:  # Windows: two commands may do the same work twice, which is harmless
             yield
             return
         except BlockingIOError:
-            owner = place.read_text(errors="replace")[:20].strip() or "unknown"
+            owner = path.read_text(errors="replace")[:20].strip() or "unknown"
             raise LabError(
-                f"another command (process {owner}) is working in {self.root}; wait for it or give another --out"
+                f"another command (process {owner}) is working in {self.root}; wait for it or use another --out"
             ) from None
         except OSError as error:
-            raise LabError(f"cannot work in {self.root}: {error.strerror}; make room, or give another --out") from None
+            raise LabError(
+                f"cannot work in {self.root}: {error.strerror}; free some space, or use another --out"
+            ) from None
         try:
-            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
                 os.ftruncate(held, 0)
                 os.write(held, str(os.getpid()).encode())
             for part in self.root.rglob(".*.part"):  # of a command that was killed while it wrote
@@ -116,7 +118,7 @@ class Store:
 
 
 class MemoryStore(Store):
-    """The same without a folder, for a cell on another machine: a worker that is killed leaves nothing behind."""
+    """A store in memory, for a trial on another machine: a killed worker leaves no files behind."""
 
     def __init__(self, files: dict[str, bytes]):
         self.content: dict[tuple[str, str], bytes] = {}
@@ -133,18 +135,18 @@ class MemoryStore(Store):
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and a sentence where it cannot be."""
+    """Write a complete file or none; raises LabError."""
     try:
         files.write(path, content)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LabError(
                 f"no space left for {path} ({len(content) / 1e6:.1f} MB); free some and run the same command again: "
-                "what is finished is kept"
+                "finished trials are kept"
             ) from None
         raise LabError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _digest(key: str, kind: str, record: dict[str, Any]) -> str:
-    """Belongs to one record in one place: a number changed, or a file under another name, is damage."""
+    """A digest of a record and its name: a changed number or a renamed file counts as damage."""
     return hashlib.sha256(json.dumps([key, kind, record], sort_keys=True).encode()).hexdigest()[:20]

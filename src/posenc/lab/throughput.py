@@ -1,6 +1,7 @@
 """How fast the lab's model trains with each encoding, next to the same model without positions.
 
-Rounds go over all models in turn, each from another start, so that a disturbance meets everybody; the ratio is that of the medians.
+Each round runs one step of every model, starting with another one, so that a disturbance affects all alike; the ratio is
+that of the medians.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 import posenc
 
+from ..bench.peers import textbook_shaw
 from .errors import LabError
 from .model import Transformer
 from .train import answers_loss
 
-SCHEMES = ("none", "sinusoidal", "learned", "shaw", "clipped", "t5", "alibi", "rope")
+ENCODINGS = ("none", "sinusoidal", "learned", "shaw", "clipped", "t5", "alibi", "rope")
 TEXTBOOK = "shaw (textbook)"
 GOAL = 0.8
 
@@ -32,8 +34,8 @@ class Speed(NamedTuple):
 
 
 class TextbookShaw(nn.Module):
-    """Shaw as tutorials write it: a vector for every pair of positions, [L, L, d], in memory. The same numbers as
-    posenc's encoding, whose tables it shares; here to be measured, not to be used."""
+    """Shaw as tutorials write it, with the vectors of all pairs, [L, L, d], in memory. A baseline for speed that shares
+    the tables of posenc's encoding."""
 
     def __init__(self, ours: posenc.Attention):
         super().__init__()
@@ -47,12 +49,8 @@ class TextbookShaw(nn.Module):
             p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
             for p in (ours.q_proj, ours.k_proj, ours.v_proj)
         )
-        place = torch.arange(x.shape[1], device=x.device)
-        distance = (place[None, :] - place[:, None]).clamp(-encoding.left, encoding.right) + encoding.left
-        pairs = encoding.keys[0][distance]
-        scores = (q @ k.transpose(2, 3) + torch.einsum("bhid,ijd->bhij", q, pairs)) * ours.head_dim**-0.5
-        scores = scores.masked_fill(place[None, :] > place[:, None], float("-inf"))
-        return ours.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        out = textbook_shaw(q, k, v, encoding, scale=ours.head_dim**-0.5, causal=True)
+        return ours.o_proj(out.transpose(1, 2).flatten(2))
 
 
 def measure(
@@ -68,11 +66,11 @@ def measure(
     engine: str = "auto",
 ) -> list[Speed]:
     """Training steps (forward, backward, optimiser) at one length."""
-    words = list(dict.fromkeys(("none", *(encodings or SCHEMES))))
-    if any("+" in word for word in words):
-        raise LabError("extensions are for evaluation; give trained encodings to --throughput")
+    names = list(dict.fromkeys(("none", *(encodings or ENCODINGS))))
+    if any("+" in name for name in names):
+        raise LabError("--throughput measures training, and extensions apply to tests only; leave them out")
     sizes = {"vocabulary": 257, "width": width, "heads": heads, "layers": layers, "causal": True, "longest": length}
-    models = {word: Transformer(word, engine=engine, **sizes).to(device) for word in words}  # type: ignore[arg-type]
+    models = {name: Transformer(name, engine=engine, **sizes).to(device) for name in names}  # type: ignore[arg-type]
     if "shaw" in models:
         textbook = Transformer("shaw", engine="reference", **sizes)  # type: ignore[arg-type]
         for block in textbook.blocks:
@@ -81,16 +79,16 @@ def measure(
     tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
     if TEXTBOOK in models:
         _check(models["shaw"], models[TEXTBOOK], tokens[:, :-1])
-    optimisers = {word: torch.optim.AdamW(model.parameters(), lr=1e-4) for word, model in models.items()}
-    times: dict[str, list[float]] = {word: [] for word in models}
+    optimisers = {name: torch.optim.AdamW(model.parameters(), lr=1e-4) for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds + 1):
-        first = number % len(models)  # nobody always comes after the same neighbour, whose memory it would find
-        for word in [*models][first:] + [*models][:first]:
-            seconds = _step(models[word], optimisers[word], tokens, device)
+        first = number % len(models)
+        for name in [*models][first:] + [*models][:first]:
+            seconds = _step(models[name], optimisers[name], tokens, device)
             if number:  # the first round warms up
-                times[word].append(seconds)
-    middle = {word: statistics.median(values) for word, values in times.items()}
-    return [Speed(word, s, batch * length / s, middle["none"] / s) for word, s in middle.items()]
+                times[name].append(seconds)
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    return [Speed(name, s, batch * length / s, middle["none"] / s) for name, s in middle.items()]
 
 
 def _step(model: nn.Module, optimiser: torch.optim.Optimizer, tokens: Tensor, device: str) -> float:
@@ -111,7 +109,7 @@ def _check(ours: nn.Module, textbook: nn.Module, inputs: Tensor) -> None:
         a, b = ours(inputs[:1, :96]), textbook(inputs[:1, :96])
     if not torch.allclose(a, b, atol=1e-3, rtol=1e-3):
         raise LabError(
-            f"posenc's Shaw and the textbook's differ by {float((a - b).abs().max()):.2g}: nothing is measured"
+            f"posenc's Shaw and the textbook's differ by {float((a - b).abs().max()):.2g}: no speed is reported"
         )
 
 

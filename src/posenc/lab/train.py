@@ -1,4 +1,4 @@
-"""Train one cell: the same data in the same order for every encoding, resumable, its failures recorded as results."""
+"""Train one trial: the same data in the same order for every encoding, resumable, its failures recorded as results."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import memory, positions, tasks, tensors, validate
-from .cells import Training
+from . import build_encoding, peak_memory, tasks, tensor_files, validate
 from .corpus import Corpus
 from .model import Transformer
+from .process_group import SINGLE, ProcessGroup
 from .store import Store
 from .tasks import IGNORE, Batch, Task
-from .team import ALONE, Team
+from .trials import Training
 
 Progress = Callable[[int, float], None]
-"""Told the step and the loss now and then."""
+"""Called with the step and the loss about fifty times a training."""
 
 CHECKPOINT_SECONDS = 30.0
-TRIES = 4  # batches on which a compiled model is tried before it is trusted
+TRIES = 4  # batches on which a compiled model is tried before training
 
 
 def make_task(training: Training, corpus: Corpus | None) -> Task:
@@ -51,8 +51,8 @@ def make_model(training: Training, task: Task) -> Transformer:
 
 def make_optimiser(model: nn.Module, training: Training) -> torch.optim.AdamW:
     """Three groups: matrices decay; vectors and the encoding's own parameters do not, and the latter have their own
-    rate: a bias table moves by about the rate a step, and needs several units to say what ALiBi says from the start."""
-    own = positions.position_parameters(model)
+    rate: a bias table moves by about the rate a step, and ALiBi's biases are several units from zero."""
+    own = build_encoding.position_parameters(model)
     ours = {id(p) for p in own}
     rest = [p for p in model.parameters() if id(p) not in ours]
     groups: list[dict[str, Any]] = [
@@ -74,14 +74,14 @@ def rate(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
 
-def training_batch(task: Task, training: Training, step: int, team: Team = ALONE) -> Batch:
-    """The batch of one step, from the seed and the step alone: no encoding and no restart changes it."""
+def training_batch(task: Task, training: Training, step: int, group: ProcessGroup = SINGLE) -> Batch:
+    """The batch of one step. It depends on the seed and the step only, not on the encoding or on restarts."""
     generator = torch.Generator().manual_seed((training.seed << 32) + 2 * step)
     size = training.train
     if task.varies:
         size = int(torch.randint(min(task.least, size), size + 1, (), generator=generator))
     batch = task.batch(size, training.batch, generator)
-    rows = team.rows(training.batch)
+    rows = group.rows(training.batch)
     return Batch(*(part[rows].to(training.device, non_blocking=True) for part in batch))
 
 
@@ -97,73 +97,73 @@ def train(
     store: Store,
     corpus: Corpus | None = None,
     *,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> dict[str, Any]:
-    """Train, or go on from a checkpoint; keep the weights and return the record."""
+    """Train, from a checkpoint if there is one; write the weights and return the record."""
     device = torch.device(training.device)
     task = make_task(training, corpus)
     model = make_model(training, task)
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "position_parameters": sum(p.numel() for p in positions.position_parameters(model)),
+        "position_parameters": sum(p.numel() for p in build_encoding.position_parameters(model)),
     }
-    team.shard(model)
+    group.shard(model)
     optimiser = make_optimiser(model, training)
     before = time.perf_counter()
-    compiled = _compile(model, task, training, team) if training.compile else "not asked for"
+    compiled = _compile(model, task, training, group) if training.compile else "off"
     compile_seconds = time.perf_counter() - before
-    start, curve, spent = _resume(training, store, model, optimiser, team)
+    start, curve, spent = _resume(training, store, model, optimiser, group)
     every = max(1, training.steps // 50)
     status = "trained"
-    memory.reset(device)
-    told, began, saved = torch.zeros((), device=device), time.perf_counter(), time.perf_counter()
+    peak_memory.reset(device)
+    loss_sum, began, saved = torch.zeros((), device=device), time.perf_counter(), time.perf_counter()
     tokens, timed = 0, None
     model.train()
     for step in range(start, training.steps):
-        batch = training_batch(task, training, step, team)
-        for group in optimiser.param_groups:
-            group["lr"] = training.lr * group["share"] * rate(step, training.steps)
-        asked = team.total((batch.targets != IGNORE).sum())
+        batch = training_batch(task, training, step, group)
+        for parameters in optimiser.param_groups:
+            parameters["lr"] = training.lr * parameters["share"] * rate(step, training.steps)
+        answers = group.sum((batch.targets != IGNORE).sum())
         with torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bfloat16"):
-            loss = answers_loss(model(batch.inputs), batch.targets) / asked
+            loss = answers_loss(model(batch.inputs), batch.targets) / answers
         # FSDP averages gradients over the processes, and each of them holds a part of the sum
-        (loss * team.size).backward()
+        (loss * group.size).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        told += loss.detach()
-        tokens += batch.inputs.numel() * team.size
+        loss_sum += loss.detach()
+        tokens += batch.inputs.numel() * group.size
         if (step + 1) % every and step + 1 < training.steps:
             continue
         since = (step + 1) % every or every
-        value = float(team.total(told)) / since
-        told.zero_()
+        value = float(group.sum(loss_sum)) / since
+        loss_sum.zero_()
         curve.append([step + 1, value if math.isfinite(value) else None])
         now = time.perf_counter()
-        if timed is None:  # the first stretch holds compilation and warm-up
+        if timed is None:  # the first interval includes compilation and warm-up
             timed, tokens = now, 0
         if progress is not None:
             progress(step + 1, value)
         if not math.isfinite(value) or value > curve[0][1] * 2 + 1:
             status = f"diverged at step {step + 1}"
             break
-        if step + 1 < training.steps and team.agree(now - saved >= checkpoint_seconds, device):
-            _checkpoint(training, store, model, optimiser, team, step + 1, curve, spent + now - began)
+        if step + 1 < training.steps and group.broadcast(now - saved >= checkpoint_seconds, device):
+            _checkpoint(training, store, model, optimiser, group, step + 1, curve, spent + now - began)
             saved = now
     end = time.perf_counter()
     seconds = spent + end - began
-    weights = {name: team.whole(p.detach()) for name, p in model.named_parameters()}
-    if team.first:
-        store.write(training.key, "weights", tensors.dump(weights, training.key, "weights"))
+    weights = {name: group.gather(p.detach()) for name, p in model.named_parameters()}
+    if group.is_main:
+        store.write(training.key, "weights", tensor_files.dump(weights, training.key, "weights"))
     return {
         "settings": asdict(training),
         "status": status,
         "curve": curve,
         "seconds": seconds,
         "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
-        "memory": memory.peak(device),
+        "memory": peak_memory.peak(device),
         "compile": compiled,
         "compile_seconds": compile_seconds,
         "torch": torch.__version__,
@@ -171,31 +171,32 @@ def train(
     }
 
 
-def _compile(model: Transformer, task: Task, training: Training, team: Team) -> str:
-    """Compile the block, whose code all layers share, and try it; what cannot be compiled runs as it is, and says so."""
-    torch.compiler.reset()  # the code of earlier cells counts against the limit of versions, and serves none of this one
+def _compile(model: Transformer, task: Task, training: Training, group: ProcessGroup) -> str:
+    """Compile the block, whose code all layers share, and try it. A model that does not compile is trained without; the
+    record says why."""
+    torch.compiler.reset()  # earlier trials' code counts against the recompilation limit and is of no use here
     for block in model.blocks:
         block.compile()
     try:
-        # sizes that vary are compiled twice: for the first one, and for any
+        # varying sizes are compiled twice: for the first size, then for dynamic sizes
         for step in range(TRIES if task.varies else 1):
-            batch = training_batch(task, training, step, team)
+            batch = training_batch(task, training, step, group)
             with torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"):
                 answers_loss(model(batch.inputs), batch.targets).backward()
-        said = "compiled"
-    except Exception as error:  # a compiler fails in many ways, and none of them is the experiment's
+        outcome = "compiled"
+    except Exception as error:  # a compiler raises many kinds of errors; none of them ends the experiment
         for block in model.blocks:
             block._compiled_call_impl = None
-        said = f"failed, trained without: {type(error).__name__}: {str(error)[:500]}"
+        outcome = f"failed, trained without: {type(error).__name__}: {str(error)[:500]}"
     model.zero_grad(set_to_none=True)
-    return said
+    return outcome
 
 
 def load_weights(model: nn.Module, training: Training, store: Store) -> None:
-    """The trained weights into a model of the same settings."""
-    found = tensors.read(store, training.key, "weights")
+    """Load the trained weights into a model of the same settings."""
+    found = tensor_files.read(store, training.key, "weights")
     if found is None or not _fits(found[0], model, ""):
-        raise tensors.Damaged(f"{training.encoding} has no weights in this folder; run the same command again")
+        raise tensor_files.Damaged(f"{training.encoding} has no weights in this folder; run the same command again")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(found[0][name])
@@ -209,49 +210,49 @@ def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
     )
 
 
-STEP = validate.whole(1, 10**9)
+STEP = validate.integer(1, 10**9)
 FINITE = validate.each(validate.pair(STEP, validate.number()), least=1, most=10**5)
 STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)})
 
 
-def _checkpoint(training, store, model, optimiser, team, step, curve, seconds) -> None:
+def _checkpoint(training, store, model, optimiser, group, step, curve, seconds) -> None:
     content = {}
     for name, parameter in model.named_parameters():
-        content[f"weight/{name}"] = team.whole(parameter.detach())
+        content[f"weight/{name}"] = group.gather(parameter.detach())
         for part, value in optimiser.state.get(parameter, {}).items():
-            content[f"{part}/{name}"] = team.whole(value)
-    if team.first:
+            content[f"{part}/{name}"] = group.gather(value)
+    if group.is_main:
         state = {"step": step, "curve": curve, "seconds": seconds}
-        store.write(training.key, "checkpoint", tensors.dump(content, training.key, "checkpoint", state))
+        store.write(training.key, "checkpoint", tensor_files.dump(content, training.key, "checkpoint", state))
 
 
-def _resume(training, store, model, optimiser, team) -> tuple[int, list, float]:
-    """The step to go on from, the curve so far and the seconds spent."""
+def _resume(training, store, model, optimiser, group) -> tuple[int, list, float]:
+    """The step to continue from, the curve so far and the seconds spent."""
     found = _read_checkpoint(training, store, model)
-    if not team.agree(found is not None, torch.device(training.device)):  # a damaged one is as good as none
+    if not group.broadcast(found is not None, torch.device(training.device)):  # a damaged checkpoint counts as none
         return 0, [], 0.0
     assert found is not None
     saved, state = found
     for name, parameter in model.named_parameters():
-        team.fill(parameter, saved[f"weight/{name}"])
+        group.copy_full(parameter, saved[f"weight/{name}"])
         parts = {key.split("/")[0]: value for key, value in saved.items() if key.partition("/")[2] == name}
         held = optimiser.state[parameter]
         for part in parts.keys() - {"weight"}:
             if parts[part].shape == parameter.shape and parts[part].dim():
                 held[part] = torch.zeros_like(parameter)
-                team.fill(held[part], parts[part])
+                group.copy_full(held[part], parts[part])
             else:
                 held[part] = parts[part]
     return state["step"], state["curve"], state["seconds"]
 
 
 def _read_checkpoint(training, store, model) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """A checkpoint that this training can go on from."""
+    """A checkpoint that this training can continue from."""
     try:
-        found = tensors.read(store, training.key, "checkpoint")
+        found = tensor_files.read(store, training.key, "checkpoint")
         if found is None or not _fits(found[0], model, "weight/"):
             return None
         state = STATE(found[1], "state")
-    except (tensors.Damaged, validate.Wrong):
+    except (tensor_files.Damaged, validate.Invalid):
         return None
     return (found[0], state) if state["step"] < training.steps else None

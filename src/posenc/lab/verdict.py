@@ -1,4 +1,4 @@
-"""The verdict: what the numbers say, in words. One rule for every encoding, thresholds in one place."""
+"""The verdict: the results in sentences. One rule for every encoding, all thresholds here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Standing:
     here: Mean | None
     far: Mean | None
     size: int
-    word: str  # holds, loses, breaks, cannot, not learnt, missing
+    outcome: str  # holds, loses, breaks, cannot, not learnt, missing
     reason: str = ""
 
     @property
     def loss(self) -> float | None:
-        """What is lost between the training size and the far one; below 0: it improves."""
+        """The loss from the training size to the far one; negative if it improves."""
         return None if self.here is None or self.far is None else self.far.value - self.here.value
 
 
@@ -40,12 +40,12 @@ def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -
         return Standing(encoding, here, far, size, "missing")
     if metric == "accuracy" and here.value < LEARNT:
         return Standing(encoding, here, far, size, "not learnt")
-    # an extension is judged by what the same weights do without it: ruined from the start is not "keeps its quality"
+    # an extension is compared with the same weights without it: a score that is bad at every size does not "hold"
     plain = results.point(task, encoding.split("+")[0], task["train"], metric)
     start = plain if isinstance(plain, Mean) else here
     lost = far.value - start.value if metric == "loss" else start.value - far.value
-    word = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
-    return Standing(encoding, here, far, size, word)
+    outcome = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
+    return Standing(encoding, here, far, size, outcome)
 
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:
@@ -59,14 +59,14 @@ def standings(results: Results, task: dict[str, Any], size: int | None = None) -
 
 def sentences(results: Results) -> list[str]:
     """The verdict on the whole run."""
-    said = []
+    found = []
     if results.finished < results.wanted:
-        said.append(f"Only {results.finished} of {results.wanted} cells are finished: the verdict is provisional.")
+        found.append(f"Only {results.finished} of {results.wanted} trials are finished: the verdict is provisional.")
     for task in results.tasks():
-        said += _on_task(results, task)
-    said += _overall(results)
-    said += [published.sentence(name, results) for name in results.experiment.get("published", ())]
-    return said
+        found += _on_task(results, task)
+    found += _overall(results)
+    found += [published.sentence(name, results) for name in results.experiment.get("published", ())]
+    return found
 
 
 def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
@@ -81,28 +81,28 @@ def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
     near = sorted((s for s in ranked if s.here is not None), key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
     unit = "nats a byte" if metric == "loss" else "of the answers right"
     best = f"At the training size {near[0].encoding} is best with {near[0].here} {unit}; at" if near else "At"
-    said = [
+    found = [
         f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
         f"{best} {times:g} × it is {known[0].encoding} with {known[0].far}."
     ]
-    for word, phrase in (
+    for outcome, phrase in (
         ("holds", "keep their quality"),
         ("loses", "lose"),
         ("breaks", "break"),
         ("not learnt", "did not learn the task at the training size"),
     ):
-        group = [s for s in ranked if s.word == word]
+        group = [s for s in ranked if s.outcome == outcome]
         if group:
-            said.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
-    said += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.word == "cannot"]
-    said += _sliding(results, task)
+            found.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
+    found += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.outcome == "cannot"]
+    found += _sliding(results, task)
     if task["seeds"] == 1:
-        said.append("One seed: differences of a few hundredths mean nothing here.")
-    return said
+        found.append("One seed: differences of a few hundredths are not significant.")
+    return found
 
 
 def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
-    """The same question without the help of shorter windows' first bytes."""
+    """The change in sliding windows, where the first bytes of a window do not count."""
     far = max(task["test"])
     changes = {}
     for encoding in results.encodings(task) if task.get("sliding") else ():
@@ -114,25 +114,25 @@ def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
     hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= HOLDS["loss"]]
     lose = [f"{s} {change:+.2f}" for s, change in sorted(changes.items(), key=lambda c: c[1]) if change > HOLDS["loss"]]
     return [
-        f"Where only the last {task['sliding']} bytes of a window count, so that all of them have a long past, "
+        f"Where only the last {task['sliding']} bytes of a window count, so that each has a long context, "
         f"{', '.join(hold) or 'none'} keep{'s' * (len(hold) == 1)} the quality from {task['train']} to {far}"
         + (f"; the others change by {', '.join(lose)}." if lose else ".")
     ]
 
 
 def _overall(results: Results) -> list[str]:
-    """The encoding to use, where the tasks agree enough to name one: the best mean rank past the training size."""
+    """The encoding to use past the training size: the best mean rank over all tasks."""
     ranks: dict[str, list[int]] = {}
     for task in results.tasks():
-        for place, s in enumerate(s for s in standings(results, task) if "+" not in s.encoding):
-            ranks.setdefault(s.encoding, []).append(place + 1 if s.word == "holds" else place + 100)
-    everywhere = {name: places for name, places in ranks.items() if len(places) == len(results.tasks())}
+        for rank, s in enumerate(s for s in standings(results, task) if "+" not in s.encoding):
+            ranks.setdefault(s.encoding, []).append(rank + 1 if s.outcome == "holds" else rank + 100)
+    everywhere = {name: found for name, found in ranks.items() if len(found) == len(results.tasks())}
     if not everywhere:
         return []
     best = min(everywhere, key=lambda name: sum(everywhere[name]))
-    if all(place < 100 for place in everywhere[best]):
-        return [f"Past the training length, use {best}: it keeps its quality on every task here."]
-    return [f"No encoding keeps its quality on every task here; {best} comes nearest."]
+    if all(rank < 100 for rank in everywhere[best]):
+        return [f"Past the training length, use {best}: it keeps its quality on every task."]
+    return [f"No encoding keeps its quality on every task; {best} comes nearest."]
 
 
 def _moved(s: Standing) -> str:

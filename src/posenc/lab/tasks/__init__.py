@@ -5,7 +5,7 @@ bytes of text); training draws sizes up to the preset's `train`, testing uses th
 larger. Every sequence opens with BOS, and the loss counts answers only.
 
     inputs    BOS  a  b  SEP  a        [B, L]
-    targets    -   -  -   a   b        [B, L], "-" is IGNORE: nothing is asked there
+    targets    -   -  -   a   b        [B, L], "-" is IGNORE: no loss there
 
 Teacher forcing gives exact matches too: greedy decoding writes the right answer exactly when each of its tokens is
 the most likely one after the right ones before it.
@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ...encodings.spec import parse_options
 from ..errors import LabError
-from ..words import split
 
 BOS, SEP, FIRST = 0, 1, 2  # symbols start at FIRST
 IGNORE = -100
@@ -60,9 +60,9 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def create(word: str) -> Task:
-    """A task from its word, such as copy:unique=true."""
-    name, options = split(word)
+def create(text: str) -> Task:
+    """A task from its specification, such as copy:unique=true."""
+    name, options = parse_options(text)
     cls = task_class(name)
     accepted = [p for p in inspect.signature(cls).parameters if p not in ("args", "kwargs")]
     unknown = [option for option in options if option not in accepted]
@@ -74,7 +74,7 @@ def create(word: str) -> Task:
     try:
         return cls(**options)
     except (ValueError, TypeError) as error:
-        raise LabError(f"task {word}: {error}") from None
+        raise LabError(f"task {text}: {error}") from None
 
 
 def task_class(name: str) -> type[Task]:
@@ -92,7 +92,7 @@ def task_class(name: str) -> type[Task]:
     return found[0]
 
 
-def asked(question: Tensor, answer: Tensor) -> Batch:
+def question_and_answer(question: Tensor, answer: Tensor) -> Batch:
     """BOS question SEP answer, with the answer's tokens as targets. question [B, n], answer [B, m]."""
     count = question.shape[0]
     bos, sep = (torch.full((count, 1), symbol, dtype=torch.int64) for symbol in (BOS, SEP))
@@ -106,6 +106,6 @@ def symbols(count: int, size: int, number: int, generator: torch.Generator, *, u
     """Random symbols [count, size] out of `number`, as token ids."""
     if unique:
         if size > number:
-            raise LabError(f"{size} different symbols were asked for, there are {number}; give the task more symbols")
+            raise LabError(f"size {size} needs {size} different symbols, the task has {number}; give it more symbols")
         return FIRST + torch.rand(count, number, generator=generator).argsort(dim=1)[:, :size]
     return FIRST + torch.randint(number, (count, size), generator=generator)

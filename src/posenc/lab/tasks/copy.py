@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import FIRST, Task, asked, symbols
+from . import FIRST, Task, question_and_answer, symbols
 
 
 class Copy(Task):
-    """With unique symbols each is found by what it is; with repeated ones only its place tells it from its twins."""
+    """Unique symbols can be found by their content; repeated symbols only by their position."""
 
     summary = "write the sequence again"
 
@@ -17,4 +17,4 @@ class Copy(Task):
 
     def batch(self, size, count, generator):
         row = symbols(count, size, self.symbols, generator, unique=self.unique)
-        return asked(row, row)
+        return question_and_answer(row, row)

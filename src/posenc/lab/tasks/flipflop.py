@@ -1,6 +1,6 @@
 """Flip-flop (Liu et al. 2023, arXiv:2306.00946): remember the last bit that was written.
 
-w 1  i 0  i 1  r 1  w 0  i 1  r 0        w writes, i is noise, r asks for the last written bit
+w 1  i 0  i 1  r 1  w 0  i 1  r 0        w writes, i is noise, r reads the last written bit
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class FlipFlop(Task):
         order[:, 0] = WRITE
         order[:, -1] = READ
         bits = torch.randint(2, (count, size), generator=generator)
-        # the place of the latest write at or before each step
+        # the index of the latest write at or before each step
         latest = torch.where(order == WRITE, torch.arange(size), 0).cummax(dim=1).values
         memory = bits.gather(1, latest)
         bits = torch.where(order == READ, memory, bits)
         row = torch.stack((order, FIRST + bits), dim=2).flatten(1)
         targets = torch.full_like(row, IGNORE)
         targets[:, ::2] = torch.where(order == READ, FIRST + memory, IGNORE)
-        # inputs are shifted by BOS, so the token after an order stands at that order's own place
+        # BOS shifts the inputs, so the target after an order is at that order's own index
         inputs = torch.cat((torch.full((count, 1), BOS), row), dim=1)
         return Batch(inputs[:, :-1], torch.cat((torch.full((count, 1), IGNORE), targets), dim=1)[:, :-1])

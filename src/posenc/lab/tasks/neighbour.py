@@ -1,4 +1,4 @@
-"""Neighbour: every symbol names the one `distance` places after it. Bidirectional: an encoder's task."""
+"""Neighbour: the answer at each symbol is the one `distance` positions after it. Bidirectional: an encoder's task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import BOS, FIRST, IGNORE, Batch, Task, symbols
 
 
 class Neighbour(Task):
-    summary = "say which symbol stands some places further (encoder)"
+    summary = "name the symbol some positions later (encoder)"
     causal = False
 
     def __init__(self, distance: int = 1, symbols: int = 8):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from . import FIRST, Task, asked, symbols
+from . import FIRST, Task, question_and_answer, symbols
 
 
 class Parity(Task):
-    summary = "say whether the number of ones is odd (negative control)"
+    summary = "is the number of ones odd? (negative control)"
 
     def __init__(self):
         self.vocabulary = FIRST + 2
 
     def batch(self, size, count, generator):
         bits = symbols(count, size, 2, generator)
-        return asked(bits, FIRST + (bits - FIRST).sum(dim=1, keepdim=True) % 2)
+        return question_and_answer(bits, FIRST + (bits - FIRST).sum(dim=1, keepdim=True) % 2)

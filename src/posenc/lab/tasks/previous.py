@@ -1,4 +1,4 @@
-"""Previous token: a b b a → - a b b. One layer is enough if it can look one place back; symbols repeat."""
+"""Previous token: a b b a → - a b b. One layer suffices if it can attend one position back; symbols repeat."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from . import BOS, FIRST, IGNORE, Batch, Task, symbols
 
 
 class Previous(Task):
-    """Use one layer: with repeated symbols a single layer without positions cannot tell which one came last."""
+    """Use one layer: a single layer without positions cannot tell which of the repeated symbols came last."""
 
-    summary = "say which symbol came just before"
+    summary = "name the symbol just before"
 
     def __init__(self, symbols: int = 8):
         self.symbols = symbols

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from . import FIRST, Task, asked, symbols
+from . import FIRST, Task, question_and_answer, symbols
 
 
 class Recall(Task):
-    """The size is the noise between the pairs and the question: how far back the model must look."""
+    """The size is the noise between the pairs and the question: how far back the pairs are."""
 
     summary = "find a pair again after n tokens of noise"
 
@@ -22,5 +22,5 @@ class Recall(Task):
         values = self.keys + symbols(count, self.pairs, self.values, generator)
         noise = self.keys + self.values + symbols(count, size, self.noise, generator)
         which = torch.randint(self.pairs, (count, 1), generator=generator)
-        told = torch.stack((keys, values), dim=2).flatten(1)
-        return asked(torch.cat((told, noise, keys.gather(1, which)), dim=1), values.gather(1, which))
+        stored = torch.stack((keys, values), dim=2).flatten(1)
+        return question_and_answer(torch.cat((stored, noise, keys.gather(1, which)), dim=1), values.gather(1, which))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import FIRST, Task, asked, symbols
+from . import FIRST, Task, question_and_answer, symbols
 
 
 class Reverse(Task):
@@ -14,4 +14,4 @@ class Reverse(Task):
 
     def batch(self, size, count, generator):
         row = symbols(count, size, self.symbols, generator, unique=self.unique)
-        return asked(row, row.flip(1))
+        return question_and_answer(row, row.flip(1))

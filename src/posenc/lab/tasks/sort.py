@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import FIRST, Task, asked, symbols
+from . import FIRST, Task, question_and_answer, symbols
 
 
 class Sort(Task):
@@ -14,4 +14,4 @@ class Sort(Task):
 
     def batch(self, size, count, generator):
         row = symbols(count, size, self.symbols, generator)
-        return asked(row, row.sort(dim=1).values)
+        return question_and_answer(row, row.sort(dim=1).values)

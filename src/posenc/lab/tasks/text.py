@@ -12,7 +12,7 @@ BYTES = 256  # 256 is BOS
 
 
 class Text(Task):
-    """Training windows start anywhere in the training part; evaluation reads the held-out part from its beginning,
+    """Training windows start anywhere in the training part; evaluation uses the held-out part from its beginning,
     the same bytes at every window length.
 
         non-overlapping   |------|------|------|     every byte counts, also the first ones of a window

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak, beyond what was there before."""
+"""Peak memory since `reset`, beyond what was allocated before."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def reset(device: torch.device) -> None:
         _before = torch.cuda.memory_allocated(device)
         return
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # glibc keeps what earlier work has freed; give it back
+    with contextlib.suppress(OSError, AttributeError):  # return freed memory that glibc keeps
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    try:  # Linux: forget the process's high-water mark
+    try:  # Linux: reset the process's high-water mark
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         _before = -1
@@ -30,7 +30,7 @@ def reset(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int | None:
-    """Bytes since `reset`, or None where the system does not tell."""
+    """Bytes since `reset`, or None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) - _before
     return None if _before < 0 else max(0, _status("VmHWM") - _before)

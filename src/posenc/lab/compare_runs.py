@@ -1,11 +1,11 @@
-"""Two runs side by side: what both measured, and by how much they differ."""
+"""Compare two runs: the results that both have, and their differences."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .markup import Markup, tag
-from .report import line_styles, page, plotly_script, printable, table
+from .html_tags import Markup, table, tag
+from .report import line_styles, page, plotly_script, printable
 from .results import Mean, Results, metric_of
 
 
@@ -17,15 +17,15 @@ class Row(NamedTuple):
     b: Mean
 
     @property
-    def apart(self) -> bool | None:
-        """Whether the difference is outside both intervals; None where a run has one seed."""
+    def differs(self) -> bool | None:
+        """Whether the difference exceeds both confidence intervals; None if a run has one seed."""
         if self.a.half is None or self.b.half is None:
             return None
         return abs(self.a.value - self.b.value) > self.a.half + self.b.half
 
 
 def rows(a: Results, b: Results) -> list[Row]:
-    """Every (task, encoding, size) that both have."""
+    """Every (task, encoding, size) that both runs have."""
     found = []
     others = {task["task"]: task for task in b.tasks()}
     for task in a.tasks():
@@ -42,29 +42,29 @@ def rows(a: Results, b: Results) -> list[Row]:
 
 
 def settings_that_differ(a: Results, b: Results) -> list[str]:
-    said = []
+    found = []
     others = {task["task"]: task for task in b.tasks()}
     for task in a.tasks():
         other = others.get(task["task"], {})
-        said += [
+        found += [
             f"{task['task']}: {name} {task[name]} and {other[name]}"
             for name in task
             if name not in ("encodings", "test") and name in other and other[name] != task[name]
         ]
     for name in ("device", "precision", "engine"):
         if a.experiment.get(name) != b.experiment.get(name):
-            said.append(f"{name}: {a.experiment.get(name)} and {b.experiment.get(name)}")
-    return said
+            found.append(f"{name}: {a.experiment.get(name)} and {b.experiment.get(name)}")
+    return found
 
 
 def as_text(a: Results, b: Results, names: list[str]) -> str:
     lines = [f"A {names[0]}   B {names[1]}", *(f"  differs: {line}" for line in settings_that_differ(a, b))]
     found = rows(a, b)
     if not found:
-        return printable("\n".join([*lines, "they have no (task, encoding, size) in common"]))
+        return printable("\n".join([*lines, "the runs have no (task, encoding, size) in common"]))
     wide = max(len(row.encoding) for row in found)
     for row in found:
-        mark = "  apart" if row.apart else ""
+        mark = "  differs" if row.differs else ""
         lines.append(
             f"  {row.task:<10} {row.encoding:<{wide}} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
             f"{row.b.value - row.a.value:+.3f}{mark}"
@@ -92,7 +92,13 @@ def as_html(a: Results, b: Results, names: list[str], *, still: bool = False) ->
                 })  # fmt: skip
         figure = {"data": data, "layout": {"xaxis": {"type": "log", "title": {"text": "size"}}, "height": 460}}
         lines = [
-            (row.encoding, row.size, row.a, row.b, f"{row.b.value - row.a.value:+.3f}{' apart' if row.apart else ''}")
+            (
+                row.encoding,
+                row.size,
+                row.a,
+                row.b,
+                f"{row.b.value - row.a.value:+.3f}{' differs' if row.differs else ''}",
+            )
             for row in own
         ]
         parts += [tag("h2", task), figure, table(("encoding", "size", "A", "B", "B − A"), lines)]

@@ -1,7 +1,7 @@
-"""Cells on a Ray cluster: a local one (`--on ray`) or one that runs already (`--on ray://HOST:PORT`).
+"""Trials on a Ray cluster: a local one (`--on ray`) or one that runs already (`--on ray://HOST:PORT`).
 
-A cell's files travel with it and its results travel back, so the machines need no common disk, only posenc. A worker
-keeps them in memory: killed, it leaves nothing behind.
+A trial's files are sent to the worker and its results are sent back, so the machines need posenc and no common disk.
+A worker keeps them in memory: a killed worker leaves no files behind.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from pathlib import Path
 from typing import Any
 
 from ..core import files
-from .cells import Cell
 from .corpus import Corpus
-from .errors import CellFailure, LabError
+from .errors import LabError, TrialFailure
 from .store import MemoryStore, Store
-from .workers import Event, cores
+from .trials import Trial
+from .worker_processes import Event, cores
 
 LOOPBACK = "127.0.0.1"
 ONLY_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's variable; 0 is its default on those systems
 PREFIX = "posenc-ray-"
-LONGEST_PLACE = 25  # the name of a socket has at most 107 characters; Ray's session takes 60 of them, this prefix 20
-NEW = 60.0  # seconds
+MAX_FOLDER_LENGTH = 25  # a socket's name has at most 107 characters; Ray's session takes 60 of them, this prefix 20
+NEW = 60.0  # seconds: a younger folder may not be locked yet
 
 
-def run(cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | None, address: str) -> Iterator[Event]:
-    """`jobs` limits the cells at work at one time; None leaves that to Ray."""
+def run(
+    trials: Sequence[Trial], store: Store, corpus: Corpus | None, jobs: int | None, address: str
+) -> Iterator[Event]:
+    """`jobs` limits the number of trials that run at one time; None leaves it to Ray."""
     with _cluster(address, jobs) as ray:
-        yield from _run(ray, cells, store, corpus, jobs)
+        yield from _run(ray, trials, store, corpus, jobs)
 
 
 @contextlib.contextmanager
 def _cluster(address: str, jobs: int | None) -> Iterator[Any]:
-    """Ray, connected; a cluster that was started here ends here, with its folder."""
-    # Ray replaces a loopback address by the machine's own, unless it is told, before it is imported, that there are no
-    # other machines; its servers then bind to the loopback address only.
+    """Connect to Ray; a local cluster ends with the context, and its folder is removed."""
+    # Ray replaces a loopback address by the machine's own, unless this variable, set before the import, rules other
+    # machines out; its servers then bind to the loopback address only.
     local = address == "ray"
     before = os.environ.get(ONLY_HERE)
     if local:
@@ -80,20 +82,20 @@ def _refuse_other_addresses(ray: Any) -> None:
     bound = ray.util.get_node_ip_address()
     if bound != LOOPBACK:
         raise LabError(
-            f"--on ray would listen on {bound}, not on this machine alone, for Ray was imported before; set "
+            f"--on ray would listen on {bound}, not on this machine alone, because Ray was imported before; set "
             f"{ONLY_HERE}=0 before Python starts, or use --jobs without Ray"
         )
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """Where the local cluster keeps its logs and sockets, removed at the end; the folder of a killed command, by a
-    later one."""
-    place = Path(tempfile.gettempdir())
-    if os.name == "posix" and len(str(place)) > LONGEST_PLACE:
-        place = Path("/tmp")
-    _sweep(place)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    """The folder of a local cluster's logs and sockets, removed at the end; a later command removes that of a killed
+    one."""
+    parent = Path(tempfile.gettempdir())
+    if os.name == "posix" and len(str(parent)) > MAX_FOLDER_LENGTH:
+        parent = Path("/tmp")
+    _remove_stale(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     held = None
     with contextlib.suppress(ImportError):
         held = files.lock(folder / ".lock")
@@ -105,10 +107,10 @@ def _folder() -> Iterator[Path]:
             os.close(held)
 
 
-def _sweep(place: Path) -> None:
-    """Remove what killed commands have left: folders whose lock is free, and those that workers which started too late
-    have made again, without a lock."""
-    for folder in place.glob(f"{PREFIX}*"):
+def _remove_stale(parent: Path) -> None:
+    """Remove the folders of killed commands: those whose lock is free, and those without a lock that a late worker has
+    made again."""
+    for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError, ImportError):
             if (folder / ".lock").exists():
                 os.close(files.lock(folder / ".lock"))
@@ -128,48 +130,48 @@ def _remove(folder: Path) -> None:
         (folder / ".lock").touch()  # the next command tries again
 
 
-def _run(ray: Any, cells: Sequence[Cell], store: Store, corpus: Corpus | None, jobs: int | None) -> Iterator[Event]:
+def _run(ray: Any, trials: Sequence[Trial], store: Store, corpus: Corpus | None, jobs: int | None) -> Iterator[Event]:
     text = ray.put(corpus)
-    gpus = 1 if any(cell.training.device == "cuda" for cell in cells) else 0
+    gpus = 1 if any(trial.training.device == "cuda" for trial in trials) else 0
     remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=1)(_remote)
-    left = list(reversed(cells))
-    running: dict[Any, Cell] = {}
+    left = list(reversed(trials))
+    running: dict[Any, Trial] = {}
     failures = []
     while left or running:
         while left and (jobs is None or len(running) < jobs):
-            cell = left.pop()
-            running[remote.remote(cell, store.files(_keys(cell)), text)] = cell
+            trial = left.pop()
+            running[remote.remote(trial, store.files(_keys(trial)), text)] = trial
         done, _ = ray.wait(list(running))
         for reference in done:
-            cell = running.pop(reference)
+            trial = running.pop(reference)
             try:
                 store.add(ray.get(reference))
             except ray.exceptions.RayError as error:
                 if isinstance(getattr(error, "cause", None), LabError):
                     raise LabError(str(error.cause)) from None
-                failures.append(f"{cell.training.task}, {cell.name()} failed on the cluster:\n{error}")
+                failures.append(f"{trial.training.task}, {trial.name()} failed on the cluster:\n{error}")
                 continue
-            store.drop(cell.training.key, "checkpoint")
-            yield Event(cell)
+            store.drop(trial.training.key, "checkpoint")
+            yield Event(trial)
     if failures:
-        raise CellFailure("\n".join(failures))
+        raise TrialFailure("\n".join(failures))
 
 
-def _remote(cell: Cell, files: dict[str, bytes], corpus: Corpus | None) -> dict[str, bytes]:
+def _remote(trial: Trial, files: dict[str, bytes], corpus: Corpus | None) -> dict[str, bytes]:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    from .work import do
+    from .run_trial import run_trial
 
     store = MemoryStore(files)
-    do(cell, store, corpus, checkpoint_seconds=float("inf"))  # nobody could read one before the cell is done
-    return store.files(_keys(cell))
+    run_trial(trial, store, corpus, checkpoint_seconds=float("inf"))  # a checkpoint in memory is lost with the worker
+    return store.files(_keys(trial))
 
 
-def _keys(cell: Cell) -> list[str]:
-    return [cell.training.key, *(cell.test_key(testing) for testing in cell.tests)]
+def _keys(trial: Trial) -> list[str]:
+    return [trial.training.key, *(trial.test_key(testing) for testing in trial.tests)]
 
 
 def _import_paths() -> list[str]:
-    """Where this process found posenc, so that its workers find the same."""
+    """The import paths of this process, so that its workers import the same posenc."""
     import posenc
 
     found = os.path.dirname(os.path.dirname(os.path.abspath(posenc.__file__ or "")))

@@ -1,4 +1,4 @@
-"""Encoding words into encodings, with the settings that make a comparison fair."""
+"""Build encodings from their specifications, with the options that make a comparison fair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 import posenc
 
-from . import words
+from ..encodings import spec
 from .errors import LabError
 
 SHARED = {"t5"}
@@ -18,42 +18,43 @@ EXTENSIONS = {"linear": "Linear", "ntk": "NTK", "dynamic": "DynamicNTK", "yarn":
 
 
 def fair_options(name: str, *, causal: bool, longest: int) -> dict[str, Any]:
-    """Options that the comparison itself decides; a word's own options win.
+    """Options that the comparison sets; options of the specification override them.
 
     T5 divides by sqrt(d) like all the others; a learned table ends at the longest training input, since rows that
     training never reaches would be noise.
     """
-    decided: dict[str, dict[str, Any]] = {
+    fair: dict[str, dict[str, Any]] = {
         "t5": {"causal": causal, "scale": None},
         "learned": {"max_length": longest},
         "transformer_xl": {"causal": causal},
         "xlnet": {"attn_type": "uni" if causal else "bi"},
     }
-    return decided.get(name, {})
+    return fair.get(name, {})
 
 
-def build(word: str, *, width: int, heads: int, layers: int, causal: bool, longest: int) -> list[posenc.Encoding]:
-    """One encoding per layer (the same instance where it is shared) for a trained encoding's word."""
-    name, options = words.split(word)
+def build(text: str, *, width: int, heads: int, layers: int, causal: bool, longest: int) -> list[posenc.Encoding]:
+    """One encoding per layer (one instance for all layers if the encoding is shared) from its specification."""
+    name, options = spec.parse_options(text)
     options = {**fair_options(name, causal=causal, longest=longest), **options}
-    made = [posenc.create(name, d_model=width, heads=heads, **options) for _ in range(1 if name in SHARED else layers)]
-    return made * layers if name in SHARED else made
+    count = 1 if name in SHARED else layers
+    encodings = [posenc.create(name, d_model=width, heads=heads, **options) for _ in range(count)]
+    return encodings * (layers // count)
 
 
-def extended(word: str, extension: str, *, width: int, heads: int, longest: int) -> posenc.Encoding:
-    """A rotary encoding's word with a context extension: no parameters, so trained weights stay as they are."""
-    name, options = words.split(word)
+def build_extended(text: str, extension: str, *, width: int, heads: int, longest: int) -> posenc.Encoding:
+    """A rotary encoding with a context extension. It adds no parameters, so trained weights are used unchanged."""
+    name, options = spec.parse_options(text)
     if name != "rope":
-        raise LabError(f"{word}+{extension}: extensions rescale rotary frequencies, so they go with rope only")
-    kind, given = words.split(extension, bare="factor")
+        raise LabError(f"{text}+{extension}: extensions rescale rotary frequencies; they apply to rope only")
+    kind, given = spec.parse_options(extension, bare="factor")
     if kind not in EXTENSIONS:
-        raise LabError(f"unknown extension {kind!r} in {word}+{extension}; they are {', '.join(EXTENSIONS)}")
+        raise LabError(f"unknown extension {kind!r} in {text}+{extension}; the extensions are {', '.join(EXTENSIONS)}")
     if kind in ("dynamic", "yarn", "llama3"):
         given.setdefault("original", longest)
     try:
         scaling = getattr(posenc.scaling, EXTENSIONS[kind])(**given)
     except TypeError as error:
-        raise LabError(f"{word}+{extension}: {error}; for example rope+{kind}:8") from None
+        raise LabError(f"{text}+{extension}: {error}; for example rope+{kind}:8") from None
     return posenc.create(name, d_model=width, heads=heads, **options, scaling=scaling)
 
 

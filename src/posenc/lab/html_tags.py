@@ -1,16 +1,16 @@
-"""HTML and SVG in which every string is escaped, unless this module wrote it.
+"""HTML and SVG elements. Every string is escaped unless it is Markup, which only this module makes.
 
-    tag("td", encoding)                         a <td> with whatever text `encoding` is
-    tag("tr", tag("td", a), tag("td", b))     what `tag` returns is Markup and goes in as it is
+    tag("td", encoding)                       a <td> with the escaped text of `encoding`
+    tag("tr", tag("td", a), tag("td", b))     `tag` returns Markup, which is not escaped again
 
-An f-string or a sum of strings is a plain string again, so forgetting something escapes too much, never too little.
+An f-string or a sum of strings is a plain string again: a mistake escapes too much, never too little.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -34,18 +34,26 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:
-    """Parts one after another; those that are not Markup are escaped."""
+    """Concatenate parts; those that are not Markup are escaped."""
     return Markup(between.join(part if isinstance(part, Markup) else html.escape(str(part)) for part in parts))
 
 
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
+    """An HTML table; cells that are Markup are used unchanged."""
+    lines = [tag("tr", *(tag("th", name) for name in head))]
+    for row in rows:
+        lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
+    return tag("div", tag("table", *lines), class_="wide")
+
+
 def data(value: Any) -> Markup:
-    """A value as JSON inside a <script>: nothing in it can end the script or start a comment."""
+    """A value as JSON inside a <script>; it cannot end the script or start a comment."""
     text = json.dumps(value)  # ASCII, so the line separators of Unicode are escaped too
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def escaped(value: Any) -> Any:
-    """A figure for Plotly, which reads some HTML in names and titles: every string in it escaped."""
+    """A figure with every string escaped, because Plotly renders some HTML in names and titles."""
     if isinstance(value, str):
         return html.escape(value, quote=False)
     if isinstance(value, dict):

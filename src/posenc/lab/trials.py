@@ -1,7 +1,7 @@
-"""Cells: the unit of work. A cell is one (task, encoding, seed) with every setting that could change its numbers.
+"""Trials: one (task, encoding, seed) each, with every setting that can change the results.
 
-Its key is a hash of all of them, so changed settings never meet old results. A cell has one training and one or more
-tests: extensions such as rope+ntk:8 are tests of the same trained weights.
+A trial's key is a hash of these settings, so results of other settings are never reused. A trial has one training and
+one or more tests: extensions such as rope+ntk:8 are tests of the same trained weights.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 RULES = 1
-"""Raise this when the lab itself changes what a setting means: all earlier results are then computed again."""
+"""Increase this when the lab changes what a setting means: all earlier results are then computed again."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that decides what is learnt."""
+    """Every setting that affects the trained weights."""
 
-    task: str  # a task's word
-    encoding: str  # a trained encoding's word
+    task: str  # a specification, for example copy:unique=true
+    encoding: str  # a specification without extension, for example rope:base=500000
     seed: int
     train: int  # the largest size of training
     steps: int
@@ -35,8 +35,8 @@ class Training:
     precision: str  # "float32" or "bfloat16" (autocast)
     compile: bool
     engine: str
-    text: str  # a digest, empty where the task reads no text
-    threads: int = 1  # of the CPU: another number of them sums in another order
+    text: str  # a digest; empty for tasks without text
+    threads: int = 1  # of the CPU: the number changes the order of sums
     rules: int = RULES
 
     @property
@@ -46,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Testing:
-    """Everything that decides how the trained weights are tested."""
+    """Every setting of a test of the trained weights."""
 
     extension: str | None
     test: tuple[int, ...]  # sizes
@@ -57,7 +57,7 @@ class Testing:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     training: Training
     tests: tuple[Testing, ...]
 
@@ -65,12 +65,12 @@ class Cell:
         return key({"training": asdict(self.training), "testing": asdict(testing)})
 
     def name(self, testing: Testing | None = None) -> str:
-        """The encoding as typed, extension included."""
+        """The encoding's specification, extension included."""
         return self.training.encoding + ("" if testing is None or not testing.extension else "+" + testing.extension)
 
     @property
-    def work(self) -> float:
-        """Roughly how long it takes, in arbitrary units, to guess the time left."""
+    def cost(self) -> float:
+        """A rough measure of its duration, in arbitrary units, to estimate the time left."""
         t = self.training
         parameters = 12 * t.layers * t.width**2
         tested = sum(len(testing.test) * testing.count for testing in self.tests)
@@ -79,6 +79,6 @@ class Cell:
 
 
 def key(settings: dict[str, Any]) -> str:
-    """A hash that depends on names and values, not on their order."""
+    """A hash of names and values that does not depend on their order."""
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
