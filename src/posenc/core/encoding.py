@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..encodings.rope.scaling import Scaling
 from .errors import OptionError
 from .plan import Plan
 from .positions import Positions
@@ -138,4 +137,6 @@ def _is_plain(value: Any) -> bool:
     """Whether it is a setting and no tensor or module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, Scaling))
+    if is_dataclass(value) and not isinstance(value, type):  # a scaling
+        return all(_is_plain(getattr(value, field.name)) for field in fields(value))
+    return value is None or isinstance(value, (bool, int, float, str))

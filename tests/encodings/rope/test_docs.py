@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "rotary.md"
+PAGE = Path(__file__).parents[3] / "docs" / "rotary.md"
 
 
 def test_every_example_runs():
