@@ -11,7 +11,7 @@ from importlib import import_module as _import_module
 
 from .core.errors import OptionError, UnsupportedPlan
 from .encodings.registry import ENCODINGS_BY_CLASS as _CLASSES
-from .encodings.registry import create, info, list_encodings
+from .encodings.registry import create, info, list_encodings, register_encoding
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,16 @@ _MODULES = {
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
 }  # fmt: skip
 
-__all__ = ["OptionError", "UnsupportedPlan", "create", "info", "list_encodings", *_NAMES, *_CLASSES]
+__all__ = [
+    "OptionError",
+    "UnsupportedPlan",
+    "create",
+    "info",
+    "list_encodings",
+    "register_encoding",
+    *_NAMES,
+    *_CLASSES,
+]
 
 
 def __getattr__(name: str):
