@@ -1,5 +1,6 @@
 """The project's own files agree with one another and with the code."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -83,13 +84,55 @@ def test_the_two_readmes_are_in_step():
         assert english == chinese, f"{mark}: {english} in English, {chinese} in Chinese"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "DESIGN.md"])
+DOCUMENTS = [
+    "README.md", "README.zh-CN.md", "CONTRIBUTING.md", "DESIGN.md", "docs/rotary.md", "docs/triton-log.md", "docs/exam.md",
+]  # fmt: skip
+CODE = "core|encodings|engines|nn|cli|hf|lab|explorer|plot"
+"""Folders of the package, which documents name without src/posenc; bench/ is also a folder of results."""
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
     paths = re.findall(r"`((?:src|tests|bench|examples|docs)/[\w./-]+)`", text)
-    for target in links + paths:
-        assert (ROOT / target).exists(), f"{name} names {target}"
+    paths += [f"src/posenc/{path}" for path in re.findall(rf"`((?:{CODE})/[\w./-]+)`", text)]
+    for path in paths:
+        assert (ROOT / path).exists(), f"{name} names {path}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_to_sections_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target, section in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+        headings = re.findall(r"^#+ (.*)$", ((ROOT / name).parent / target).read_text(encoding="utf-8"), re.MULTILINE)
+        found = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert section in found, f"{name} links to {target}#{section}"
+
+
+def definitions(path):
+    """Every function, class and method of a file: "attend", "Attention", "Attention.forward"."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef))
+
+
+def test_the_walks_of_the_design_name_functions_that_exist():
+    walks = re.findall(r"`([\w/]+\.py):([\w.]+)`", (ROOT / "DESIGN.md").read_text(encoding="utf-8"))
+    assert len(walks) > 30
+    for file, name in walks:
+        assert name in definitions(ROOT / "src" / "posenc" / file), f"DESIGN.md names {file}:{name}"
+
+
+def test_every_folder_is_in_the_design():
+    listing = blocks((ROOT / "DESIGN.md").read_text(encoding="utf-8"), "")
+    tree = next(block for block in listing if block.startswith("posenc/"))
+    folders = [path.parent.name for path in (ROOT / "src" / "posenc").glob("**/__init__.py")]
+    assert len(folders) > 10
+    assert not [folder for folder in folders if f"{folder}/" not in tree and folder != "tasks"]
 
 
 def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):
