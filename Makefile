@@ -33,8 +33,8 @@ test-slow: $(VENV)/.dev
 
 # PyTorch's kernels for CPUs without AVX-512 and without AVX2 round differently; `test` runs the machine's own.
 CAPABILITIES := default avx2
-NUMERICAL := --ignore=tests/engines/test_triton.py tests/engines tests/encodings tests/hf $(addprefix tests/test_,$(addsuffix .py,\
-	attention merging phases remap rotary rotation scaling encoding))
+NUMERICAL := --ignore=tests/engines/test_triton.py tests/core tests/encodings tests/engines tests/hf tests/nn/test_attention.py \
+	tests/test_functional.py
 test-cpu: $(CAPABILITIES:%=test-cpu-%)
 
 test-cpu-%: $(VENV)/.dev

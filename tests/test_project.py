@@ -102,6 +102,12 @@ def test_links_and_paths_lead_somewhere(name):
         assert (ROOT / path).exists(), f"{name} names {path}"
 
 
+def test_the_makefile_names_files_that_exist():
+    paths = re.findall(r"(?<![\w./-])(?:src|tests|docs)/[\w./-]+", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(paths) > 5
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_to_sections_lead_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")
