@@ -63,9 +63,9 @@ def test_the_examples_run(text):
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
-def test_every_scheme_has_a_row(text):
-    for name, card in ENCODINGS.items():
-        assert f"| `{name}` | `{card.class_name}` |" in text
+def test_every_encoding_has_a_row(text):
+    for name, entry in ENCODINGS.items():
+        assert f"| `{name}` | `{entry.class_name}` |" in text
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
