@@ -11,7 +11,8 @@ from importlib import import_module as _import_module
 
 from .core.errors import OptionError, UnsupportedPlan
 from .encodings.registry import ENCODINGS_BY_CLASS as _CLASSES
-from .encodings.registry import create, info, list_encodings, register_encoding
+from .encodings.registry import create, info, list_encodings
+from .encodings.registry import register_encoding as register_encoding
 
 __version__ = "0.1.0"
 

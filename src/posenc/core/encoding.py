@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -137,6 +138,6 @@ def _is_plain(value: Any) -> bool:
     """Whether it is a setting and no tensor or module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    if is_dataclass(value) and not isinstance(value, type):  # a scaling
-        return all(_is_plain(getattr(value, field.name)) for field in fields(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a scaling
+        return all(_is_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
     return value is None or isinstance(value, (bool, int, float, str))
