@@ -2,10 +2,12 @@
 
 import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import posenc
 from posenc.encodings.registry import ENCODINGS
@@ -131,6 +133,46 @@ def test_the_walks_of_the_design_name_functions_that_exist():
     assert len(walks) > 30
     for file, name in walks:
         assert name in definitions(ROOT / "src" / "posenc" / file), f"DESIGN.md names {file}:{name}"
+
+
+def train_t5():
+    layer = posenc.Attention(32, 2, encoding="t5")
+    yield
+    layer(torch.randn(1, 1024, 32)).sum().backward()
+
+
+def decode_rope():
+    layer, cache = posenc.Attention(32, 2, encoding="rope", causal=True), posenc.KVCache()
+    x = torch.randn(1, 5, 32)
+    with torch.no_grad():
+        layer(x[:, :4], cache=cache)
+        yield
+        layer(x[:, 4:], cache=cache)
+
+
+@pytest.mark.parametrize(("walk", "run"), [("Training a T5 layer", train_t5), ("A RoPE decoding step", decode_rope)])
+def test_the_walks_of_the_design_are_the_calls_in_their_order(walk, run):
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    steps = text[text.index(f"**{walk}") :].split("\n\n")[1]
+    expected = re.findall(r"`([\w/]+\.py):([\w.]+)`", steps)
+    assert len(expected) > 9
+    calls = []
+    source = str(ROOT / "src" / "posenc") + "/"
+
+    def record(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(source):
+            calls.append((frame.f_code.co_filename.removeprefix(source), frame.f_code.co_qualname))
+
+    run = run()
+    next(run)  # what is before the walk
+    sys.setprofile(record)
+    try:
+        next(run, None)
+    finally:
+        sys.setprofile(None)
+    remaining = iter(calls)
+    for step in expected:
+        assert step in remaining, f"{walk}: {':'.join(step)} is not called after the steps before it"
 
 
 def test_every_folder_is_in_the_design():
