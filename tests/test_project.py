@@ -1,13 +1,15 @@
 """The project's own files agree with one another and with the code."""
 
 import ast
+import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 
 import posenc
 from posenc.encodings.registry import ENCODINGS
@@ -135,44 +137,62 @@ def test_the_walks_of_the_design_name_functions_that_exist():
         assert name in definitions(ROOT / "src" / "posenc" / file), f"DESIGN.md names {file}:{name}"
 
 
-def train_t5():
-    layer = posenc.Attention(32, 2, encoding="t5")
-    yield
+WALKS = {
+    "Training a T5 layer": """
+layer = posenc.Attention(32, 2, encoding="t5")
+with recorded():
     layer(torch.randn(1, 1024, 32)).sum().backward()
-
-
-def decode_rope():
-    layer, cache = posenc.Attention(32, 2, encoding="rope", causal=True), posenc.KVCache()
-    x = torch.randn(1, 5, 32)
-    with torch.no_grad():
-        layer(x[:, :4], cache=cache)
-        yield
+""",
+    "A RoPE decoding step": """
+layer, cache = posenc.Attention(32, 2, encoding="rope", causal=True), posenc.KVCache()
+x = torch.randn(1, 5, 32)
+with torch.no_grad():
+    layer(x[:, :4], cache=cache)
+    with recorded():
         layer(x[:, 4:], cache=cache)
+""",
+    "DeBERTa's backward": """
+layer = posenc.Attention(32, 2, encoding=posenc.DeBERTa(d_model=32, heads=2, max_distance=2), engine="triton")
+out = layer(torch.randn(1, 8, 32))
+with recorded():
+    out.sum().backward()
+""",
+}
+RECORDER = """
+import json, sys
+from contextlib import contextmanager
+import posenc, torch
+torch.set_num_threads(1)
+calls, source = [], posenc.__path__[0]
+def note(frame, event, _):
+    if event == "call" and frame.f_code.co_filename.startswith(source):
+        call = (frame.f_code.co_filename, frame.f_code.co_qualname)
+        if not calls or calls[-1] != call:
+            calls.append(call)
+@contextmanager
+def recorded():
+    sys.setprofile(note)
+    yield
+    sys.setprofile(None)
+"""
 
 
-@pytest.mark.parametrize(("walk", "run"), [("Training a T5 layer", train_t5), ("A RoPE decoding step", decode_rope)])
-def test_the_walks_of_the_design_are_the_calls_in_their_order(walk, run):
+@pytest.mark.parametrize("walk", [pytest.param(walk, marks=[pytest.mark.slow] * ("DeBERTa" in walk)) for walk in WALKS])
+def test_the_walks_of_the_design_are_the_calls_in_their_order(walk):
+    """In fresh processes: nothing is cached, and Triton's interpreter stands for the GPU."""
+    if "DeBERTa" in walk:
+        pytest.importorskip("triton")
     text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
-    steps = text[text.index(f"**{walk}") :].split("\n\n")[1]
-    expected = re.findall(r"`([\w/]+\.py):([\w.]+)`", steps)
-    assert len(expected) > 9
-    calls = []
-    source = str(ROOT / "src" / "posenc") + "/"
-
-    def record(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(source):
-            calls.append((frame.f_code.co_filename.removeprefix(source), frame.f_code.co_qualname))
-
-    run = run()
-    next(run)  # what is before the walk
-    sys.setprofile(record)
-    try:
-        next(run, None)
-    finally:
-        sys.setprofile(None)
-    remaining = iter(calls)
-    for step in expected:
-        assert step in remaining, f"{walk}: {':'.join(step)} is not called after the steps before it"
+    steps = re.findall(r"`([\w/]+\.py):([\w.]+)`", text[text.index(f"**{walk}") :].split("\n\n")[1])
+    assert len(steps) > 9
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TRITON_INTERPRET": "1" if "DeBERTa" in walk else "0"}
+    code = f"{RECORDER}{WALKS[walk]}print(json.dumps(calls))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    source = str(ROOT / "src" / "posenc") + os.sep
+    calls = iter([(file.removeprefix(source), name) for file, name in json.loads(done.stdout)])
+    for step in steps:
+        assert step in calls, f"{walk}: {':'.join(step)} is not called after the steps before it"
 
 
 def test_every_folder_is_in_the_design():
