@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..encodings.rope.scaling import Scaling
 from .errors import OptionError
 from .plan import Plan
 from .positions import Positions
@@ -138,6 +138,4 @@ def _is_plain(value: Any) -> bool:
     """Whether it is a setting and no tensor or module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a scaling
-        return all(_is_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return value is None or isinstance(value, (bool, int, float, str))
+    return value is None or isinstance(value, (bool, int, float, str, Scaling))
