@@ -1,6 +1,11 @@
 """The project's own files agree with one another and with the code."""
 
+import ast
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -62,9 +67,9 @@ def test_the_examples_run(text):
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
-def test_every_scheme_has_a_row(text):
-    for name, card in ENCODINGS.items():
-        assert f"| `{name}` | `{card.class_name}` |" in text
+def test_every_encoding_has_a_row(text):
+    for name, entry in ENCODINGS.items():
+        assert f"| `{name}` | `{entry.class_name}` |" in text
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
@@ -83,13 +88,123 @@ def test_the_two_readmes_are_in_step():
         assert english == chinese, f"{mark}: {english} in English, {chinese} in Chinese"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "DESIGN.md"])
+DOCUMENTS = [
+    "README.md", "README.zh-CN.md", "CONTRIBUTING.md", "DESIGN.md", "docs/rotary.md", "docs/triton-log.md", "docs/exam.md",
+]  # fmt: skip
+CODE = "core|encodings|engines|nn|cli|hf|lab|explorer|plot"
+"""Folders of the package, which documents name without src/posenc; bench/ is also a folder of results."""
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
     paths = re.findall(r"`((?:src|tests|bench|examples|docs)/[\w./-]+)`", text)
-    for target in links + paths:
-        assert (ROOT / target).exists(), f"{name} names {target}"
+    paths += [f"src/posenc/{path}" for path in re.findall(rf"`((?:{CODE})/[\w./-]+)`", text)]
+    for path in paths:
+        assert (ROOT / path).exists(), f"{name} names {path}"
+
+
+def test_the_makefile_names_files_that_exist():
+    paths = re.findall(r"(?<![\w./-])(?:src|tests|docs)/[\w./-]+", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(paths) > 5
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_to_sections_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target, section in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+        headings = re.findall(r"^#+ (.*)$", ((ROOT / name).parent / target).read_text(encoding="utf-8"), re.MULTILINE)
+        found = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert section in found, f"{name} links to {target}#{section}"
+
+
+def definitions(path):
+    """Every function, class and method of a file: "attend", "Attention", "Attention.forward"."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef))
+
+
+def test_the_walks_of_the_design_name_functions_that_exist():
+    walks = re.findall(r"`([\w/]+\.py):([\w.]+)`", (ROOT / "DESIGN.md").read_text(encoding="utf-8"))
+    assert len(walks) > 30
+    for file, name in walks:
+        assert name in definitions(ROOT / "src" / "posenc" / file), f"DESIGN.md names {file}:{name}"
+
+
+WALKS = {
+    "Training a T5 layer": """
+layer = posenc.Attention(32, 2, encoding="t5")
+with recorded():
+    layer(torch.randn(1, 1024, 32)).sum().backward()
+""",
+    "A RoPE decoding step": """
+layer, cache = posenc.Attention(32, 2, encoding="rope", causal=True), posenc.KVCache()
+x = torch.randn(1, 5, 32)
+with torch.no_grad():
+    layer(x[:, :4], cache=cache)
+    with recorded():
+        layer(x[:, 4:], cache=cache)
+""",
+    "DeBERTa's backward": """
+layer = posenc.Attention(32, 2, encoding=posenc.DeBERTa(d_model=32, heads=2, max_distance=2), engine="triton")
+out = layer(torch.randn(1, 8, 32))
+with recorded():
+    out.sum().backward()
+""",
+}
+RECORDER = """
+import json, sys
+from contextlib import contextmanager
+import posenc, torch
+torch.set_num_threads(1)
+calls, source = [], posenc.__path__[0]
+def note(frame, event, _):
+    if event == "call" and frame.f_code.co_filename.startswith(source):
+        call = (frame.f_code.co_filename, frame.f_code.co_qualname)
+        if not calls or calls[-1] != call:
+            calls.append(call)
+@contextmanager
+def recorded():
+    sys.setprofile(note)
+    yield
+    sys.setprofile(None)
+"""
+
+
+@pytest.mark.parametrize("walk", [pytest.param(walk, marks=[pytest.mark.slow] * ("DeBERTa" in walk)) for walk in WALKS])
+def test_the_walks_of_the_design_are_the_calls_in_their_order(walk):
+    """In fresh processes: nothing is cached, and Triton's interpreter stands for the GPU."""
+    if "DeBERTa" in walk:
+        pytest.importorskip("triton")
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    steps = re.findall(r"`([\w/]+\.py):([\w.]+)`", text[text.index(f"**{walk}") :].split("\n\n")[1])
+    assert len(steps) > 9
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TRITON_INTERPRET": "1" if "DeBERTa" in walk else "0"}
+    code = f"{RECORDER}{WALKS[walk]}print(json.dumps(calls))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    source = str(ROOT / "src" / "posenc") + os.sep
+    calls = iter([(file.removeprefix(source), name) for file, name in json.loads(done.stdout)])
+    for step in steps:
+        assert step in calls, f"{walk}: {':'.join(step)} is not called after the steps before it"
+
+
+def test_every_folder_is_in_the_design():
+    listing = blocks((ROOT / "DESIGN.md").read_text(encoding="utf-8"), "")
+    tree = next(block for block in listing if block.startswith("posenc/"))
+    source = ROOT / "src" / "posenc"
+    folders = [path.parent.relative_to(source).parts for path in source.glob("**/__init__.py")]
+    own = [
+        parts for parts in folders if len(parts) < 2 or parts[0] in ("core", "encodings", "engines", "functional", "nn")
+    ]
+    assert len(own) > 10
+    assert not [parts for parts in own if parts and f"{parts[-1]}/" not in tree]
 
 
 def test_the_picture_in_the_readme_is_what_the_command_draws(monkeypatch):

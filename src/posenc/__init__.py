@@ -17,6 +17,7 @@ from .encodings.registry import ENCODINGS_BY_CLASS as _CLASSES
 from .encodings.registry import create as create
 from .encodings.registry import info as info
 from .encodings.registry import list_encodings as list_encodings
+from .encodings.registry import register_encoding as register_encoding
 
 if TYPE_CHECKING:
     from . import encodings as encodings
@@ -54,12 +55,13 @@ if TYPE_CHECKING:
     from .encodings.shaw import Shaw as Shaw
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet
-    from .functional import ENGINES as ENGINES
+    from .engines.choose import ENGINES as ENGINES
+    from .engines.choose import register_engine as register_engine
+    from .functional import apply_rotary as apply_rotary
     from .functional import attend as attend
-    from .functional import attend_lse as attend_lse
-    from .functional import engine_for as engine_for
+    from .functional import explain as explain
+    from .functional import merge as merge
     from .functional import scores as scores
-    from .merging import merge as merge
     from .nn.attention import Attention as Attention
     from .nn.cache import KVCache as KVCache
 
@@ -85,7 +87,16 @@ _MODULES = {
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
 }  # fmt: skip
 
-__all__ = ["OptionError", "UnsupportedPlan", "create", "info", "list_encodings", *_NAMES, *_CLASSES]
+__all__ = [
+    "OptionError",
+    "UnsupportedPlan",
+    "create",
+    "info",
+    "list_encodings",
+    "register_encoding",
+    *_NAMES,
+    *_CLASSES,
+]
 
 if not TYPE_CHECKING:  # a checker that read this would take every misspelt name for Any
 

@@ -21,7 +21,9 @@ def measured(text=None, neighbour=None):
     tasks, other = [], []
     for distance, of in (neighbour or {}).items():
         name = f"neighbour:distance={distance}"
-        tasks.append({"task": name, "train": 8, "lr": 1.0, "encodings": [f"shaw:max_distance={k}" for k in of], "seeds": 1})
+        tasks.append(
+            {"task": name, "train": 8, "lr": 1.0, "encodings": [f"shaw:max_distance={k}" for k in of], "seeds": 1}
+        )
         other += [
             {"task": name, "encoding": f"shaw:max_distance={k}", "seed": 0, "lr": 1.0, "size": 8, "accuracy": a}
             for k, a in of.items()

@@ -30,7 +30,7 @@ class EncodingInfo:
     """What to know of an encoding before using it."""
 
     name: str
-    target: str  # "module:Class" under posenc.encodings
+    target: str  # "module:Class" under posenc.encodings; of a registered class its own module
     family: str
     enters: str  # input; queries and keys; scores; scores and values
     parameters: str
@@ -40,14 +40,19 @@ class EncodingInfo:
 
     @property
     def module(self) -> str:
-        return "posenc.encodings." + self.target.split(":")[0]
+        module = self.target.split(":")[0]
+        return module if self.name in _REGISTERED else f"posenc.encodings.{module}"
 
     @property
     def class_name(self) -> str:
         return self.target.split(":")[1]
 
     def load(self) -> type[Encoding]:
-        return getattr(importlib.import_module(self.module), self.class_name)
+        return _REGISTERED.get(self.name) or getattr(importlib.import_module(self.module), self.class_name)
+
+
+_REGISTERED: dict[str, type[Encoding]] = {}
+"""Classes from outside the package, by name."""
 
 
 ENCODINGS: dict[str, EncodingInfo] = {
@@ -130,6 +135,39 @@ def info(name: str) -> EncodingInfo:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]
+
+
+def register_encoding(
+    name: str,
+    cls: type[Encoding],
+    *,
+    enters: str = "scores",
+    family: str = "registered",
+    parameters: str = "not described",
+    extrapolates: str = "not described",
+    used_by: str = "not described",
+    formula: str = "not described",
+    causal_options: dict[str, object] | None = None,
+) -> None:
+    """Make a class from outside the package known by a name: to `create`, `Attention(encoding=name)`, the lab and the
+    explorer of this process.
+
+    causal_options   what a causal layer adds when it creates the encoding by name
+    """
+    from ..core.encoding import Encoding
+
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"an encoding's name must be an identifier, got {name!r}")
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise TypeError(f"cls must be a subclass of posenc.Encoding, got {cls!r}")
+    if name in ENCODINGS or cls.__name__ in ENCODINGS_BY_CLASS:
+        raise ValueError(f"the name {name!r} or the class name {cls.__name__!r} is taken; choose others")
+    _REGISTERED[name] = cls
+    target = f"{cls.__module__}:{cls.__name__}"
+    entry = EncodingInfo(name, target, family, enters, parameters, extrapolates, used_by, formula)
+    ENCODINGS[name] = ENCODINGS_BY_CLASS[cls.__name__] = entry
+    if causal_options:
+        CAUSAL[name] = dict(causal_options)
 
 
 def options_of(name: str) -> list[str]:

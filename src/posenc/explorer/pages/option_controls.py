@@ -32,7 +32,12 @@ RANGES: dict[str, tuple[float, float, float]] = {
 }
 FURTHEST = 8192
 """The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""
-LIMITS: dict[str, tuple[float, float]] = {"buckets": (0, 512), "base": (1.5, 1e12), "t5.max_distance": (0, 2048), "deberta.max_distance": (0, 2048)}
+LIMITS: dict[str, tuple[float, float]] = {
+    "buckets": (0, 512),
+    "base": (1.5, 1e12),
+    "t5.max_distance": (0, 2048),
+    "deberta.max_distance": (0, 2048),
+}
 """(lowest, highest) of an option in a link, if not (0, FURTHEST): with 512 buckets each has a few pixels, and DeBERTa
 scores every key against 2 max_distance rows."""
 BASES = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0)
