@@ -223,9 +223,9 @@ def group_tiles():
 
 def group_chunks():
     """Content terms over every distance, a block of queries at a time."""
-    from posenc.engines.triton import lower
+    from posenc.engines.triton import arguments
 
-    lower.LONGEST, lower.QUERIES, lower.ROWS = 8, 16, 0
+    arguments.LONGEST, arguments.QUERIES, arguments.ROWS = 8, 16, 0
     q, k, v = tensors(1, 2, 1, 37, 45, 16)
     check(q, k, v, plan_of(("exact", "slopes", "states"), q, k, v))
     check(q, k, v, plan_of(("exact", "bias", "decay", "scale"), q, k, v), causal=True)
@@ -296,10 +296,10 @@ def group_again():
 
 def group_wide():
     """Half precision, where whole tiles lie within the bands: every content slot, masks, chunks."""
-    from posenc.engines.triton import lower, tiles
+    from posenc.engines.triton import arguments, tiles
     from tests.gpu.cases import check, tame
 
-    tiles.WIDE, lower.MORE = 40, 32
+    tiles.WIDE, arguments.MARGIN = 40, 32
     for dtype, slots, lengths, options in (
         (torch.bfloat16, ("dot_query", "dot_key"), (70, 110), {}),
         (torch.bfloat16, ("dot_query", "dot_key", "add_value"), (90, 90), {"causal": True}),
@@ -323,7 +323,7 @@ def group_wide():
             *(torch.autograd.grad(out.float().sum(), (q, k, v, table)) for out in (ours, dense)), strict=True
         ):
             assert (grad.float() - truth.float()).norm() <= 3e-2 * truth.float().norm()
-    lower.QUERIES, lower.LONGEST, lower.ROWS = 32, 60, 0  # chunks of queries, every distance its own
+    arguments.QUERIES, arguments.LONGEST, arguments.ROWS = 32, 60, 0  # chunks of queries, every distance its own
     for causal in (False, True):
         q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
         positions = Positions((30, 70), 100)

@@ -19,7 +19,8 @@ import torch
 
 from posenc import Attention, Lookup, Plan, Positions, attend, index
 from posenc.core.mask import make_mask
-from posenc.engines.triton import lower, refuses
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton import arguments, supports
 from tests import budget, layouts, seeds
 from tests.plans import mapped, plan_of
 
@@ -161,7 +162,7 @@ def packed_sequences():
 
 def every_distance(causal):
     """A content term over every distance, in blocks of queries, with a bias along."""
-    lower.ROWS = 0  # so that there are several
+    arguments.ROWS = 0  # so that there are several
     q, k, v = tensors(1, 2, 2, 1500, 1500, 64, torch.bfloat16)
     check(q, k, v, plan_of(("exact",), q, k, v), causal=causal)
 
@@ -234,8 +235,8 @@ def fuzz(part):
         if draw.random() < 0.3:
             options["key_mask"] = torch.rand(q.shape[0], lk, device="cuda") < 0.8
         plan = tame(plan_of(slots, q, k, v, reach=draw.choice(REACHES)))
-        seen = {"causal": False, "window": None, "key_mask": None, "documents": None, "mask": None, **options}
-        assert refuses(q, k, v, plan, make_mask(q, k, **seen), 0.0) is None
+        masks = {"causal": False, "window": None, "key_mask": None, "documents": None, "mask": None, **options}
+        assert supports(lower_plan(q, k, v, plan, make_mask(q, k, **masks))) is None
         try:
             check(q, k, v, plan, **options)
         except AssertionError as error:
