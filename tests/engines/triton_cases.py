@@ -23,7 +23,7 @@ from triton import language as tl  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
 from tests import budget, seeds  # noqa: E402
-from tests.engines import triton_memory  # noqa: E402
+from tests.engines import interpreter, triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
@@ -212,12 +212,12 @@ def group_empty():
 
 def group_tiles():
     """Blocks of other shapes than the interpreter's default."""
-    from posenc.engines.triton import tiles
+    from posenc.engines.triton import schedule
 
     q, k, v = tensors(1, 1, 1, 70, 70, 16)
     plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v)
     for shape in ((32, 16), (16, 32)):
-        tiles.INTERPRETED = tiles.Tile(*shape, 4, 1)
+        schedule.INTERPRETED = schedule.Tile(*shape, 4, 1)
         check(q, k, v, plan)
 
 
@@ -280,14 +280,14 @@ def group_again():
     rows = index.deberta_buckets(8, 20)
     tables = [torch.randn(2, rows.n, 16).requires_grad_() for _ in range(2)]
     plan = Plan(Positions(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
-    made, spread = [], launch.spread
+    made, band_from_states = [], launch.band_from_states
 
     def noted(*arguments, **options):
-        band = spread(*arguments, **options)
+        band = band_from_states(*arguments, **options)
         made.append(weakref.ref(band.ptr))
         return band
 
-    launch.spread = noted
+    launch.band_from_states = noted
     out = attend(q, k, v, plan, dropout=0.3, engine="triton")
     assert [term() is None for term in made] == [True, True]
     torch.autograd.grad(out, [q, k, v, *tables], torch.ones_like(out))
@@ -296,10 +296,10 @@ def group_again():
 
 def group_wide():
     """Half precision, where whole tiles lie within the bands: every content slot, masks, chunks."""
-    from posenc.engines.triton import arguments, tiles
+    from posenc.engines.triton import arguments, schedule
     from tests.gpu.cases import check, tame
 
-    tiles.WIDE, arguments.MARGIN = 40, 32
+    schedule.WIDE, arguments.MARGIN = 40, 32
     for dtype, slots, lengths, options in (
         (torch.bfloat16, ("dot_query", "dot_key"), (70, 110), {}),
         (torch.bfloat16, ("dot_query", "dot_key", "add_value"), (90, 90), {"causal": True}),
@@ -418,6 +418,7 @@ def group_operator():
 if __name__ == "__main__":
     seeds.everything(seeds.of(sys.argv[1]))
     torch.set_num_threads(1)
+    interpreter.mend()
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

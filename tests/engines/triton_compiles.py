@@ -17,7 +17,7 @@ from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
 from posenc.engines import triton as engine
 from posenc.engines.lowering import lower_plan
-from posenc.engines.triton import tiles
+from posenc.engines.triton import schedule
 
 LENGTH, HEADS = 256, 2
 
@@ -63,9 +63,9 @@ def pretend():
     driver.set_active(Target())
     JITFunction.run = compile_only
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    tiles.choose, tiles.choose_spread = on_cuda(tiles.choose), on_cuda(tiles.choose_spread)
-    tiles.choose_gather, tiles.choose_collect = on_cuda(tiles.choose_gather), on_cuda(tiles.choose_collect)
-    tiles.splits = lambda *args: 1
+    for name in ("choose_tile", "choose_band_tile", "choose_states_tile", "choose_table_tile"):
+        setattr(schedule, name, on_cuda(getattr(schedule, name)))
+    schedule.choose_splits = lambda *args: 1
     return compiled
 
 

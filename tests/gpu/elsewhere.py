@@ -27,7 +27,7 @@ class Elsewhere(TorchFunctionMode):
 def tiles_of(arch: int) -> None:
     """The engine chooses its tiles as on a GPU of this architecture, wherever tensors are."""
     from posenc.engines import triton as engine
-    from posenc.engines.triton import tiles
+    from posenc.engines.triton import schedule
 
     class Properties:
         multi_processor_count = PROCESSORS[arch]
@@ -43,5 +43,6 @@ def tiles_of(arch: int) -> None:
 
         return choose
 
-    for name in ("choose", "choose_spread", "choose_gather", "choose_collect", "each", "splits"):
-        setattr(tiles, name, on_cuda(getattr(tiles, name)))
+    choices = ("choose_tile", "choose_band_tile", "choose_states_tile", "choose_table_tile", "choose_row_step", "choose_splits")
+    for name in choices:
+        setattr(schedule, name, on_cuda(getattr(schedule, name)))
