@@ -15,10 +15,10 @@ CASES = [
     (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
     (1, 2, 70, 24, 16), (1, 1, 100, 22, 12), (1, 2, 70, 16, 16),
 ]  # fmt: skip
-"""(batch, heads, length, size, width); the last need several tiles, of which one turns no whole rows."""
+"""(batch, heads, length, size, width); the last need several tiles, one of which has no whole positions."""
 
 
-def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), cases=CASES):
+def check(rotate_tensors, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), cases=CASES):
     for batch, heads, length, size, width in cases:
         for layout in ("half", "interleaved"):
             for dtype in dtypes:
@@ -29,7 +29,7 @@ def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), c
                     cos, sin = angle.cos().to(wide), angle.sin().to(wide)
                     k = torch.randn(batch, 2, length, size, device=device).to(dtype)
                     for given in ((x,), (k, x)) if dtype == dtypes[0] else ((x, k),):
-                        for ours, one in zip(turn(given, cos, sin, layout), given, strict=True):
+                        for ours, one in zip(rotate_tensors(given, cos, sin, layout), given, strict=True):
                             exact = rotate_by_formula(one.double(), cos.double(), sin.double(), layout)
                             # two products and their sum in float32 or better, the result rounded once
                             sums = 3 * budget.unit(wide) * 2 * one.abs().max().item() + 2.0**-25 * (
@@ -42,10 +42,10 @@ def check(turn, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), c
 @pytest.mark.parametrize("some", ["CASES[::5]", pytest.param("CASES", marks=pytest.mark.slow)])
 def test_the_kernel_by_the_interpreter(some):
     pytest.importorskip("triton")
-    # the interpreter cuts bfloat16 off where a device rounds it, so that one is tested there
+    # the interpreter truncates bfloat16 where a device rounds it: bfloat16 is tested on the device
     code = (
-        "import torch; from tests.core.test_rotary_kernel import CASES, check; from posenc.core.rotary_kernel import turn; "
-        f"check(turn, 'cpu', (torch.float32, torch.float16, torch.float64), {some})"
+        "import torch; from tests.core.test_rotary_kernel import CASES, check; from posenc.core.rotary_kernel import rotate_tensors; "
+        f"check(rotate_tensors, 'cpu', (torch.float32, torch.float16, torch.float64), {some})"
     )
     path = os.pathsep.join([os.getcwd(), *sys.path])
     done = subprocess.run(

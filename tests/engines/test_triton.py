@@ -1,4 +1,4 @@
-"""The triton engine without a GPU: what it refuses, and its kernels under Triton's interpreter (triton_cases.py)."""
+"""The triton engine without a GPU: the reasons of `supports`, and interpreted kernels (triton_cases.py)."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.plans import plan_of, tensors
 CASES = Path(__file__).with_name("triton_cases.py")
 GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
 QUICK = {"together", "watch", "empty"}
-"""The interpreter is slow: these stand for all in `make test`."""
+"""The interpreter is slow: `make test` runs these groups only."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -153,9 +153,9 @@ def _given(tensors: tuple[Tensor | None, ...], ctx, back: bool) -> tuple[Tensor 
 
 def _turned(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, back: bool) -> tuple[Tensor, ...]:
     if tensors[0].is_cuda:
-        from .rotary_kernel import turn
+        from .rotary_kernel import rotate_tensors
 
-        return turn(tensors, cos, sin, layout, back)
+        return rotate_tensors(tensors, cos, sin, layout, back)
     return tuple(_in_blocks(x, cos, -sin if back else sin, layout) for x in tensors)
 
 

@@ -100,11 +100,11 @@ def backward_k(
         sum_left = tl.zeros([BLOCK_N], tl.float32)
         sum_right = tl.zeros([BLOCK_N], tl.float32)
         d_decay = tl.zeros([BLOCK_N], tl.float32)
-        lse_parts = ones_lse
+        far_keys = ones_lse  # [keys, 16]: ones that select -lse, and the parts of both ends of the key's band
         if slots.cols is not None:
             at = slots.cols.bf16x3 + (bh * 2 * slots.cols.rows + j)[:, None] * 16 + c
             if slots.scale is None:
-                lse_parts = tl.load(at, mask=valid[:, None], other=0.0)
+                far_keys = tl.load(at, mask=valid[:, None], other=0.0)
             else:
                 key_parts = tl.load(at, mask=valid[:, None] & (c >= 6), other=0.0)
 
@@ -121,7 +121,7 @@ def backward_k(
                 scale_tile = broadcast_scale(scale_row, slots, True)
                 qk = matmul(k_tile, tl.trans(q_tile))
                 if slots.scale is None:
-                    qk = add_bf16x3(qk, lse_parts, parts)
+                    qk = add_bf16x3(qk, far_keys, parts)
                 elif slots.cols is not None:
                     qk = add_bf16x3(qk, key_parts, parts)
                 qk = far_scores(qk, scale_tile, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
@@ -160,9 +160,8 @@ def backward_k(
                 qk = matmul(k_tile, tl.trans(q_tile))
                 if slots.scale is None:
                     qk = add_bf16x3(qk, ones_lse, parts)
-                qk = (
-                    add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, True) * scale_tile
-                )
+                qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, True)
+                qk = qk * scale_tile
                 qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
                 if slots.scale is not None:
                     qk = add_bf16x3(qk, ones_lse, parts)
