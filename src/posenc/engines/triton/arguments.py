@@ -133,9 +133,7 @@ def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[st
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    if (
-        query_span is not None and bias_span == query_span
-    ):  # the same distances: added together, see launch._is_bias_in_rows
+    if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
         bias_span = _band_span(bias_span, visible)
     tensors: dict[str, Tensor | None] = {}
     numbers: dict[str, int] = {}

@@ -59,9 +59,8 @@ def band_from_states_kernel(
         for own0 in range(begin, end, STEP * BLOCK_I):
             i = own0 + shift + own
             valid = i < last - band.first
-            x = tl.load(
-                head + (band.first + i).to(tl.int64)[:, None] * states.l, mask=valid[:, None] & channels, other=0.0
-            )
+            row = head + (band.first + i).to(tl.int64)[:, None] * states.l
+            x = tl.load(row, mask=valid[:, None] & channels, other=0.0)
             at_lo = end_column(x, table, table_h, table_l, bias, bias_h, band, h, e, 0, 0, bias_factor, E, ROUNDED)
             at_hi = end_column(
                 x, table, table_h, table_l, bias, bias_h, band, h, e, span - 16, 15, bias_factor, E, ROUNDED
@@ -82,9 +81,8 @@ def band_from_states_kernel(
         skip = band.lo - band.origin + shift  # the column of the first distance
         steps = c0 - skip + columns  # rows of the table
         real = (steps >= 0) & (steps < span)
-        y = tl.load(
-            table + h * table_h + steps[:, None] * table_l + e[None, :], mask=real[:, None] & channels, other=0.0
-        )
+        table_rows = table + h * table_h + steps[:, None] * table_l + e[None, :]
+        y = tl.load(table_rows, mask=real[:, None] & channels, other=0.0)
         begins = c0 - skip + columns // 8 * 8  # eight numbers are stored together: where they begin
         stored = ((begins > -8) & (begins < span))[None, :]
         if other_length is not None:
@@ -96,14 +94,13 @@ def band_from_states_kernel(
         for own0 in tl.range(begin, end, STEP * BLOCK_I, num_stages=STAGES):
             i = own0 + shift + own
             valid = i < last - band.first
-            x = tl.load(
-                head + (band.first + i).to(tl.int64)[:, None] * states.l, mask=valid[:, None] & channels, other=0.0
-            )
+            row = head + (band.first + i).to(tl.int64)[:, None] * states.l
+            x = tl.load(row, mask=valid[:, None] & channels, other=0.0)
             acc = matmul(x, tl.trans(y))
             if bias is not None:
                 acc = add_bias(acc, bias + h * bias_h + steps, real, bias_factor, band)
-            row = (bh * 0 + own0) * (band.pitch + 1)  # 64 bits
-            tl.store(base + row + at, acc.to(band.ptr.dtype.element_ty), mask=valid[:, None] & stored)
+            begin_row = (bh * 0 + own0) * (band.pitch + 1)  # 64 bits
+            tl.store(base + begin_row + at, acc.to(band.ptr.dtype.element_ty), mask=valid[:, None] & stored)
 
 
 @triton.jit

@@ -37,6 +37,16 @@ def online_softmax(qk, m_i, l_i):
 
 
 @triton.jit
+def accumulate(qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT: tl.constexpr):
+    """One step of FlashAttention: m_i, l_i, acc (and the sums of far probabilities) with the tile of scores qk."""
+    p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
+    if DROPOUT:
+        p = p * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
+    acc = matmul(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+    return m_i, l_i, acc, mass_left * alpha, mass_right * alpha
+
+
+@triton.jit
 def split_range(first, left0, left1, right0, right1, last, split, splits):
     """The share `split` of the tiles first .. last, and the far tiles within it."""
     tiles = tl.cdiv(last - first, splits)
@@ -152,13 +162,9 @@ def forward(
             qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
             r = j[None, :] - i[:, None] + offset
             qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
-            p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
-            if DROPOUT:
-                p = p * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
-            mass_left = mass_left * alpha
-            mass_right = mass_right * alpha
-            acc = acc * alpha[:, None]
-            acc = matmul(p.to(v_tile.dtype), v_tile, acc)
+            m_i, l_i, acc, mass_left, mass_right = accumulate(
+                qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT
+            )
 
     # ---- general tiles: table entries of each pair, and masks ---------------------------------------------------------
     # A general tile may have fewer keys than a far one, as it needs more registers.
@@ -178,22 +184,17 @@ def forward(
             qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
             q_length, k_length, left, right, masked, False,
         )  # fmt: skip
-        p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
-        if DROPOUT:
-            p = p * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
-        mass_left = mass_left * alpha
-        mass_right = mass_right * alpha
-        acc = acc * alpha[:, None]
-        acc = matmul(p.to(v_tile.dtype), v_tile, acc)
+        m_i, l_i, acc, mass_left, mass_right = accumulate(
+            qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT
+        )
 
     is_empty = l_i == 0.0
     inv_l_i = 1.0 / tl.where(is_empty, 1.0, l_i)
     valid = i < q_length
     if SPLIT:
         at_split = bh * splits + split
-        tl.store(
-            lse.ptr + at_split * padded(q_length) + i, tl.where(is_empty, float("-inf"), m_i + tl.log2(l_i)), mask=valid
-        )
+        lse_i = tl.where(is_empty, float("-inf"), m_i + tl.log2(l_i))
+        tl.store(lse.ptr + at_split * padded(q_length) + i, lse_i, mask=valid)
         at = out.ptr + (at_split * q_length + i[:, None]) * DV + dv[None, :]
         tl.store(at, acc * inv_l_i[:, None], mask=valid[:, None] & (dv[None, :] < DV))
     else:
