@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import posenc
-from posenc.core.rotation import _formula, rotate, rotate_both
+from posenc.core.rotation import apply_rotary, rotate_both, rotate_by_formula
 from tests import budget
 
 CASES = [
     (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
     (1, 2, 70, 24, 16), (1, 1, 100, 22, 12), (1, 2, 70, 16, 16),
 ]  # fmt: skip
-"""(batch, heads, length, size, width); the last need several tiles, one of which holds no whole rows."""
+"""(batch, heads, length, size, width); the last need several tiles, one of which has no whole positions."""
 
 
 def check(rotate_tensors, device, dtypes=(torch.float32, torch.bfloat16, torch.float64), cases=CASES):
@@ -30,7 +30,7 @@ def check(rotate_tensors, device, dtypes=(torch.float32, torch.bfloat16, torch.f
                     k = torch.randn(batch, 2, length, size, device=device).to(dtype)
                     for given in ((x,), (k, x)) if dtype == dtypes[0] else ((x, k),):
                         for ours, one in zip(rotate_tensors(given, cos, sin, layout), given, strict=True):
-                            exact = _formula(one.double(), cos.double(), sin.double(), layout)
+                            exact = rotate_by_formula(one.double(), cos.double(), sin.double(), layout)
                             # two products and their sum in float32 or better, the result rounded once
                             sums = 3 * budget.unit(wide) * 2 * one.abs().max().item() + 2.0**-25 * (
                                 dtype == torch.float16
@@ -42,7 +42,7 @@ def check(rotate_tensors, device, dtypes=(torch.float32, torch.bfloat16, torch.f
 @pytest.mark.parametrize("some", ["CASES[::5]", pytest.param("CASES", marks=pytest.mark.slow)])
 def test_the_kernel_by_the_interpreter(some):
     pytest.importorskip("triton")
-    # the interpreter cuts bfloat16 off where a device rounds it, so that one is tested there
+    # the interpreter truncates bfloat16 where a device rounds it: bfloat16 is tested on the device
     code = (
         "import torch; from tests.core.test_rotary_kernel import CASES, check; from posenc.core.rotary_kernel import rotate_tensors; "
         f"check(rotate_tensors, 'cpu', (torch.float32, torch.float16, torch.float64), {some})"
@@ -59,7 +59,11 @@ def test_the_kernel_by_the_interpreter(some):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_on_the_device():
     def one_or_both(tensors, cos, sin, layout):
-        return (rotate(*tensors, cos, sin, layout),) if len(tensors) == 1 else rotate_both(*tensors, cos, sin, layout)
+        return (
+            (apply_rotary(*tensors, cos, sin, layout),)
+            if len(tensors) == 1
+            else rotate_both(*tensors, cos, sin, layout)
+        )
 
     check(one_or_both, "cuda", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
     rope = posenc.RoPE(head_dim=64).cuda()
@@ -67,7 +71,7 @@ def test_the_kernel_on_the_device():
     grad = torch.randn_like(x)
     (ours,) = torch.autograd.grad(rope.rotate(x, 33), x, grad)
     cos, sin = rope.rotation(posenc.Positions(33)).q
-    (theirs,) = torch.autograd.grad(_formula(x, cos, sin, "half"), x, grad)
+    (theirs,) = torch.autograd.grad(rotate_by_formula(x, cos, sin, "half"), x, grad)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 

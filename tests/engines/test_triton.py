@@ -1,4 +1,4 @@
-"""The triton engine without a GPU: what it refuses, and its kernels under Triton's interpreter (triton_cases.py)."""
+"""The triton engine without a GPU: the reasons of `supports`, and interpreted kernels (triton_cases.py)."""
 
 import os
 import re
@@ -17,7 +17,12 @@ from tests.plans import plan_of, tensors
 CASES = Path(__file__).with_name("triton_cases.py")
 GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
 QUICK = {"together", "watch", "empty"}
-"""The interpreter is slow: these stand for all in `make test`."""
+"""The interpreter is slow: `make test` runs these groups only."""
+COMPILED = (
+    "corner bias + slopes", "corner key_mask ('bias'", "corner documents ('bias'", "corner dot_query + add_value",
+    "corner states + scale", "corner 80 torch.float16", "corner 16 torch.float32", "corner tokens ('dot_query'", "rotation",
+)  # fmt: skip
+"""Cases of tests.gpu.compiles that together have every kernel and every slot."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -32,12 +37,12 @@ def test_the_kernels_agree_with_the_reference(group):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_compile_for_a_gpu():
-    source = Path(engines.__file__).parents[2]
+    root, source = CASES.parents[2], Path(engines.__file__).parents[2]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    script = CASES.with_name("triton_compiles.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=1800)
-    assert done.returncode == 0 and done.stdout.endswith("compiled\n"), (done.stdout + done.stderr)[-3000:]
+    command = [sys.executable, "-m", "tests.gpu.compiles", "--only", ",".join(COMPILED)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=root, timeout=1800)
+    assert done.returncode == 0 and done.stdout.endswith(" 0 failed\n"), (done.stdout + done.stderr)[-3000:]
 
 
 def test_it_comes_first_and_refuses_a_cpu_at_once():

@@ -23,7 +23,7 @@ from triton import language as tl  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
 from tests import budget, seeds  # noqa: E402
-from tests.engines import triton_memory  # noqa: E402
+from tests.engines import interpreter, triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
@@ -36,7 +36,7 @@ def check(q, k, v, plan, **options):
     """Output and every gradient in float32, within their budgets."""
 
     def leaf(name, x):
-        # Scores of a model's size: these two multiply distances and products, and exp2 has fewer digits than exp at 60.
+        # Smaller scales and slopes keep scores as small as a model's: at 60, exp2 has fewer digits than exp.
         return (x / 4 if name in ("scale", "slopes") else x).detach().float().requires_grad_()
 
     plan = mapped(plan, leaf)
@@ -52,7 +52,7 @@ def check(q, k, v, plan, **options):
 
 
 def group_together():
-    """Every slot in a few plans; far tiles, band tiles and a ragged end on both sides. The other groups take apart."""
+    """Every slot in a few plans; far tiles, band tiles and a ragged end on both sides. The other groups test them one by one."""
     q, k, v = tensors(1, 2, 1, 20, 33, 16)
     check(q, k, v, plan_of(("bias", "dot_query", "add_value", "slopes"), q, k, v), causal=True)
     check(q, k, v, plan_of(("states", "dot_key", "decay", "scale"), q, k, v, per_head=False), window=(9, 5))
@@ -86,11 +86,11 @@ def group_masks():
     padding[1, :9] = False
     check(q, k, v, mixed, key_mask=padding)
     padding[0, 20] = False
-    padding[1] = False  # nothing to see: zeros, and no gradient
+    padding[1] = False  # fully masked: zeros, and no gradient
     check(q, k, v, mixed, key_mask=padding, **causal)
     ids = torch.tensor([[0] * 20 + [1] * 17 + [2] * 16, [7] * 53])
     check(q, k, v, mixed, documents=(ids[:, 19:], ids), **causal)
-    check(q, k, v, mixed, documents=(ids[:1, 19:], ids[:1] * 3), window=9)  # most queries see nothing
+    check(q, k, v, mixed, documents=(ids[:1, 19:], ids[:1] * 3), window=9)  # most queries are fully masked
     # documents without a query, one of which shares its tile of keys with the next
     early = torch.tensor([[0] * 7 + [1] * 12 + [3] * 34, [2] * 19 + [5] * 20 + [6] * 14])
     check(q, k, v, mixed, documents=(early[:, 19:], early), **causal)
@@ -98,7 +98,7 @@ def group_masks():
         check(q, k, v, plan_of(slots, q, k, v), documents=(early[:, 19:], early))
     padding = torch.arange(53)[None] < torch.tensor([[50], [30]])
     check(q, k, v, mixed, documents=(ids[:, 19:].flip(1), ids), key_mask=padding)
-    check(q, k, v, mixed, documents=(ids[:, 19:], ids[:, torch.randperm(53)]))  # nobody knows where they begin
+    check(q, k, v, mixed, documents=(ids[:, 19:], ids[:, torch.randperm(53)]))  # in no order: their bounds are unknown
     check(q, k, v, mixed, mask=torch.rand(2, 1, 34, 53) > 0.3)
     check(q, k, v, mixed, mask=torch.randn(1, 1, 1, 53))
 
@@ -146,12 +146,14 @@ def group_axes():
     q, k, v = tensors(2, 2, 1, 19, 35, 16, 24)
     for slots in (("bias",), ("exact", "slopes"), ("dot_key", "add_value"), ("dot_query", "decay"), ("states",)):
         check(q, k, v, plan_of(("segments", *slots), q, k, v), causal=len(slots) == 1)
-    places = torch.randint(-2, 3, (2, 35))
-    positions = Positions((16, 19), 35, more=[(places[:, 16:], places, (-2, 2)), ((0, 19), (0, 35))])
-    spot = index.clip(3, 2, axis=1)
+    further = torch.randint(-2, 3, (2, 35))
+    positions = Positions((16, 19), 35, more=[(further[:, 16:], further, (-2, 2)), ((0, 19), (0, 35))])
+    buckets = index.clip(3, 2, axis=1)
     for heads in (1, 2):
         tables = dict(dot_query=(16,), dot_key=(16,), add_value=(24,))
-        every = Lookup(spot, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()})
+        every = Lookup(
+            buckets, torch.randn(2, 6), **{name: torch.randn(heads, 6, *size) for name, size in tables.items()}
+        )
         check(q, k, v, Plan(positions, lookups=(every,)), key_mask=torch.rand(2, 35) > 0.2)
         for missing in ("bias", "dot_key"):
             some = (dataclasses.replace(every, **{missing: None}),)
@@ -166,18 +168,22 @@ def group_axes():
     check(q, k, v, Plan(Positions(table[:, 16:], table), lookups=lookups))
     far = Lookup(index.clip(1100, 1100), dot_key=torch.randn(1, 2201, 16), add_value=torch.randn(1, 2201, 24))
     check(q[:1, :1], k[:1], v[:1], Plan(Positions((16, 19), 35), lookups=(far,)))
-    many = Positions((16, 19), 35, more=[(places[:, 16:], places * 100)])
+    many = Positions((16, 19), 35, more=[(further[:, 16:], further * 100)])
     with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
-        attend(q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(spot, torch.randn(2, 6)),)), engine="triton")
+        attend(
+            q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(buckets, torch.randn(2, 6)),)), engine="triton"
+        )
     scaled = Plan(
-        positions, scale=torch.rand(2, 2, 19), lookups=(Lookup(spot, torch.randn(2, 6), dot_key=torch.randn(1, 6, 16)),)
+        positions,
+        scale=torch.rand(2, 2, 19),
+        lookups=(Lookup(buckets, torch.randn(2, 6), dot_key=torch.randn(1, 6, 16)),),
     )
     with pytest.raises(UnsupportedPlan, match="a scale for each query"):
         attend(q.float(), k.float(), v.float(), scaled, engine="triton")
 
 
 def group_lse():
-    """The log-sum-exp and its gradient, in far tiles, bands and sums of integers; for a query that sees nothing."""
+    """The log-sum-exp and its gradient, in far tiles, bands and integer sums; for a fully masked query."""
     thirds = Positions(torch.arange(50) // 3)
     content = ("dot_query", "dot_key", "add_value")
     masks = {"causal": True, "key_mask": torch.arange(50)[None] > 3}
@@ -188,9 +194,9 @@ def group_lse():
         out, lse = attend(q, k, v, plan, engine="triton", **masks, return_lse=True)
         assert (lse[..., :4] == float("-inf")).all()
         g, g_lse = torch.randn(out.shape), torch.randn(lse.shape).masked_fill(lse.isinf(), 0.0)
-        for given in ((g, g_lse), (None, g_lse)):  # together, and the log-sum-exp alone
-            expected, allowed = budget.expect(q, k, v, plan, *given, **masks)
-            some = [(x, y) for x, y in zip((out, lse), given) if y is not None]
+        for upstream in ((g, g_lse), (None, g_lse)):  # together, and the log-sum-exp alone
+            expected, allowed = budget.expect(q, k, v, plan, *upstream, **masks)
+            some = [(x, y) for x, y in zip((out, lse), upstream) if y is not None]
             grads = torch.autograd.grad(
                 [x for x, _ in some], list(leaves.values()), [y for _, y in some], retain_graph=True, allow_unused=True
             )
@@ -212,20 +218,20 @@ def group_empty():
 
 def group_tiles():
     """Blocks of other shapes than the interpreter's default."""
-    from posenc.engines.triton import tiles
+    from posenc.engines.triton import schedule
 
     q, k, v = tensors(1, 1, 1, 70, 70, 16)
     plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v)
     for shape in ((32, 16), (16, 32)):
-        tiles.INTERPRETED = tiles.Tile(*shape, 4, 1)
+        schedule.INTERPRETED = schedule.Tile(*shape, 4, 1)
         check(q, k, v, plan)
 
 
 def group_chunks():
     """Content terms over every distance, a block of queries at a time."""
-    from posenc.engines.triton import lower
+    from posenc.engines.triton import arguments
 
-    lower.LONGEST, lower.QUERIES, lower.ROWS = 8, 16, 0
+    arguments.LONGEST, arguments.QUERIES, arguments.ROWS = 8, 16, 0
     q, k, v = tensors(1, 2, 1, 37, 45, 16)
     check(q, k, v, plan_of(("exact", "slopes", "states"), q, k, v))
     check(q, k, v, plan_of(("exact", "bias", "decay", "scale"), q, k, v), causal=True)
@@ -273,21 +279,21 @@ def group_dropout():
 
 
 def group_again():
-    """Content terms are gone after the forward pass; the backward pass makes them again, dropout being the same."""
+    """Content terms are freed after the forward pass; the backward pass makes them again, with the same dropout."""
     from posenc.engines.triton import launch
 
     q, k, v = (x.float().requires_grad_() for x in tensors(2, 2, 2, 35, 35, 16))
     rows = index.deberta_buckets(8, 20)
     tables = [torch.randn(2, rows.n, 16).requires_grad_() for _ in range(2)]
     plan = Plan(Positions(35), lookups=(Lookup(rows, dot_query=tables[0], dot_key=tables[1]),))
-    made, spread = [], launch.spread
+    made, band_from_states = [], launch.band_from_states
 
     def noted(*arguments, **options):
-        band = spread(*arguments, **options)
+        band = band_from_states(*arguments, **options)
         made.append(weakref.ref(band.ptr))
         return band
 
-    launch.spread = noted
+    launch.band_from_states = noted
     out = attend(q, k, v, plan, dropout=0.3, engine="triton")
     assert [term() is None for term in made] == [True, True]
     torch.autograd.grad(out, [q, k, v, *tables], torch.ones_like(out))
@@ -296,10 +302,10 @@ def group_again():
 
 def group_wide():
     """Half precision, where whole tiles lie within the bands: every content slot, masks, chunks."""
-    from posenc.engines.triton import lower, tiles
+    from posenc.engines.triton import arguments, schedule
     from tests.gpu.cases import check, tame
 
-    tiles.WIDE, lower.MORE = 40, 32
+    schedule.WIDE, arguments.MARGIN = 40, 32
     for dtype, slots, lengths, options in (
         (torch.bfloat16, ("dot_query", "dot_key"), (70, 110), {}),
         (torch.bfloat16, ("dot_query", "dot_key", "add_value"), (90, 90), {"causal": True}),
@@ -311,7 +317,7 @@ def group_wide():
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 1, *lengths, 16))
         check(q, k, v, tame(plan_of(slots, q, k, v, reach=(28, 33))), **options)
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
-    for heads in (2, 1):  # the bias within the band, and apart from it
+    for heads in (2, 1):  # the bias in the row term, and separate
         table, bias = (
             torch.randn(heads, 62, 16).div(4).requires_grad_(),
             torch.randn(2, 62).index_fill(1, torch.arange(20, 45), float("-inf")).requires_grad_(),
@@ -323,17 +329,17 @@ def group_wide():
             *(torch.autograd.grad(out.float().sum(), (q, k, v, table)) for out in (ours, dense)), strict=True
         ):
             assert (grad.float() - truth.float()).norm() <= 3e-2 * truth.float().norm()
-    lower.QUERIES, lower.LONGEST, lower.ROWS = 32, 60, 0  # chunks of queries, every distance its own
+    arguments.QUERIES, arguments.LONGEST, arguments.ROWS = 32, 60, 0  # chunks of queries, every distance its own
     for causal in (False, True):
         q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(1, 2, 1, 70, 100, 16))
         positions = Positions((30, 70), 100)
-        spot = index.exact(positions)
-        content, bias = (torch.randn(2, spot.n, *size).div(4).requires_grad_() for size in ((16,), ()))
-        check(q, k, v, Plan(positions, lookups=(Lookup(spot, dot_query=content, bias=bias),)), causal=causal)
+        exact = index.exact(positions)
+        content, bias = (torch.randn(2, exact.n, *size).div(4).requires_grad_() for size in ((16,), ()))
+        check(q, k, v, Plan(positions, lookups=(Lookup(exact, dot_query=content, bias=bias),)), causal=causal)
 
 
 def group_compile():
-    """One graph forward and backward; half precision (the interpreter has no bfloat16 dot); two runs give the same bits."""
+    """One graph forward and backward, in half precision; two runs give the same bits."""
     q, k, v = (x.half().requires_grad_() for x in tensors(1, 2, 1, 33, 40, 16))
     plan = plan_of(("bias", "dot_query", "add_value"), q, k, v)
     leaves = [q, k, v, *(tensor for _, tensor in plan.tensors())]
@@ -341,13 +347,13 @@ def group_compile():
     eager = run(q, k, v)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
     assert torch.equal(eager, compiled)
-    seen = torch.rand(1, 1, 33, 40) > 0.2
-    for masks in ({"key_mask": torch.arange(40)[None] < 35}, {"documents": (torch.zeros(1, 33).long(), torch.arange(40)[None] // 25)}, {"mask": seen}):  # fmt: skip
+    visible = torch.rand(1, 1, 33, 40) > 0.2
+    for masks in ({"key_mask": torch.arange(40)[None] < 35}, {"documents": (torch.zeros(1, 33).long(), torch.arange(40)[None] // 25)}, {"mask": visible}):  # fmt: skip
         masked = lambda a, b, c, masks: attend(a, b, c, plan, engine="triton", **masks)  # noqa: E731
-        given = masked(q, k, v, masks)
-        assert torch.equal(given, torch.compile(masked, fullgraph=True, backend="aot_eager")(q, k, v, masks))
+        eager_masked = masked(q, k, v, masks)
+        assert torch.equal(eager_masked, torch.compile(masked, fullgraph=True, backend="aot_eager")(q, k, v, masks))
     parts = torch.randint(0, 3, (1, 40))
-    positions = Positions((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # what cannot be read is told
+    positions = Positions((7, 33), 40, more=[(parts[:, 7:], parts, (0, 2))])  # compiled code cannot read the bounds
     table = torch.randn(2, 2).requires_grad_()
     segments = Plan(positions, lookups=(Lookup(Index(-1, 1, (1, 0, 1), 2, axis=1), bias=table),))
     some = lambda a, b, c: attend(a, b, c, segments, engine="triton")  # noqa: E731
@@ -376,7 +382,7 @@ def faulty(x, FAULT: tl.constexpr):
 
 
 def group_watch():
-    """What watches the memory of all other groups finds faults."""
+    """triton_memory, which checks all other groups, finds faults."""
     faulty[(2,)](torch.zeros(32), "barrier")
     for fault, words in (("outside", "outside"), ("two programs", "stores twice"), ("none", "loads what was stored")):
         with pytest.raises(triton.runtime.errors.InterpreterError, match=words):
@@ -384,12 +390,12 @@ def group_watch():
 
 
 def group_operator():
-    """Called one by one there is no operator; where something watches operators there is one, with the same bits."""
-    seen = []
+    """Eager calls run without an operator; under a dispatch mode there is one, with the same bits."""
+    operators = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
+            operators.append(str(func))
             return func(*args, **(kwargs or {}))
 
     q, k, v = (x.half().requires_grad_() for x in tensors(1, 2, 1, 20, 20, 16))
@@ -400,7 +406,7 @@ def group_operator():
     with Watch():
         again = attend(q, k, v, plan, engine="triton")
         second = torch.autograd.grad(again, leaves, torch.ones_like(out))
-    assert {"posenc.attend.default", "posenc.attend_backward.default"} <= set(seen)
+    assert {"posenc.attend.default", "posenc.attend_backward.default"} <= set(operators)
     assert torch.equal(out, again) and all(map(torch.equal, first, second))
     (slope,) = torch.autograd.grad(attend(q, k, v, plan, engine="triton").sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only; for second ones use engine='reference'"):
@@ -408,8 +414,8 @@ def group_operator():
     leaf = plan.lookups[0].bias.detach()
 
     def loss(x, table):
-        spot = dataclasses.replace(plan.lookups[0], bias=table)
-        return attend(x, k, v, dataclasses.replace(plan, lookups=(spot,)), engine="triton").sum()
+        lookup = dataclasses.replace(plan.lookups[0], bias=table)
+        return attend(x, k, v, dataclasses.replace(plan, lookups=(lookup,)), engine="triton").sum()
 
     slopes = torch.func.grad(loss, (0, 1))(q.detach(), leaf)
     assert torch.equal(slopes[0], first[0]) and torch.equal(slopes[1], first[3])
@@ -418,6 +424,7 @@ def group_operator():
 if __name__ == "__main__":
     seeds.everything(seeds.of(sys.argv[1]))
     torch.set_num_threads(1)
+    interpreter.mend()
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

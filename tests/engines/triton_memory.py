@@ -1,10 +1,10 @@
-"""Watches memory while kernels run under Triton's interpreter, where programs run one after another and would hide it:
+"""Checks the memory accesses of interpreted kernels: programs run one after another there, which would hide races.
 
-    outside          a load or store outside the tensors that the kernel was given
+    outside          a load or store outside the kernel's tensors
     two programs     a number that one program writes and another writes or reads, in one launch
     twice            a number that one program writes twice, or reads after it wrote it, without a barrier in between: on a GPU
                      other threads may do so
-    one store        two numbers of one store in one place
+    one store        one store with two numbers for one address
     sums             floating-point numbers added atomically: their sum depends on the order
 
 Every launch `with triton_memory.watched()` is checked for these.
@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 class Watch:
-    """One launch: the storages it was given, and for each byte who wrote it and who read it last."""
+    """One launch: the storages of its tensors, and for each byte the program that wrote it and the last that read it."""
 
     def __init__(self, name, storages):
         self.name, self.program, self.barriers = name, 0, 0
@@ -27,18 +27,18 @@ class Watch:
         self.starts = np.array([start for start, _ in order], dtype=np.int64)
         sizes = np.array([size for _, size in order], dtype=np.int64)
         self.ends = self.starts + sizes
-        self.shift = np.concatenate(([0], np.cumsum(sizes)[:-1])) - self.starts  # address -> place in the arrays below
+        self.shift = np.concatenate(([0], np.cumsum(sizes)[:-1])) - self.starts  # address -> index in the arrays below
         self.writer = np.full(int(sizes.sum()), NOBODY, np.int32)
         self.reader = np.full(int(sizes.sum()), NOBODY, np.int32)
         self.when = np.zeros(int(sizes.sum()), np.int32)  # it wrote: how many barriers there were before
 
     def unsafe(self, at):
-        """What was written, but by another program, or by this one since the last barrier."""
+        """What another program has written, or this one since the last barrier."""
         who = self.writer[at]
         return (who != NOBODY) & ((who != self.program) | (self.when[at] == self.barriers))
 
-    def places(self, pointers, mask, width, what):
-        """Where the numbers that are touched lie in `writer` and `reader`."""
+    def indices(self, pointers, mask, width, what):
+        """Indices of the accessed numbers in `writer` and `reader`."""
         at = pointers.data[mask.data.astype(bool)].astype(np.int64)
         which = np.searchsorted(self.starts, at, side="right") - 1
         wrong = (which < 0) | (at + width > self.ends[which])
@@ -46,12 +46,12 @@ class Watch:
         return at + self.shift[which]
 
     def load(self, pointers, mask, width):
-        at = self.places(pointers, mask, width, "load")
+        at = self.indices(pointers, mask, width, "load")
         self.never(self.unsafe(at), "loads what was stored in this launch")
         self.reader[at] = self.program
 
     def store(self, pointers, mask, width, shared=False):
-        at = self.places(pointers, mask, width, "store")
+        at = self.indices(pointers, mask, width, "store")
         others = self.reader[at]
         self.never((others != NOBODY) & (others != self.program), "stores what another program has loaded")
         who = self.writer[at]
@@ -59,7 +59,7 @@ class Watch:
             self.never((who != NOBODY) & (who != self.program), "adds to what another program has stored")
         else:
             self.never(self.unsafe(at), "stores twice")
-            self.never(np.array(np.unique(at).size != at.size), "stores two numbers in one place")
+            self.never(np.array(np.unique(at).size != at.size), "stores two numbers at one address")
         self.writer[at], self.when[at] = self.program, self.barriers
 
     def never(self, wrong, what):

@@ -1,10 +1,10 @@
 """The triton engine on a GPU, at real sizes: error budgets, equal bits, compile, graphs, strides, and a fuzz.
 
     make test-gpu                        with pytest
-    python -m tests.gpu.cases [-j 8]     without: the same cases, in so many processes (each compiles its own kernels);
-                                         --only fuzz,slot: those whose names have one of these; --but fuzz: the others
+    python -m tests.gpu.cases [-j 8]     without: the same cases, in 8 processes (each compiles its own kernels);
+                                         --only fuzz,slot: those whose names contain one of these; --but fuzz: the others
 
-`CASES` names every case; each is a function without arguments that raises where something is wrong.
+`CASES` names every case; each is a function without arguments that raises if a check fails.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import torch
 
 from posenc import Attention, Lookup, Plan, Positions, attend, index
 from posenc.core.mask import make_mask
-from posenc.engines.triton import lower, refuses
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton import arguments, supports
 from tests import budget, layouts, seeds
 from tests.plans import mapped, plan_of
 
@@ -32,7 +33,7 @@ def tensors(batch, heads, kv_heads, lq, lk, size, dtype):
 
 
 def tame(plan):
-    """Scores of a model's size: random scales and slopes multiply products and distances."""
+    """Smaller scales and slopes, so that scores are as small as a model's."""
 
     def smaller(name, x):
         return (x.detach().abs() / 8).requires_grad_() if name in ("scale", "slopes") else x
@@ -95,11 +96,11 @@ def same_bits(q, k, v, plan):
         out = attend(q, k, v, plan, causal=True, engine="triton")
         now = [out, *torch.autograd.grad(out, leaves, g)]
         first = first or now
-        assert all(torch.equal(a, b) for a, b in zip(first, now, strict=True)), "other bits"
+        assert all(torch.equal(a, b) for a, b in zip(first, now, strict=True)), "different bits"
 
 
 def token_positions_give_the_same_bits():
-    """Every distance repeats within a row, and is summed up in any order."""
+    """Every distance repeats within a row; its pairs are added in any order."""
     q, k, v = tensors(1, 4, 2, 1024, 1024, 64, torch.bfloat16)
     positions = Positions(torch.arange(1024, device="cuda") // 8)
     plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v, positions, reach=(40, 40))
@@ -110,9 +111,9 @@ def token_positions_give_the_same_bits():
 def compile_without_graph_breaks():
     q, k, v = tensors(1, 2, 2, 512, 512, 64, torch.bfloat16)
     plan = shaw_values(512, 64)
-    place = torch.arange(512, device="cuda")
+    token = torch.arange(512, device="cuda")
     for masks in (
-        {}, {"key_mask": place[None] < 500}, {"documents": (place > 200).long()[None]}, {"mask": place % 7 != place[:, None] % 5},
+        {}, {"key_mask": token[None] < 500}, {"documents": (token > 200).long()[None]}, {"mask": token % 7 != token[:, None] % 5},
     ):  # fmt: skip
         run = lambda a, b, c, masks: attend(a, b, c, plan, causal=True, engine="triton", **masks)  # noqa: E731
         eager, compiled = run(q, k, v, masks), torch.compile(run, fullgraph=True)(q, k, v, masks)
@@ -160,14 +161,14 @@ def packed_sequences():
 
 
 def every_distance(causal):
-    """A content term over every distance, in blocks of queries, with a bias along."""
-    lower.ROWS = 0  # so that there are several
+    """A content term over every distance, in blocks of queries, with a bias in it."""
+    arguments.ROWS = 0  # so that there are several
     q, k, v = tensors(1, 2, 2, 1500, 1500, 64, torch.bfloat16)
     check(q, k, v, plan_of(("exact",), q, k, v), causal=causal)
 
 
 def documents():
-    """Texts of several lengths in a row, also with a band as wide as they are, padding, and ids in no order."""
+    """Packed texts of several lengths, with narrow and wide bands, padding, and ids in no order."""
     q, k, v = tensors(2, 4, 2, 1400, 1400, 64, torch.bfloat16)
     ids = torch.repeat_interleave(torch.arange(6), torch.tensor([300, 64, 1, 500, 35, 500])).cuda()[None].expand(2, -1)
     padding = torch.arange(1400, device="cuda")[None] < torch.tensor([[1400], [1100]], device="cuda")
@@ -185,11 +186,11 @@ def further_axes():
     """Segments, with a term over every distance; all slots on a second axis; a grid. Equal bits; compiled."""
     q, k, v = tensors(2, 4, 2, 1000, 1100, 64, torch.bfloat16)
     check(q, k, v, plan_of(("segments", "exact"), q, k, v), causal=True)
-    places = torch.randint(0, 5, (2, 1100), device="cuda")
-    positions = Positions((100, 1000), 1100, more=[(places[:, 100:], places, (0, 4))])
-    spot = index.clip(3, 2, axis=1)
+    further = torch.randint(0, 5, (2, 1100), device="cuda")
+    positions = Positions((100, 1000), 1100, more=[(further[:, 100:], further, (0, 4))])
+    buckets = index.clip(3, 2, axis=1)
     make = lambda *shape: (torch.randn(*shape, device="cuda") / 4).requires_grad_()  # noqa: E731
-    every = Lookup(spot, make(4, 6), make(1, 6, 64), dot_key=make(4, 6, 64), add_value=make(1, 6, 64))
+    every = Lookup(buckets, make(4, 6), make(1, 6, 64), dot_key=make(4, 6, 64), add_value=make(1, 6, 64))
     plan = Plan(
         positions, lookups=(every, Lookup(index.clip(40, 40), dot_query=make(4, 81, 64), add_value=make(1, 81, 64)))
     )
@@ -198,7 +199,7 @@ def further_axes():
     run = lambda a, b, c: attend(a, b, c, plan, engine="triton")  # noqa: E731
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(q, k, v), run(q, k, v), rtol=2e-2, atol=2e-2)
     layer = Attention(256, 4, encoding="xlnet", engine="triton").cuda().bfloat16()
-    x, segments = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16), (places[:, :300] % 2, (0, 1))
+    x, segments = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16), (further[:, :300] % 2, (0, 1))
     compiled = torch.compile(layer, fullgraph=True)(x, segments=segments)
     torch.testing.assert_close(compiled, layer(x, segments=segments), rtol=2e-2, atol=2e-2)
     q, k, v = tensors(8, 4, 4, 144, 144, 32, torch.bfloat16)
@@ -216,7 +217,7 @@ def starts():
 
 
 FUZZ, PARTS, EVERY = 500, 10, 1
-REACHES = [(1, 0), (7, 64), (89, 3)]  # few, as each kind of number is compiled for itself
+REACHES = [(1, 0), (7, 64), (89, 3)]  # few: kernels are specialised on these numbers
 
 
 def fuzz(part):
@@ -234,8 +235,8 @@ def fuzz(part):
         if draw.random() < 0.3:
             options["key_mask"] = torch.rand(q.shape[0], lk, device="cuda") < 0.8
         plan = tame(plan_of(slots, q, k, v, reach=draw.choice(REACHES)))
-        seen = {"causal": False, "window": None, "key_mask": None, "documents": None, "mask": None, **options}
-        assert refuses(q, k, v, plan, make_mask(q, k, **seen), 0.0) is None
+        masks = {"causal": False, "window": None, "key_mask": None, "documents": None, "mask": None, **options}
+        assert supports(lower_plan(q, k, v, plan, make_mask(q, k, **masks))) is None
         try:
             check(q, k, v, plan, **options)
         except AssertionError as error:

@@ -3,8 +3,8 @@
     python -m tests.gpu.compiles [--arch 90] [--jobs 2] [--only fuzz,bench] [--list]
 
 The host's side of the triton engine runs with tensors that pretend to be on a GPU (`meta` ones at the benchmarks' sizes);
-launches are recorded as Triton would specialise them, told apart, and compiled up to the machine code. What does not
-compile, what needs more shared memory than the device has, what spills registers, and the slowest are reported.
+launches are recorded as Triton would specialise them, and each distinct kernel is compiled to machine code. The report
+lists kernels that do not compile, need more shared memory than the device has, spill registers, or compile slowly.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tests import seeds
-from tests.gpu.elsewhere import Elsewhere, tiles_of
+from tests.gpu.elsewhere import Elsewhere, use_tiles_of
 
 SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 """The most shared memory that a block may have, in bytes, by architecture."""
 
 
 class Target:
-    """As much of a driver as the compiler asks for."""
+    """The part of a driver that the compiler needs."""
 
     def __init__(self, arch: int):
         self.arch = arch
@@ -50,7 +50,7 @@ class Target:
 
 
 class Pointer:
-    """What Triton asks of a tensor: its type, and where it begins in memory that is aligned as CUDA's."""
+    """What Triton reads of a tensor: its dtype, and its address in memory aligned like CUDA's."""
 
     def __init__(self, x: torch.Tensor):
         self.dtype, self.at = x.dtype, x.storage_offset() * x.element_size()
@@ -68,17 +68,17 @@ def pointers(x):
 
 
 class Recorder:
-    """Every launch that differs from those before: (kernel, signature, constants, attributes, options), and who asked."""
+    """Every distinct kernel (kernel, signature, constants, attributes, options), and the cases that launch it."""
 
     def __init__(self):
-        self.kernels, self.asked, self.case = {}, {}, ""
+        self.kernels, self.cases, self.case = {}, {}, ""
 
     def launch(self, kernel, *args, grid, warmup=False, **options):
         return self.run(kernel, *map(pointers, args), grid=grid, warmup=True, **options)
 
     def note(self, kernel, key, signature, device, constants, options, attributes, warmup):
         self.kernels.setdefault((kernel.__name__, key), (kernel, signature, constants, attributes, options))
-        self.asked.setdefault((kernel.__name__, key), []).append(self.case)
+        self.cases.setdefault((kernel.__name__, key), []).append(self.case)
 
 
 def pretend(arch: int) -> Recorder:
@@ -90,24 +90,15 @@ def pretend(arch: int) -> Recorder:
     JITFunction.run = lambda kernel, *args, **options: recorder.launch(kernel, *args, **options)
     JITFunction._do_compile = lambda *args, **options: recorder.note(*args, **options)
 
-    tiles_of(arch)
+    use_tiles_of(arch)
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args: None
     autocast = torch.autocast
     torch.autocast = lambda device, **options: autocast("cpu" if device == "meta" else device, **options)
 
-    # The operators themselves: a `meta` tensor would be given to their fake kernels.
+    # Nothing is computed: zeros stand for the results.
     forward, backward = ops.forward, ops.backward
-
-    class Attend(torch.autograd.Function):
-        backward = staticmethod(ops._backward)
-        setup_context = staticmethod(ops._setup)
-
-        @staticmethod
-        def forward(*args):
-            return tuple(x.zero_() for x in forward(*args))
-
-    ops.attend = Attend.apply
-    ops.attend_backward = lambda *args: tuple(x.zero_() for x in backward(*args))
+    ops.forward = lambda *args: tuple(x.zero_() for x in forward(*args))
+    ops.backward = lambda *args: [x.zero_() for x in backward(*args)]
     return recorder
 
 
@@ -125,7 +116,7 @@ def train(q, k, v, plan, leaves=(), **options):
 
 
 def from_cases(recorder, only):
-    """tests.gpu.cases, whole; nothing is compared."""
+    """All of tests.gpu.cases; nothing is compared."""
     from tests import budget
     from tests.gpu import cases
 
@@ -134,23 +125,23 @@ def from_cases(recorder, only):
     budget.assert_within = lambda *args: None
     torch.compile = lambda function, **options: function
     torch.testing.assert_close, torch.equal = lambda *args, **options: None, lambda *args: True
-    unfit = {"compile without graph breaks", "a CUDA graph replays", "offsets past two billion elements"}
+    needs_device = {"compile without graph breaks", "a CUDA graph replays", "offsets past two billion elements"}
     for name, case in cases.CASES.items():
-        if name in unfit or not wanted(name, only):
+        if name in needs_device or not wanted(name, only):
             continue
         recorder.case = name
         torch.manual_seed(seeds.of(name))
         with Elsewhere("cpu"):
             case()
     with Elsewhere("meta"):
-        for name, case in unfit_cases(cases).items():
+        for name, case in device_cases(cases).items():
             if wanted(name, only):
                 recorder.case = name
                 case()
 
 
-def unfit_cases(cases):
-    """The same calls as in the cases that also need a device."""
+def device_cases(cases):
+    """The attention calls of the cases that need a device for other reasons."""
     from posenc import Plan, Positions
 
     def compiled():
@@ -184,7 +175,7 @@ def from_bench_gpu(recorder, only):
 
 def from_bench(recorder, only):
     """posenc bench --device cuda: every workload at both lengths, and at the length where results are checked."""
-    from posenc.bench.workloads import WORKLOADS, Problem, make_case
+    from posenc.bench.workloads import WORKLOADS, Problem, case
 
     for workload in WORKLOADS.values():
         for length in (256, 512, 1024, 4096, 16384):
@@ -193,7 +184,7 @@ def from_bench(recorder, only):
                 continue
             for dtype in (torch.bfloat16, torch.float32) if length == 1024 else (torch.bfloat16,):
                 with Elsewhere("meta"):
-                    problem = Problem(make_case(workload, length, "cuda", dtype))
+                    problem = Problem(case(workload, length, "cuda", dtype))
                     leaves = [leaf for _, leaf in problem.leaves()]
                     train(problem.q, problem.k, problem.v, problem.plan(), leaves, causal=workload.causal)
 
@@ -221,13 +212,13 @@ def one_layer(measure, name):
     import transformers
 
     for config in (transformers.T5Config, transformers.DebertaV2Config):
-        if not hasattr(config, "whole"):
-            config.whole = config.__init__
+        if not hasattr(config, "full_init"):
+            config.full_init = config.__init__
 
             def init(self, *args, **options):
                 for key in ("num_layers", "num_hidden_layers"):
                     options.update({key: 1} if key in options else {})
-                type(self).whole(self, *args, **options)
+                type(self).full_init(self, *args, **options)
 
             config.__init__ = init
     return measure.make(name)
@@ -263,7 +254,7 @@ def from_lab(recorder, only):
 
 
 def from_corners(recorder, only):
-    """Every pair of slots; head sizes; masks; and sizes of one, which Triton takes for constants."""
+    """Every pair of slots; head sizes; masks; and sizes of one, which Triton compiles as constants."""
     import itertools
 
     from posenc import Index, Lookup, Plan, Positions
@@ -293,8 +284,8 @@ def from_corners(recorder, only):
         rows = torch.ones(2, 150, dtype=torch.bool)
         documents = torch.arange(150)[None].expand(2, 150) // 60
         masks = {"key_mask": rows, "documents": documents, "mask": torch.randn(2, 1, 150, 150)}
-        for mask, given in {**masks, "bool": rows[:, None, None], "column": torch.randn(150, 1)}.items():
-            options = {mask if mask in masks else "mask": given}
+        for mask, value in {**masks, "bool": rows[:, None, None], "column": torch.randn(150, 1)}.items():
+            options = {mask if mask in masks else "mask": value}
             case(f"{mask} {slots}", slots, (2, 2, 2, 150, 150, 64), **options)
         for rate in (0.1, 0.5):
             case(f"dropout {slots}", slots, (2, 2, 2, 150, 150, 64), dropout=rate)
@@ -317,7 +308,7 @@ def from_corners(recorder, only):
 
 
 def from_rotation(recorder, only):
-    """rotation_kernel.turn: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
+    """rotate_tensors: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
     from posenc.core.rotary_kernel import rotate_tensors
 
     recorder.case = "rotation"
@@ -393,13 +384,13 @@ def main() -> None:
     TODO.extend(recorder.kernels.values())
     if args.list:
         for key in keys:
-            print(key[0], ", ".join(dict.fromkeys(recorder.asked[key]))[:200])
+            print(key[0], ", ".join(dict.fromkeys(recorder.cases[key]))[:200])
         return
     results, failed = {}, 0
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
         for number, result in pool.imap_unordered(compile_one, range(len(keys))):
             results[number] = result
-            about = f"{keys[number][0]} for {', '.join(dict.fromkeys(recorder.asked[keys[number]]))}"[:160]
+            about = f"{keys[number][0]} for {', '.join(dict.fromkeys(recorder.cases[keys[number]]))}"[:160]
             if isinstance(result, str):
                 failed += 1
                 print(f"FAILED  {about}\n    {result}", flush=True)

@@ -1,9 +1,9 @@
-"""The GPU's cases without a GPU: under Triton's interpreter, with the tiles of an H200 and bfloat16's rounding.
+"""The GPU cases without a GPU: under Triton's interpreter, with the tiles of an H200 and bfloat16's rounding.
 
     python -m tests.gpu.dry [--only fuzz,strides] [--every 10] [--arch 90]
 
-Fresh memory is filled with NaN, and loads, stores and races are watched (tests/engines/triton_memory.py). `--every`: only
-every so many of the fuzz's draws; all of them take an hour.
+Fresh memory is filled with NaN, and memory accesses are checked (tests/engines/triton_memory.py). `--every 10`: a tenth of
+the fuzz's draws; all of them take an hour.
 """
 
 import os
@@ -17,8 +17,8 @@ import time
 import torch
 
 from tests import seeds
-from tests.engines import triton_memory
-from tests.gpu.elsewhere import Elsewhere, tiles_of
+from tests.engines import interpreter, triton_memory
+from tests.gpu.elsewhere import Elsewhere, use_tiles_of
 
 LEFT_OUT = (
     "compile without graph breaks",
@@ -38,7 +38,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--arch", type=int, default=90)
     args = parser.parse_args()
-    tiles_of(args.arch)
+    interpreter.mend()
+    use_tiles_of(args.arch)
     bmm = torch.bmm
     torch.bmm = lambda a, b: bmm(a.float(), b.float())  # a GPU does not round this product
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,4 +1,4 @@
-"""Code that asks for a GPU, run without one: its tensors land on another device, its tiles are those of the GPU."""
+"""Run code for a GPU without one: tensors go to another device, tiles are those of the GPU."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -7,7 +7,7 @@ PROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 
 
 class Elsewhere(TorchFunctionMode):
-    """Whoever asks for a GPU gets this device."""
+    """Every tensor that is made on or moved to "cuda" goes to this device."""
 
     def __init__(self, device: str):
         super().__init__()
@@ -20,14 +20,14 @@ class Elsewhere(TorchFunctionMode):
         return function(*map(self.moved, args), **kwargs)
 
     def moved(self, x):
-        asked = (isinstance(x, str) and x.startswith("cuda")) or (isinstance(x, torch.device) and x.type == "cuda")
-        return torch.device(self.device) if asked else x
+        is_cuda = (isinstance(x, str) and x.startswith("cuda")) or (isinstance(x, torch.device) and x.type == "cuda")
+        return torch.device(self.device) if is_cuda else x
 
 
-def tiles_of(arch: int) -> None:
-    """The engine chooses its tiles as on a GPU of this architecture, wherever tensors are."""
+def use_tiles_of(arch: int) -> None:
+    """Make the engine choose its tiles as on a GPU of this architecture, wherever tensors are."""
     from posenc.engines import triton as engine
-    from posenc.engines.triton import tiles
+    from posenc.engines.triton import schedule
 
     class Properties:
         multi_processor_count = PROCESSORS[arch]
@@ -43,5 +43,13 @@ def tiles_of(arch: int) -> None:
 
         return choose
 
-    for name in ("choose", "choose_spread", "choose_gather", "choose_collect", "each", "splits"):
-        setattr(tiles, name, on_cuda(getattr(tiles, name)))
+    choices = (
+        "choose_tile",
+        "choose_band_tile",
+        "choose_states_tile",
+        "choose_table_tile",
+        "choose_row_step",
+        "choose_splits",
+    )
+    for name in choices:
+        setattr(schedule, name, on_cuda(getattr(schedule, name)))

@@ -1,6 +1,14 @@
-"""The fused engine: one forward kernel and a backward pair for any plan, on CUDA devices.
+"""The triton engine: one fused forward kernel and a backward pair for any plan, on CUDA devices.
 
-Importable without Triton; the kernels are loaded when something runs.
+    arguments     LoweredPlan -> tensors and integers          launch        buffers and launches
+    ops           operators and autograd                       schedule      tile sizes, warps, stages
+    forward, backward_q, backward_k, preprocess                the attention kernels, made of
+        masking         which tiles a block visits, which pairs are visible
+        scores          the terms of a score                   band_layout   content terms, one number per token and distance
+        bf16x3, diagonals, dropout, tiles                      arithmetic
+    band_products products of bands with tables                padding       bounds of the real keys
+
+This package can be imported without Triton; the kernels are loaded when a call runs.
 """
 
 from __future__ import annotations
@@ -16,24 +24,24 @@ from torch import Tensor
 
 from .. import further_axes
 from ..lowering import LoweredPlan
-from . import tiles
+from .device import capability
 
 INSTALLED = find_spec("triton") is not None
-OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments, chained conditions)
+OLDEST = (3, 6)  # older releases cannot compile the kernels (named tuples as arguments)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton's own switch puts its kernels on the CPU, as the tests do. Like Triton's, it is looked at once: asking for
-a variable that is not there takes longer than all else that a call on a CPU has to ask here."""
+"""Whether Triton interprets its kernels on the CPU, as in tests. Read once, as by Triton itself: reading a variable that is
+not set takes longer than everything else that a call on a CPU does here."""
 WIDEST = 256  # head size
 
 
 def _version() -> tuple[int, int]:
-    """Triton's version, without importing it; builds under another name pass for new."""
+    """Triton's version, without importing it; builds under another name count as new."""
     try:
-        found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
+        match = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
     except metadata.PackageNotFoundError:
-        found = None
-    return OLDEST if found is None else (int(found[1]), int(found[2]))
+        match = None
+    return OLDEST if match is None else (int(match[1]), int(match[2]))
 
 
 VERSION = _version()
@@ -48,7 +56,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     on_cuda = facts.device.type == "cuda"
     if not on_cuda and not INTERPRETED:
         return f"its kernels run on CUDA devices, the tensors are on {facts.device.type}"
-    if on_cuda and torch.version.hip is None and tiles.capability(facts.device) < (8, 0):
+    if on_cuda and torch.version.hip is None and capability(facts.device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
     if facts.dtype not in DTYPES:
         return f"its kernels compute in bfloat16, float16 or float32, not {facts.dtype}"

@@ -1,8 +1,8 @@
-"""LoweredPlan -> the kernels' arguments: at most one table, one row term, one column term and one value term.
+"""LoweredPlan -> the kernels' arguments: at most one bias, one row term, one column term and one value term.
 
-bias       [H, span]             float32
-table      [H or 1, span, E]     rows = states . table inside the scale, for each query; states: q, or [B, H, Lq, E]
-key_table  [H or 1, span, D]     cols = k . table inside the scale, for each key and by -r
+bias       [H, span]             float32, added after the scale
+table      [H or 1, span, E]     row term: states . table for each query, before the scale; states: q, or [B, H, Lq, E]
+key_table  [H or 1, span, D]     column term: k . key_table for each key and by -r, before the scale
 value      [H or 1, span, Dv]    out += mass @ value, mass being the attention per distance
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from ...core.mask import Mask
 from ...core.positions import Positions
 from ..lowering import Facts, LoweredPlan, Span
-from . import tiles
-from .spans import spans_of
+from . import schedule
+from .padding import key_bounds
 
-FAR = 1 << 28  # a distance past every position: with it, every tile is far
-LONGEST = 2048  # distances that a content term may tell apart for all tokens at once: they take memory for each token
-MARGIN = 128  # distances, see _kept_span
-QUERIES = 1024  # with more distances, that many queries at a time,
-ROWS = 1 << 15  # or so many that there are this many for all heads and batch rows: to fill a device
+FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
+LONGEST = 2048  # distances: with more, a row term is made for some queries at a time, as it takes memory for each token
+MARGIN = 128  # distances, see _band_span
+QUERIES = 1024  # at least that many at a time,
+ROWS = 1 << 15  # or so many that all heads and batch rows together have this many, to fill a device
 
 
 class Numbers(NamedTuple):
@@ -42,11 +42,11 @@ class Numbers(NamedTuple):
     cols_hi: int = 0
     mass_lo: int = 0
     mass_hi: int = 0
-    queries: int = 0  # how many at a time; 0: all
+    queries: int = 0  # computed at a time; 0: all
 
 
 class Inputs(NamedTuple):
-    """The operators' tensors, the one list of them; those before `starts` may have gradients."""
+    """All tensors of a call. Those before `starts` may have gradients."""
 
     q: Tensor
     k: Tensor
@@ -63,18 +63,18 @@ class Inputs(NamedTuple):
     starts: Tensor | None = None
     p_q: Tensor | None = None
     p_k: Tensor | None = None
-    keys: Tensor | None = None
-    spans: Tensor | None = None
+    key_mask: Tensor | None = None
+    key_bounds: Tensor | None = None
     doc_q: Tensor | None = None
     doc_k: Tensor | None = None
-    doc_q_sees: Tensor | None = None
-    doc_k_sees: Tensor | None = None
+    doc_q_keys: Tensor | None = None
+    doc_k_queries: Tensor | None = None
     extra: Tensor | None = None
     seed: Tensor | None = None
 
     def kind(self, num: Numbers) -> str:
-        """Which tiles suit: plain; bias, masked or not; content (rows or values), keys (columns too); wide: whole tiles lie
-        within the bands."""
+        """Which tiles schedule.py chooses: "plain", "bias" or "masked bias"; "content" (row or value terms) or "keys" (a column
+        term), with "wide " before them where whole tiles lie within the bands."""
         spans = []
         if self.table is not None:
             spans.append(num.rows_hi - num.rows_lo)
@@ -83,18 +83,15 @@ class Inputs(NamedTuple):
         if self.value is not None:
             spans.append(num.mass_hi - num.mass_lo)
         if not spans:
-            masks = (self.p_q, self.keys, self.doc_q, self.extra, self.seed)
+            masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
             return "plain" if self.bias is None else masked + "bias"
-        wide = min(spans) >= tiles.WIDE and self.q.dtype != torch.float32 and not self.shared
+        wide = min(spans) >= schedule.WIDE and self.q.dtype != torch.float32 and not self.has_token_positions
         return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
 
-    def wide(self, num: Numbers) -> bool:
-        return self.kind(num).startswith("wide")
-
     @property
-    def shared(self) -> bool:
-        """Token positions: distances may repeat within a row, so that a band's numbers are sums."""
+    def has_token_positions(self) -> bool:
+        """A position for each token: distances may repeat within a row, so that entries of a band are sums."""
         return self.p_q is not None
 
 
@@ -136,8 +133,8 @@ def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[st
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    if query_span is not None and bias_span == query_span:  # the same distances: kept together, see launch._along
-        bias_span = _kept_span(bias_span, visible)
+    if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
+        bias_span = _band_span(bias_span, visible)
     tensors: dict[str, Tensor | None] = {}
     numbers: dict[str, int] = {}
     if bias_span is not None:
@@ -145,23 +142,23 @@ def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[st
         bias = lowered.bias_table(*bias_span)
         tensors["bias"] = None if bias is None else bias.expand(facts.heads, -1)
     if query_span is not None:
-        span = _kept_span(query_span, visible)
+        span = _band_span(query_span, visible)
         numbers["rows_lo"], numbers["rows_hi"] = span
         tensors["table"], tensors["states"] = lowered.query_table(q, *span)
     if key_span is not None:
-        lo, hi = _kept_span(key_span, visible)
+        lo, hi = _band_span(key_span, visible)
         numbers["cols_lo"], numbers["cols_hi"] = -hi, -lo
         table = lowered.key_table(lo, hi)
         tensors["key_table"] = None if table is None else table.flip(1)
     if value_span is not None:
-        span = _kept_span(value_span, visible)
+        span = _band_span(value_span, visible)
         numbers["mass_lo"], numbers["mass_hi"] = span
         tensors["value"] = lowered.value_table(*span)
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, numbers
 
 
 def _visible_distances(lowered: LoweredPlan) -> Span | None:
-    """The smallest and the largest distance that some query sees, for runs of positions; None where that is not known."""
+    """The smallest and the largest visible distance, for consecutive positions; None where that is not known."""
     facts, runs = lowered.facts, lowered.plan.positions.runs
     if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
         return None
@@ -172,12 +169,12 @@ def _visible_distances(lowered: LoweredPlan) -> Span | None:
     return first + offset, last + offset
 
 
-def _kept_span(span: Span, visible: Span | None) -> Span:
-    """The distances for which a content term is kept: not those that nobody sees; and of a wide span two tiles more on each
-    side, as far as that is visible, so that a tile at its end lies within the band."""
+def _band_span(span: Span, visible: Span | None) -> Span:
+    """The distances of a content term's band: only visible ones; for a wide span two tiles more on each side, as far as
+    they are visible, so that tiles at its ends lie within the band."""
     if visible is None:
         return span
-    margin = MARGIN if span[1] - span[0] >= tiles.WIDE else 0
+    margin = MARGIN if span[1] - span[0] >= schedule.WIDE else 0
     lo = min(max(span[0] - margin, visible[0]), span[1])
     return lo, max(min(span[1] + margin, visible[1]), lo)
 
@@ -204,26 +201,26 @@ def _two_axes(positions: Tensor) -> Tensor:
 
 def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts) -> None:
     if mask.key_mask is not None:
-        tensors["keys"] = _bytes(mask.key_mask.contiguous())
-        tensors["spans"] = spans_of(tensors["keys"], facts.batch)
+        tensors["key_mask"] = _bytes(mask.key_mask.contiguous())
+        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch)
     if mask.documents is not None:
         tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
-        tensors["doc_q_sees"], tensors["doc_k_sees"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
+        tensors["doc_q_keys"], tensors["doc_k_queries"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
     if mask.extra is not None:
         extra = _bytes(mask.extra) if mask.extra.dtype == torch.bool else mask.extra
         tensors["extra"] = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
 
 
 def _bytes(mask: Tensor) -> Tensor:
-    """The same memory, but for Inductor, which (in torch 2.11) takes no such view of a boolean tensor."""
+    """A view, except for Inductor, which (in torch 2.11) cannot view a boolean tensor as bytes."""
     return mask.to(torch.uint8) if torch.compiler.is_compiling() else mask.view(torch.uint8)
 
 
 def _document_bounds(own: Tensor, other: Tensor) -> Tensor:
-    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids only grow there, as in
-    packed texts; else from -1, "not known", to the end."""
+    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids never decrease there, as in
+    packed sequences; else -1 ("unknown") and the length."""
     rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
-    grows = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
+    ascending = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
     own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
     first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
-    return torch.stack((first.where(grows, -1), last.where(grows, length)), -1).to(torch.int32)
+    return torch.stack((first.where(ascending, -1), last.where(ascending, length)), -1).to(torch.int32)

@@ -1,8 +1,11 @@
-"""From tensors to launches: buffers, tiles, and the loop over blocks of queries.
+"""From tensors to launches: buffers, schedules, and the loop over blocks of queries.
 
-A content term that tells apart few distances is made for all queries at once; one that tells apart every distance
-(`Numbers.queries` > 0) for so many queries at a time, [B, H, queries, queries + Lk], and again in the backward pass.
-Memory then grows with queries · L, not with L². Blocks run in order, so sums over them have one order.
+    run_forward     bands of the content terms -> forward -> merge splits -> add the value term
+    run_backward    bands again -> preprocess -> backward_k -> backward_q -> products of the gradients' bands with tables
+
+A content term over few distances is made for all queries at once. One over every distance (`Numbers.queries` > 0) is made for
+that many queries at a time, [B, H, queries, queries + Lk], and again in the backward pass: memory grows with queries · L,
+not with L². Blocks of queries run in order, so sums over them have a fixed order.
 """
 
 from __future__ import annotations
@@ -15,26 +18,24 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
-from . import INTERPRETED, tiles
+from . import schedule
 from .arguments import GRADIENTS, Inputs, Numbers
-from .backward import Grads, backward_k, backward_q
+from .backward_k import backward_k
+from .backward_q import backward_q
+from .band_layout import MARGIN, Band, band_shape, make_band, round_up
+from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
-from .prepare import prepare
-from .spread import MARGIN, collect, gather, room, shape, spread, up
-from .terms import Band, Masks, Places, Slots, Table, View
+from .preprocess import preprocess
+from .structs import Grads, Masks, PositionArgs, Slots, Table, View
 
-if INTERPRETED:
-    from .interpreted import mend
-
-    mend()
-
-
-UNIT = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # see Slots
-THREE = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32
+IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
+ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
+MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout to more, but not to a thousand)
 
 
 def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    x = _rowed(x)
+    """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer, or empty)."""
+    x = _with_contiguous_rows(x)
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
@@ -42,260 +43,305 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
     mass = q.new_empty(0)
     if x.value is not None:
-        mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.shared else q.dtype)
+        mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.has_token_positions else q.dtype)
     if out.numel() == 0:
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
-    kind, amid = x.kind(num), x.wide(num)
-    tile = tiles.choose("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
-    programs = batch * heads * tiles.cdiv(q_length, tile.queries)
-    few = q_length <= tile.queries and x.value is None
-    shares = tiles.splits(programs, k_length, tile, q.device) if few else 1
-    parts, part_lse = out, lse
-    if shares > 1:
-        parts = out.new_empty(batch, heads, shares, q_length, v_size, dtype=torch.float32)
-        part_lse = lse.new_empty(batch, heads, shares, padded(q_length))
-    slots = _slots(x, num)
+
+    kind = x.kind(num)
+    tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
+    splits = 1
+    if q_length <= tile.queries and x.value is None:
+        programs = batch * heads * schedule.cdiv(q_length, tile.queries)
+        splits = schedule.choose_splits(programs, k_length, tile, q.device)
+    split_out, split_lse = out, lse
+    if splits > 1:
+        split_out = out.new_empty(batch, heads, splits, q_length, v_size, dtype=torch.float32)
+        split_lse = lse.new_empty(batch, heads, splits, padded(q_length))
+
+    slots = _make_slots(x, num, kind)
     if x.value is not None:
-        slots = slots._replace(mass=_mass(x, num, mass))
-    for first, last in _blocks(q_length, num):
+        slots = slots._replace(mass=_mass_band(x, num, mass))
+    for first, last in _query_blocks(q_length, num):
         if x.table is not None:
-            slots = slots._replace(rows=_rows(x, num, scale, first, last))
-        grid = batch * heads * tiles.cdiv(last - first, tile.queries) * shares
+            slots = slots._replace(rows=_make_rows(x, num, scale, kind, first, last))
+        grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         forward[(grid,)](
-            _view(q), _view(k), _view(v), View(parts, *out.stride()[:3]), View(part_lse, 0, 0, 0),
-            slots, _places(x), _masks(x), *_sizes(x, num, first, last),
-            shares, scale, dropout, *_dims(size, v_size), tile.queries, tile.keys, tile.band or tile.keys,
-            RAW=_raw(x), DROPOUT=dropout > 0, SPLIT=shares > 1, PRECISION="ieee", BAND_STAGES=tile.band_stages, AMIDST=_amid(amid, tile, tile.keys),
-            num_warps=tile.warps, num_stages=tile.stages,
+            _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_lse, 0, 0, 0),
+            slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
+            splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
+            SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
+            INNER=_has_inner_tiles(kind, tile), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    if shares > 1:
-        top = part_lse.amax(2, keepdim=True)
-        weight = torch.exp2(part_lse - top.masked_fill(top == float("-inf"), 0.0))
-        total = weight.sum(2)
-        lse = (top.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
-        weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
-        out = (weight[..., :q_length, None] * parts).sum(2).to(q.dtype)
+
+    if splits > 1:
+        out, lse = _merge_splits(split_out, split_lse, q_length, q.dtype)
     if q_length < lse.shape[2]:
-        lse[..., q_length:] = float("inf")  # the backward kernels load without masks: such a query has no weight
+        lse[..., q_length:] = float("inf")  # the backward kernels load these without a mask: their probabilities are 0
     if x.value is not None:
-        gather(slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
+        states_from_band(slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
+def _merge_splits(split_out: Tensor, split_lse: Tensor, q_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Outputs and log-sum-exps of shares of the keys, [B, H, splits, ..] -> those of all keys."""
+    m = split_lse.amax(2, keepdim=True)
+    weight = torch.exp2(split_lse - m.masked_fill(m == float("-inf"), 0.0))
+    total = weight.sum(2)
+    lse = (m.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
+    weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
+    return (weight[..., :q_length, None] * split_out).sum(2).to(dtype), lse
+
+
 def run_backward(
-    d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
-    dropout: float, asked: dict[str, bool],
+    do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
+    dropout: float, wanted: dict[str, bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of GRADIENTS. d_lse: like lse, in base 2 too."""
+    """The gradients of GRADIENTS. d_lse: like lse, of the log-sum-exp in base 2."""
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
-    x, d_out = _rowed(x), _straight(d_out)
+    x, do = _with_contiguous_rows(x), _contiguous_rows(do)
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
-    blocks = list(_blocks(q_length, num))
-    # Sums over blocks of queries are kept in float32.
-    sums = torch.float32 if len(blocks) > 1 else k.dtype
-    unit = _unit(x, d_out, d_lse, scale, dropout) if x.shared else None
-    given: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape, dtype=sums), v.new_empty(v.shape, dtype=sums)
-    given.update(q=dq, k=dk, v=dv)
-    kind, amid = x.kind(num), x.wide(num)
-    q_tile = tiles.choose("backward_q", max(size, v_size), q.dtype, q.device, q_length, kind)
-    k_tile = tiles.choose("backward_k", max(size, v_size), q.dtype, q.device, q_length, kind)
-    d_bias = d_cols = None
-    # The columns of the row term's gradient sum up to the gradient of a bias that goes along with it.
-    along = asked["bias"] and _along(x, num)
-    if along:
-        given["bias"] = torch.zeros_like(x.bias)
-    elif asked["bias"]:
-        if x.shared:
-            d_bias = room(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, unit=unit)
-        else:
-            parts = x.bias.new_zeros(batch, heads, tiles.cdiv(q_length, q_tile.queries), x.bias.shape[1])
-            d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
-    if asked["table"] or asked["states"]:
-        given["table"] = q.new_zeros(x.table.shape, dtype=torch.float32)
-        given["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
-    if asked["slopes"]:
-        given["slopes"] = lse.new_zeros(q.shape[:3])
-    if asked["scales"]:
-        given["scales"] = lse.new_zeros(q.shape[:3])
-    if asked["decay_q"] or asked["decay_k"]:
-        given["decay_k"] = torch.zeros_like(x.decay_k)
-        # a query's own decay moves all its scores: the output does not change, the log-sum-exp does
-        given["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., :q_length] / log(2.0)
-    for_rows = along or (
-        x.table is not None and (asked["table"] or asked["states"] or (x.states is None and asked["q"]))
+    kind = x.kind(num)
+    q_tile = schedule.choose_tile("backward_q", max(size, v_size), q.dtype, q.device, q_length, kind)
+    k_tile = schedule.choose_tile("backward_k", max(size, v_size), q.dtype, q.device, q_length, kind)
+    blocks = list(_query_blocks(q_length, num))
+
+    # ---- memory for the gradients
+    bias_in_rows = wanted["bias"] and _is_bias_in_rows(x, num)
+    needs_rows = bias_in_rows or (
+        x.table is not None and (wanted["table"] or wanted["states"] or (x.states is None and wanted["q"]))
     )
-    table = x.table.to(q.dtype) if for_rows else None
-    for_cols = x.key_table is not None and (asked["key_table"] or asked["k"])
-    if for_cols:
+    needs_cols = x.key_table is not None and (wanted["key_table"] or wanted["k"])
+    grads = _allocate_gradients(x, d_lse, lse, wanted, bias_in_rows, len(blocks))
+    fixed_point = _fixed_point(x, do, d_lse, scale, dropout) if x.has_token_positions else None
+    d_bias = d_cols = None
+    if wanted["bias"] and not bias_in_rows:
+        if x.has_token_positions:
+            d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
+        else:
+            parts = x.bias.new_zeros(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
+    if needs_cols:
         several = len(blocks) > 1
-        d_cols = room(
+        d_cols = make_band(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
-            dtype=torch.float32 if several else None, zero=several, unit=unit,
+            dtype=torch.float32 if several else None, zero=several, fixed_point=fixed_point,
         )  # fmt: skip
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
-    sums = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
-    total = batch * heads
-    dims = _dims(size, v_size)
-    flags = {"RAW": _raw(x), "DROPOUT": dropout > 0, "PRECISION": "ieee"}
-    places, masks = _places(x), _masks(x)
-    grads = Grads(None, d_cols, d_bias, given["slopes"], given["scales"], given["decay_k"])
-    slots = _slots(x, num)
+    row_parts = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
+
+    # ---- the kernels
+    slots = _make_slots(x, num, kind)
     if x.value is not None:
-        slots = slots._replace(mass=spread(d_out, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=amid))
+        d_mass = band_from_states(
+            do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide")
+        )
+        slots = slots._replace(mass=d_mass)
+    table = x.table.to(q.dtype) if needs_rows else None
+    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"])
+    positions, masks, head_sizes = _position_args(x), _masks(x), _head_sizes(size, v_size)
+    flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
-        d_rows = None
         if x.table is not None:
-            slots = slots._replace(rows=_rows(x, num, scale, first, last))
-        if for_rows:
+            slots = slots._replace(rows=_make_rows(x, num, scale, kind, first, last))
+        if needs_rows:
             lo, hi = slots.rows.lo, slots.rows.hi
-            d_rows = room(q, heads, lo, hi, num.offset, first, last, unit=unit)
-            grads = grads._replace(rows=d_rows)
+            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
+            d_slots = d_slots._replace(rows=d_rows)
         sizes = _sizes(x, num, first, last)
-        prepare[(total * tiles.cdiv(last - first, 64),)](
-            _view(out), _view(d_out), d_lse, lse, delta, ends, sums, slots, heads, q_length, first, last, total, scale,
-            dims[1], dims[3], 64,
+        preprocess[(batch * heads * schedule.cdiv(last - first, 64),)](
+            _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
+            scale, head_sizes[1], head_sizes[3], 64,
         )  # fmt: skip
-        backward_k[(batch * k.shape[1] * tiles.cdiv(k_length, k_tile.keys),)](
-            _view(q), _view(k), _view(v), _view(d_out), _view(dk), _view(dv), sums,
-            slots, places, masks, grads, *sizes, total, scale, dropout, *dims, k_tile.queries, k_tile.keys,
-            k_tile.band or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages, AMIDST=_amid(amid, k_tile, k_tile.queries), MORE=first > 0, ZERO=len(blocks) == 1 and not x.shared,
-            num_warps=k_tile.warps, num_stages=k_tile.stages,
+        backward_k[(batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys),)](
+            _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
+            slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+            k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
+            INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
+            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
         )  # fmt: skip
-        backward_q[(total * tiles.cdiv(last - first, q_tile.queries),)](
-            _view(q), _view(k), _view(v), _view(d_out), _view(dq), lse, delta, ends,
-            slots, places, masks, grads, *sizes, total, scale, dropout, *dims, q_tile.queries, q_tile.keys,
-            q_tile.band or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages, AMIDST=_amid(amid, q_tile, q_tile.keys), num_warps=q_tile.warps, num_stages=q_tile.stages,
+        backward_q[(batch * heads * schedule.cdiv(last - first, q_tile.queries),)](
+            _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
+            slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+            q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
+            INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
         )  # fmt: skip
-        if d_rows is not None:
-            _take_rows(d_rows, x, num, scale, table, given, first, last)
-    if d_bias is not None:
-        # After the blocks: a bias that is there before goes along with the row term.
-        if x.shared:
+        if needs_rows:
+            _reduce_rows(d_rows, x, num, scale, table, grads, first, last)
+
+    # ---- sums over programs, and products with tables
+    if d_bias is not None:  # after the loop: _reduce_rows adds to a bias that is there
+        if x.has_token_positions:
             ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
-            given["bias"] = collect(d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
+            grads["bias"] = table_from_band(d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
         else:
-            given["bias"] = d_bias.ptr.sum((0, 2))
-    if given["slopes"] is not None:
-        given["slopes"] = given["slopes"].sum((0, 2))
+            grads["bias"] = d_bias.ptr.sum((0, 2))
+    if grads["slopes"] is not None:
+        grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
-        gather(d_cols, x.key_table.to(q.dtype), num.cols_lo, dk, True)
-        given["key_table"] = collect(d_cols, k, heads, *x.key_table.shape[:2])[0]
-    if x.value is not None and asked["value"]:
-        given["value"] = collect(_mass(x, num, mass), d_out, heads, *x.value.shape[:2])[0]
-    return list(given.values())
+        states_from_band(d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
+        grads["key_table"] = table_from_band(d_cols, k, heads, *x.key_table.shape[:2])[0]
+    if x.value is not None and wanted["value"]:
+        grads["value"] = table_from_band(_mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
+    return list(grads.values())
 
 
-def _amid(wide: bool, tile: tiles.Tile, width: int) -> int:
-    """How wide tiles within the bands are; 0: they are general ones. Without a pipeline they are no faster, and an earlier
-    version of that loop, compiled so, read outside its memory."""
-    return (tile.amid or width) if wide and tile.band_stages > 1 else 0
+def _allocate_gradients(
+    x: Inputs, d_lse: Tensor | None, lse: Tensor, wanted: dict[str, bool], bias_in_rows: bool, blocks: int
+) -> dict[str, Tensor | None]:
+    """By name, in the order of GRADIENTS; None where not wanted, or made after the kernels."""
+    q, k, v = x.q, x.k, x.v
+    grads: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
+    sums = torch.float32 if blocks > 1 else k.dtype  # sums over blocks of queries are kept in float32
+    grads["q"], grads["k"], grads["v"] = (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape, dtype=sums),
+        v.new_empty(v.shape, dtype=sums),
+    )
+    if bias_in_rows:
+        grads["bias"] = torch.zeros_like(x.bias)
+    if wanted["table"] or wanted["states"]:
+        grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32)
+        grads["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
+    for name in ("slopes", "scales"):
+        if wanted[name]:
+            grads[name] = lse.new_zeros(q.shape[:3])
+    if wanted["decay_q"] or wanted["decay_k"]:
+        grads["decay_k"] = torch.zeros_like(x.decay_k)
+        # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
+        grads["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+    return grads
 
 
-def _along(x: Inputs, num: Numbers) -> bool:
-    """Whether the bias goes along with the row term, being over the same distances: one look-up instead of two."""
-    same = (num.rows_lo, num.rows_hi) == (num.bias_lo, num.bias_hi)
-    return x.bias is not None and x.table is not None and x.table.shape[0] == x.q.shape[1] and x.scales is None and same
-
-
-def _take_rows(
-    d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor | None, given: dict, first: int, last: int
+def _reduce_rows(
+    d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int
 ) -> None:
-    """What the gradient of a row term gives to its states, to its table, and to a bias along with it."""
-    lo, hi = d_rows.lo, d_rows.hi
-    near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
+    """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
+    span = slice(d_rows.lo - num.rows_lo, d_rows.hi - num.rows_lo + 1)
     states = (x.q if x.states is None else x.states)[:, :, first:last]
-    others = _distances(x, num, first, last)[2]
+    k_length = _row_distances(x, num, first, last)[2]
     if x.states is None:
-        gather(d_rows, table, num.rows_lo, given["q"][:, :, first:last], True, others)
-    elif given["states"] is not None:
-        gather(d_rows, table, num.rows_lo, given["states"][:, :, first:last], False, others)
-    if given["table"] is None and given["bias"] is None:
+        states_from_band(d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
+    elif grads["states"] is not None:
+        states_from_band(d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
+    if grads["table"] is None and grads["bias"] is None:
         return
-    share, sums = collect(d_rows, states, x.q.shape[1], x.table.shape[0], hi - lo + 1, given["bias"] is not None)
+    d_table, sums = table_from_band(
+        d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, grads["bias"] is not None
+    )
     if sums is not None:
-        given["bias"][:, near] += sums / scale
-    if given["table"] is not None:
-        given["table"][:, near] += share
+        grads["bias"][:, span] += sums / scale
+    if grads["table"] is not None:
+        grads["table"][:, span] += d_table
 
 
-def _blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
-    """(first, last) of the queries that are worked on at a time."""
+# ---- bands ------------------------------------------------------------------------------------------------------------
+def _query_blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
+    """(first, last) of the queries that are computed at a time."""
     step = num.queries or max(q_length, 1)
     for first in range(0, q_length, step):
         yield first, min(first + step, q_length)
 
 
-def _distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int, int, int | None]:
-    """lo, hi: the distances of the row term that some queries may see; and how many keys there are, if no query sees one
-    from farther away, so that every number has a key of its own."""
+def _make_slots(x: Inputs, num: Numbers, kind: str) -> Slots:
+    """All slots but the row term and the mass."""
+    cols = bias = None
+    if x.key_table is not None:
+        cols = band_from_states(
+            x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
+            with_bf16x3=True, rounded=kind.startswith("wide"),
+        )  # fmt: skip
+    if x.bias is not None and not _is_bias_in_rows(x, num):
+        bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
+    identity, ones = constant(IDENTITY, x.q.device, x.q.dtype), constant(ONES, x.q.device, torch.bfloat16)
+    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
+
+
+def _make_rows(x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:
+    """The row term of the queries first .. last, over the distances that they may need."""
+    lo, hi, k_length = _row_distances(x, num, first, last)
+    states = x.q if x.states is None else x.states
+    span = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
+    bias = x.bias[:, span] if _is_bias_in_rows(x, num) else None
+    return band_from_states(
+        states, x.table[:, span], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale,
+        rounded=kind.startswith("wide"), other_length=k_length,
+    )  # fmt: skip
+
+
+def _is_bias_in_rows(x: Inputs, num: Numbers) -> bool:
+    """Whether the bias is added into the row term, which has the same distances: one load for both, and the gradient's
+    columns sum up to the gradient of the bias."""
+    same = (num.rows_lo, num.rows_hi) == (num.bias_lo, num.bias_hi)
+    return x.bias is not None and x.table is not None and x.table.shape[0] == x.q.shape[1] and x.scales is None and same
+
+
+def _row_distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int, int, int | None]:
+    """lo, hi: the row term's distances that the queries first .. last may need; and the number of keys, if every visible
+    distance lies within the span, so that each entry belongs to one key."""
     lo, hi = num.rows_lo, num.rows_hi
-    if not num.queries or x.p_q is not None or x.starts is not None:
+    if not num.queries or x.has_token_positions or x.starts is not None:
         return lo, hi, None
     k_length = x.k.shape[2]
     diff = k_length - x.q.shape[2]
     low, high = -(last - 1), k_length - 1 - first
     low = low if num.left < 0 else max(low, diff - num.left)
     high = high if num.right < 0 else min(high, diff + num.right)
-    own = lo <= low + num.offset and high + num.offset <= hi
+    is_covered = lo <= low + num.offset and high + num.offset <= hi
     lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
-    return lo, max(hi, lo), k_length if own else None
+    return lo, max(hi, lo), k_length if is_covered else None
 
 
-def _rows(x: Inputs, num: Numbers, scale: float, first: int, last: int):
-    """The row term of some queries, over the distances that these may see."""
-    lo, hi, others = _distances(x, num, first, last)
-    states = x.q if x.states is None else x.states
-    near = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
-    bias = x.bias[:, near] if _along(x, num) else None
-    return spread(
-        states,
-        x.table[:, near],
-        x.q.shape[1],
-        lo,
-        hi,
-        num.offset,
-        first,
-        last,
-        bias,
-        1.0 / scale,
-        rounded=x.wide(num),
-        others=others,
-    )
+def mass_size(q: Tensor, num: Numbers) -> int:
+    _, _, one = band_shape(num.mass_lo, num.mass_hi, num.offset, q.shape[2])
+    return 2 * MARGIN + q.shape[0] * q.shape[1] * one
 
 
-def _slots(x: Inputs, num: Numbers) -> Slots:
-    """All slots but the row term."""
-    cols, wide = None, x.wide(num)
-    if x.key_table is not None:
-        cols = spread(
-            x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset, in_thirds=True, rounded=wide
-        )
-    bias = None
-    if x.bias is not None and not _along(x, num):
-        bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
-    units = constant(UNIT, x.q.device, x.q.dtype), constant(THREE, x.q.device, torch.bfloat16)
-    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, *units)
+def _mass_band(x: Inputs, num: Numbers, buffer: Tensor) -> Band:
+    fixed_point = x.q.new_full((1,), MASS_FIXED_POINT, dtype=torch.float32) if x.has_token_positions else None
+    return make_band(
+        x.q, x.q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, x.q.shape[2], buffer=buffer, fixed_point=fixed_point
+    )  # fmt: skip
 
 
-def _places(x: Inputs) -> Places:
-    return Places(x.starts, x.p_q, x.p_k, _row(x.p_q), _row(x.p_k))
+def _fixed_point(x: Inputs, do: Tensor, d_lse: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """float32 [1]: a power of two that takes every sum of ds to at most 2^61 (band_layout.py).
+
+    |ds| <= 2 max |do| (max |v| + max |value|) Dv + 2 max |dlse|, and a key's sum has a term for each query. Where the bound is
+    infinite or NaN, gradients become NaN.
+    """
+    if x.v.numel() == 0 or do.numel() == 0:
+        return x.v.new_ones(1, dtype=torch.float32)
+    most = x.v.abs().amax().float()
+    if x.value is not None:
+        most = most + x.value.abs().amax().float()
+    most = most * do.abs().amax().float() * x.v.shape[3] / (1.0 - dropout)
+    if d_lse is not None:
+        most = most + 2 * d_lse.abs().amax()
+    if x.scales is not None:
+        most = most * x.scales.abs().amax().clamp(min=1.0)
+    most = most * (2 * max(x.q.shape[2], 1) * max(scale, 1.0))
+    return torch.exp2((60.0 - most.clamp(min=2.0**-60).log2()).floor()).reshape(1)
+
+
+# ---- kernel arguments -------------------------------------------------------------------------------------------------
+def _position_args(x: Inputs) -> PositionArgs:
+    return PositionArgs(x.starts, x.p_q, x.p_k, _batch_stride(x.p_q), _batch_stride(x.p_k))
 
 
 def _masks(x: Inputs) -> Masks:
     extra = x.extra
-    seen = extra is not None and extra.dtype == torch.uint8
+    is_bool = extra is not None and extra.dtype == torch.uint8
     return Masks(
-        x.keys, _row(x.keys), x.spans, x.doc_q, x.doc_k, _row(x.doc_q), _row(x.doc_k),
-        x.doc_q_sees, x.doc_k_sees, _row(x.doc_q_sees), _row(x.doc_k_sees),
-        extra, *((0, 0, 0, 0) if extra is None else extra.stride()), x.seed, tl.constexpr(seen),
+        x.key_mask, _batch_stride(x.key_mask), x.key_bounds, x.doc_q, x.doc_k, _batch_stride(x.doc_q), _batch_stride(x.doc_k),
+        x.doc_q_keys, x.doc_k_queries, _batch_stride(x.doc_q_keys), _batch_stride(x.doc_k_queries),
+        extra, *((0, 0, 0, 0) if extra is None else extra.stride()), x.seed, tl.constexpr(is_bool),
     )  # fmt: skip
 
 
@@ -306,59 +352,38 @@ def _sizes(x: Inputs, num: Numbers, first: int, last: int) -> tuple:
     )  # fmt: skip
 
 
-def _raw(x: Inputs) -> bool:
-    """Far scores need nothing per key, so that they are scaled last."""
+def _scales_last(x: Inputs) -> bool:
+    """Whether far scores need nothing per key, so that the scale is applied within the exponential."""
     return x.slopes is None and x.scales is None and x.decay_k is None
 
 
-def mass_size(q: Tensor, num: Numbers) -> int:
-    _, _, one = shape(num.mass_lo, num.mass_hi, num.offset, q.shape[2])
-    return 2 * MARGIN + q.shape[0] * q.shape[1] * one
-
-
-def _mass(x: Inputs, num: Numbers, buffer: Tensor) -> Band:
-    """Attention per distance sums up to 1 (more with dropout, but not a thousand times)."""
-    unit = x.q.new_full((1,), 2.0**50, dtype=torch.float32) if x.shared else None
-    return room(x.q, x.q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, x.q.shape[2], buffer=buffer, unit=unit)
-
-
-def _unit(x: Inputs, d_out: Tensor, d_lse: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """float32 [1]: a power of two that takes every sum of dS to at most 2^61. |dS| <= 2 max |do| (max |v| + max |value|) Dv
-    + 2 max |dlse|; a key's sum has a term for each query. Infinities and NaN come out as NaN."""
-    if x.v.numel() == 0 or d_out.numel() == 0:
-        return x.v.new_ones(1, dtype=torch.float32)
-    most = x.v.abs().amax().float()
-    if x.value is not None:
-        most = most + x.value.abs().amax().float()
-    most = most * d_out.abs().amax().float() * x.v.shape[3] / (1.0 - dropout)
-    if d_lse is not None:
-        most = most + 2 * d_lse.abs().amax()
-    if x.scales is not None:
-        most = most * x.scales.abs().amax().clamp(min=1.0)
-    most = most * (2 * max(x.q.shape[2], 1) * max(scale, 1.0))
-    return torch.exp2((60.0 - most.clamp(min=2.0**-60).log2()).floor()).reshape(1)
+def _has_inner_tiles(kind: str, tile: schedule.Tile) -> bool:
+    """Whether tiles within the bands have a loop of their own. Without a pipeline it is no faster, and an earlier version of
+    it, compiled without one, read outside its memory."""
+    return kind.startswith("wide") and tile.band_stages > 1
 
 
 def padded(length: int) -> int:
-    return up(length, 64)
+    return round_up(length, 64)
 
 
-def _dims(size: int, v_size: int) -> tuple[int, int, int, int]:
-    return size, v_size, max(16, tiles.power(size)), max(16, tiles.power(v_size))
+def _head_sizes(size: int, v_size: int) -> tuple[int, int, int, int]:
+    """D, Dv, and both as sizes of blocks."""
+    return size, v_size, max(16, schedule.next_power_of_2(size)), max(16, schedule.next_power_of_2(v_size))
 
 
 def _view(x: Tensor) -> View:
     return View(x, *x.stride()[:3])
 
 
-def _row(x: Tensor | None) -> int:
-    """The stride over batch rows; one row serves all."""
+def _batch_stride(x: Tensor | None) -> int:
+    """0 where one row serves the whole batch."""
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
-def _rowed(x: Inputs) -> Inputs:
-    return x._replace(q=_straight(x.q), k=_straight(x.k), v=_straight(x.v))
+def _with_contiguous_rows(x: Inputs) -> Inputs:
+    return x._replace(q=_contiguous_rows(x.q), k=_contiguous_rows(x.k), v=_contiguous_rows(x.v))
 
 
-def _straight(x: Tensor) -> Tensor:
+def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

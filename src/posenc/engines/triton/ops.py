@@ -1,7 +1,7 @@
 """The PyTorch operators: one opaque node forward and one backward, with fake kernels for torch.compile.
 
-Called eagerly, the same two functions are an ordinary autograd function (`_Attention`), which costs the host about half of
-what operators written in Python do. An operator takes the tensors that are there and their places in `arguments.Inputs`:
+Called eagerly, the same two functions form an ordinary autograd function (`_Attention`), which costs the host about half
+as much as operators written in Python. An operator takes the tensors that exist and their indices in `arguments.Inputs`:
 
     Inputs(q, k, v, None, None, table, ...)   ->   tensors [q, k, v, table, ...],  present [0, 1, 2, 5, ...]
 """
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from ...core.functions import apply_function
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
-from .functions import is_traced, launch_on
+from .device import is_traced, launch_on
 from .launch import mass_size, padded, run_backward, run_forward
 
 
 def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
-    present = [place for place, tensor in enumerate(inputs) if tensor is not None]
-    return [inputs[place] for place in present], present
+    present = [number for number, tensor in enumerate(inputs) if tensor is not None]
+    return [inputs[number] for number in present], present
 
 
 def unpack(tensors: Sequence[Tensor], present: Sequence[int]) -> Inputs:
-    slots: list[Tensor | None] = [None] * len(INPUTS)
-    for place, tensor in zip(present, tensors, strict=True):
-        slots[place] = tensor
-    return Inputs(*slots)  # type: ignore[arg-type]
+    inputs: list[Tensor | None] = [None] * len(INPUTS)
+    for number, tensor in zip(present, tensors, strict=True):
+        inputs[number] = tensor
+    return Inputs(*inputs)  # type: ignore[arg-type]
 
 
 def forward(
@@ -50,7 +50,7 @@ def _(tensors, present, numbers, scale, dropout):
     lse = x.q.new_empty(*x.q.shape[:2], padded(x.q.shape[2]), dtype=torch.float32)
     if x.value is None:
         return out, lse, x.q.new_empty(0)
-    dtype = torch.int64 if x.shared else x.q.dtype
+    dtype = torch.int64 if x.has_token_positions else x.q.dtype
     return out, lse, x.q.new_empty(mass_size(x.q, Numbers(*numbers)), dtype=dtype)
 
 
@@ -58,12 +58,12 @@ def backward(
     d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, tensors: list[Tensor],
     present: list[int], numbers: list[int], scale: float, dropout: float, wanted: list[int],
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of the tensors at the places `wanted` of Inputs."""
+    """Gradients of the tensors whose indices in Inputs are `wanted`."""
     inputs = unpack(tensors, present)
-    asked = {name: place in wanted for place, name in enumerate(GRADIENTS)}
+    names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
     with launch_on(inputs.q):
-        grads = run_backward(d_out, d_lse, out, lse, mass, inputs, Numbers(*numbers), scale, dropout, asked)
-    return [grads[place].to(inputs[place].dtype) for place in wanted]  # type: ignore[union-attr]
+        grads = run_backward(d_out, d_lse, out, lse, mass, inputs, Numbers(*numbers), scale, dropout, names)
+    return [grads[number].to(inputs[number].dtype) for number in wanted]  # type: ignore[union-attr]
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
@@ -72,17 +72,17 @@ attend_backward = torch.library.custom_op("posenc::attend_backward", backward, m
 @attend_backward.register_fake
 def _(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
     inputs = unpack(tensors, present)
-    return [inputs[place].new_empty(inputs[place].shape) for place in wanted]
+    return [inputs[number].new_empty(inputs[number].shape) for number in wanted]
 
 
 def _differentiate(ctx, d_out, d_lse, needs: Sequence[bool], run) -> list[Tensor | None]:
     """A gradient, or None, for each of the call's tensors."""
     out, lse, mass, *tensors = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    places = [place if need and place < len(GRADIENTS) else None for place, need in zip(ctx.present, needs)]
-    wanted = [place for place in places if place is not None]
-    found = iter(run(d_out, d_lse, out, lse, mass, tensors, ctx.present, ctx.numbers, ctx.scale, ctx.dropout, wanted))
-    return [None if place is None else next(found) for place in places]
+    numbers = [number if need and number < len(GRADIENTS) else None for number, need in zip(ctx.present, needs)]
+    wanted = [number for number in numbers if number is not None]
+    grads = iter(run(d_out, d_lse, out, lse, mass, tensors, ctx.present, ctx.numbers, ctx.scale, ctx.dropout, wanted))
+    return [None if number is None else next(grads) for number in numbers]
 
 
 def _setup(ctx, inputs, output):
@@ -112,16 +112,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse, d_mass):
-        run = _once if torch.is_grad_enabled() else backward
+        run = _backward_once if torch.is_grad_enabled() else backward
         return None, None, None, None, *_differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[4:], run)
 
 
-def _once(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
+def _backward_once(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
     return _FirstDerivative.apply(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors)
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """`backward` where its own derivative may be asked for (create_graph, torch.func): there is none."""
+    """`backward` where it may be differentiated itself (create_graph, torch.func): that raises."""
 
     @staticmethod
     def forward(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors):
@@ -137,7 +137,7 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 def attend(inputs: Inputs, numbers: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward`, differentiable: as an operator where something traces or watches operators."""
+    """`forward`, differentiable; as an operator where operators are traced (device.is_traced)."""
     tensors, present = pack(inputs)
     if is_traced(inputs.q):
         return attend_op(tensors, present, list(numbers), scale, dropout)

@@ -1,7 +1,7 @@
-"""bfloat16 in Triton's interpreter as on a GPU: exact products that are summed up in float32, and rounding to nearest.
+"""bfloat16 in Triton's interpreter as on a GPU: exact products that are summed in float32, and rounding to nearest.
 
-As it comes, the interpreter keeps such numbers as their 16 bits and multiplies those. The kernels have products of bfloat16 in
-every dtype: a number for each column is three of them (terms.py).
+Triton's interpreter keeps bfloat16 numbers as their 16 bits and multiplies those as integers; and it truncates where a GPU
+rounds. The kernels multiply bfloat16 in every dtype (bf16x3.py). Call `mend()` before a kernel runs interpreted.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""What every launch asks of PyTorch: the device, its compute capability, and whether operators are traced."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether torch.compile, a dispatch mode or a tensor subclass must meet one operator instead of separate launches."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return type(x) not in (Tensor, nn.Parameter)
+
+
+def launch_on(x: Tensor):
+    """A context in which kernels are launched on the tensor's device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """The device's compute capability, cached: PyTorch's own call takes microseconds."""
+    return torch.cuda.get_device_capability(device) if torch.compiler.is_compiling() else _capability(device)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
