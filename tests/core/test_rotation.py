@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc.core import rotation
-from posenc.core.rotation import Rotation, rotate
+from posenc.core.rotation import Rotation, apply_rotary
 from tests import budget, seeds
 
 LAYOUTS = ("half", "interleaved")
@@ -42,7 +42,7 @@ def test_pairs_are_rotated_as_drawn(layout, size, blocks):
         for rows in (1, 2):
             cos, sin = phases(rows=rows)
             torch.testing.assert_close(
-                rotate(x, cos, sin, layout), by_hand(x, cos, sin, layout), atol=1e-14, rtol=1e-14
+                apply_rotary(x, cos, sin, layout), by_hand(x, cos, sin, layout), atol=1e-14, rtol=1e-14
             )
 
 
@@ -51,7 +51,7 @@ def test_pairs_are_rotated_as_drawn(layout, size, blocks):
 def test_low_precision_is_rounded_once(layout, dtype, blocks):
     x = torch.randn(2, 3, 13, 8).to(dtype)
     cos, sin = phases(dtype=torch.float32)
-    out = rotate(x, cos, sin, layout)
+    out = apply_rotary(x, cos, sin, layout)
     assert out.dtype == dtype
     exact = by_hand(x.double(), cos.double(), sin.double(), layout)
     smallest = 2.0**-25 if dtype == torch.float16 else 0.0
@@ -71,11 +71,11 @@ def test_gradients(layout, monkeypatch):
     x = torch.randn(1, 1, 10, 6, dtype=torch.float64, requires_grad=True)
     cos, sin = phases(10, 2)
     assert torch.autograd.gradcheck(
-        lambda x: rotate(x, cos, sin, layout), x, check_forward_ad=True, check_batched_grad=False
+        lambda x: apply_rotary(x, cos, sin, layout), x, check_forward_ad=True, check_batched_grad=False
     )
-    assert torch.autograd.gradgradcheck(lambda x: rotate(x, cos, sin, layout), x)
+    assert torch.autograd.gradgradcheck(lambda x: apply_rotary(x, cos, sin, layout), x)
     cos, sin = (p.requires_grad_() for p in phases(10, 2))  # phases that are learned
-    assert torch.autograd.gradcheck(lambda x, c, s: rotate(x, c, s, layout), (x, cos, sin))
+    assert torch.autograd.gradcheck(lambda x, c, s: apply_rotary(x, c, s, layout), (x, cos, sin))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -94,28 +94,28 @@ def test_gradients_of_queries_and_keys_at_once(layout):
         assert torch.autograd.gradcheck(lambda q, k, n=number: both(q, k)[n], (q, k))
     whole = Rotation((cos, sin), (cos, sin), layout)
     for ours, one in zip(whole.both(q, k), (q, k), strict=True):
-        assert torch.equal(ours, rotate(one, cos, sin, layout))
+        assert torch.equal(ours, apply_rotary(one, cos, sin, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_and_formula_agree_under_transforms_and_compile(layout, blocks):
     x = torch.randn(3, 1, 2, 13, 8)
     cos, sin = phases(dtype=torch.float32)
-    eager = torch.stack([rotate(part, cos, sin, layout) for part in x])
+    eager = torch.stack([apply_rotary(part, cos, sin, layout) for part in x])
     torch.testing.assert_close(
-        torch.vmap(lambda part: rotate(part, cos, sin, layout))(x), eager, rtol=0, atol=in_float32(x)
+        torch.vmap(lambda part: apply_rotary(part, cos, sin, layout))(x), eager, rtol=0, atol=in_float32(x)
     )
-    compiled = torch.compile(lambda part: rotate(part, cos, sin, layout), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda part: apply_rotary(part, cos, sin, layout), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x[0]), eager[0], rtol=0, atol=in_float32(x))
-    assert rotate(x[0].to("meta"), cos.to("meta"), sin.to("meta"), layout).is_meta
+    assert apply_rotary(x[0].to("meta"), cos.to("meta"), sin.to("meta"), layout).is_meta
 
 
 def test_nothing_to_rotate(blocks):
     x = torch.randn(2, 3, 0, 8)
     cos, sin = phases(length=0, dtype=torch.float32)
-    assert rotate(x, cos, sin, "half").shape == x.shape
+    assert apply_rotary(x, cos, sin, "half").shape == x.shape
     x = torch.randn(2, 3, 13, 8)
-    assert torch.equal(rotate(x, *phases(pairs=0, dtype=torch.float32), "half"), x)
+    assert torch.equal(apply_rotary(x, *phases(pairs=0, dtype=torch.float32), "half"), x)
 
 
 def test_wrong_phases_raise():
@@ -137,4 +137,4 @@ def test_queries_alone():
     q = torch.randn(1, 2, 13, 8)
     alone = Rotation(rope.rotation(posenc.Positions(13)).q, None)
     assert alone.keys(q) is q
-    assert torch.equal(alone.queries(q), rope.rotate(q, 13))
+    assert torch.equal(alone.queries(q), rope.apply_rotary(q, 13))
