@@ -47,7 +47,7 @@ HALF_EXP = 2.0**-12
 SMALLEST = 2.0**-126
 """Smaller probabilities may be taken for 0."""
 FURTHEST = 40.0
-"""Perturbations of a score beyond this say nothing any more."""
+"""Larger perturbations of a score allow any probability."""
 
 TABLES = ("bias", "dot_query", "dot_key", "add_value")
 CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value")
@@ -128,9 +128,9 @@ def assert_within(actual: Tensor | None, expected: Tensor, bound: Tensor, name: 
     found = torch.zeros_like(expected) if actual is None else actual.detach().to(expected.device, torch.float64)
     ratio = _ratio(found, expected, bound).nan_to_num(nan=float("inf"))
     at = torch.unravel_index(ratio.argmax(), ratio.shape)
-    place = [int(x) for x in at]
+    element = [int(x) for x in at]
     raise AssertionError(
-        f"{name}{place} is {found[at].item():.9g}, expected {expected[at].item():.9g}: an error of {worst:.3g} times its "
+        f"{name}{element} is {found[at].item():.9g}, expected {expected[at].item():.9g}: an error of {worst:.3g} times its "
         f"budget of {bound[at].item():.3g}; {int((ratio > 1).sum())} of {ratio.numel()} elements are off"
     )
 
@@ -155,7 +155,7 @@ def _tensors(q, k, v, plan, mask) -> dict[str, Tensor]:
 
 @dataclass
 class _Geometry:
-    """What is no floating point tensor: who sees whom, and the table rows of every pair."""
+    """Everything but floating point tensors: the mask, and the table rows of every query and key."""
 
     allowed: Tensor  # bool [B, H, Lq, Lk]
     plan: object
@@ -233,9 +233,9 @@ def _units(q, plan, geometry, dots) -> _Units:
         + (plan is not None and isinstance(plan.scale, Tensor))
     )
     extra = 0.0 if dots is None else 2 * dots
-    turned = rotation is not None and rotation.values and rotation.k is not None
+    rotated = rotation is not None and rotation.values and rotation.k is not None
     vanish = SMALLEST if q.dtype != torch.float16 else 2.0**-25
-    return _Units(sums, max(low, extra), rounded + extra, 2 * low + rounded + extra, low * turned + extra, vanish)
+    return _Units(sums, max(low, extra), rounded + extra, 2 * low + rounded + extra, low * rotated + extra, vanish)
 
 
 # ---- the formula ---------------------------------------------------------------------------------------------------
@@ -279,11 +279,11 @@ class _Dense:
         if self.positive:
             cos, sin, minus = cos.abs(), sin.abs(), 1.0
         half = cos.shape[-1]
-        turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+        rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
         if self.plan.rotate.layout == "half":
-            a, b = turned[..., :half], turned[..., half:]
+            a, b = rotated[..., :half], rotated[..., half:]
             return torch.cat((a * cos + minus * b * sin, a * sin + b * cos, rest), -1)
-        a, b = turned[..., 0::2], turned[..., 1::2]
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
         return torch.cat((torch.stack((a * cos + minus * b * sin, a * sin + b * cos), -1).flatten(-2), rest), -1)
 
     def _at(self, number: int, shape) -> Tensor:
@@ -386,11 +386,11 @@ def _compute(given, geometry, units, g, g_lse, kept, recomputed, exp):
 
 @dataclass
 class _Soft:
-    """The softmax of the scores over the keys that may be seen."""
+    """The softmax of the scores over the visible keys."""
 
     p: Tensor
     log_p: Tensor  # -inf where hidden
-    lse: Tensor  # [B, H, Lq], -inf for a query that sees nothing
+    lse: Tensor  # [B, H, Lq], -inf for a fully masked query
     above: Tensor  # log-sum-exp - max s, [B, H, Lq, 1]
     empty: Tensor  # bool [B, H, Lq]
     hidden: Tensor
@@ -421,7 +421,7 @@ class _Errors:
         e_s = u * (c(self.wide) + 4) * self.scores + units.low**2 * size.parts["biases"].detach()
         e_s = e_s + units.products * size.parts["products"].detach() + units.tables * size.parts["tables"].detach()
         e_s = e_s.masked_fill(soft.hidden, 0.0)
-        # a probability is at most 1, so a score beyond FURTHEST says no more; the log-sum-exp follows the scores
+        # a probability is at most 1, so FURTHEST is enough for it; the log-sum-exp follows the scores
         self.e_lse = (soft.log_p + e_s).logsumexp(-1).clamp(min=0.0) if keys else e_s.sum(-1)
         self.e_s = e_s.clamp(max=FURTHEST)
         self.exp = (EXP + c(keys)) * u + exp
@@ -444,8 +444,8 @@ class _Errors:
         low = self.units.low
         last = self.units.sums + 4 * low  # the output, its sum with values by distance, and these are rounded
         error = self.size.values(self._weights(self.e_p)) + last * self.size.values(self.p * self.kept)
-        seen = (~self.hidden).any(-1, keepdim=True)  # a query that sees nothing gives zeros
-        return error.detach() + seen * (self.units.vanish if low else 0.0)
+        visible = (~self.hidden).any(-1, keepdim=True)  # a fully masked query gives zeros
+        return error.detach() + visible * (self.units.vanish if low else 0.0)
 
     def of_gradients(self, true: _Dense, g: Tensor, g_lse: Tensor, recomputed: bool) -> dict[str, Tensor]:
         u, w, p, size = self.units.sums, self.units.low, self.p, self.size

@@ -14,7 +14,7 @@ LAYOUTS = {
     "one position": lambda h: torch.randn(B, h, 1, D).expand(B, h, L, D),
     "a slice of packed projections": lambda h: torch.randn(B, h, L, 3 * D)[..., D : 2 * D],
 }
-SCHEMES = {
+ENCODINGS = {
     "t5": dict(heads=H),
     "shaw": dict(head_dim=D, max_distance=3, values=True),
     "deberta": dict(d_model=H * D, heads=H, max_distance=8),
@@ -23,7 +23,7 @@ SCHEMES = {
 
 def check(engine, name, which, layout, device="cpu"):
     """One of q, k, v (`which`) comes in this layout; raises UnsupportedPlan where the engine refuses."""
-    encoding = posenc.create(name, **SCHEMES[name]).to(device)
+    encoding = posenc.create(name, **ENCODINGS[name]).to(device)
     given = [torch.randn(B, H, L, D).to(device) for _ in range(3)]
     like = LAYOUTS[layout](H)
     held = torch.randn(like.untyped_storage().nbytes() // 4).to(device)  # a copy to a device may not keep strides

@@ -20,7 +20,7 @@ def test_without_a_plan_it_is_plain_attention():
     torch.testing.assert_close(posenc.attend(q, k[:, :, :5], v[:, :, :5], causal=True), square)
 
 
-def test_grouped_queries_are_sdpas():
+def test_grouped_queries_are_those_of_pytorch():
     q, k, v = tensors(heads=6, kv_heads=2)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     torch.testing.assert_close(posenc.attend(q, k, v), expected)
@@ -45,8 +45,8 @@ def test_shift_and_rotation_come_first():
     shift = torch.randn(4, 8, dtype=torch.float64)
     positions = Positions((2, 5), 7)
     ours = posenc.scores(q, k, Plan(positions, shift=shift, rotate=rotation))
-    turned = rotation.queries(q + shift[:, None]) @ rotation.keys(k).transpose(-1, -2)
-    torch.testing.assert_close(ours, turned * 8**-0.5)
+    rotated = rotation.queries(q + shift[:, None]) @ rotation.keys(k).transpose(-1, -2)
+    torch.testing.assert_close(ours, rotated * 8**-0.5)
     both = posenc.attend(q, k, v, Plan(positions, rotate=Rotation(rotation.q, phases, values=True)))
     torch.testing.assert_close(both, posenc.attend(q, k, rotation.keys(v), Plan(positions, rotate=rotation)))
 
@@ -90,7 +90,7 @@ def test_a_refusing_engine_says_why(monkeypatch):
         (lambda q, k, v: (q[:, :3], k, v), "3 query heads cannot share 2 key heads"),
     ],
 )
-def test_wrong_tensors_get_a_sentence(change, words):
+def test_wrong_tensors_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         posenc.attend(*change(*tensors()))
 
@@ -126,7 +126,7 @@ def lookup(**tables):
         (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")), "'half' or 'interleaved'"),
     ],
 )
-def test_plans_that_do_not_fit_get_a_sentence(make, words):
+def test_plans_that_do_not_fit_are_refused(make, words):
     q, k, v = tensors()
     with pytest.raises(ValueError, match=words):
         posenc.attend(q, k, v, make(Positions((2, 5), 7)))
@@ -158,13 +158,13 @@ def test_states_need_a_table():
         (dict(mask=torch.ones(5, 7, device="meta")), "mask is on meta"),
     ],
 )
-def test_wrong_masks_get_a_sentence(masks, words):
+def test_wrong_masks_are_refused(masks, words):
     q, k, v = tensors()
     with pytest.raises(ValueError, match=words):
         posenc.attend(q, k, v, **masks)
 
 
-def test_a_decoding_query_at_the_wrong_place_is_pointed_out():
+def test_a_decoding_query_at_the_wrong_position_warns():
     q, k, v = tensors(lq=1)
     encoding = posenc.ALiBi(heads=4)
     with pytest.warns(UserWarning, match=r"Positions\(q=\(6, 1\), k=\(0, 7\)\)"):
@@ -271,7 +271,7 @@ def test_lists_are_no_masks(masks):
 
 @pytest.mark.parametrize("mask", [torch.tensor([[0.0, -1e4]]), torch.tensor([[0.0, -torch.inf]]), torch.ones(1, 2)])
 def test_a_float_key_mask_is_refused_everywhere(mask):
-    """0 for real keys and -10000 for padding would be read the wrong way round."""
+    """0 for real keys and -10000 for padding would be read in reverse."""
     q, x = torch.randn(1, 4, 2, 4), torch.randn(1, 2, 16)
     layer = posenc.Attention(16, 4)
     rope = posenc.RoPE(head_dim=4)

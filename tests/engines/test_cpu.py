@@ -82,11 +82,11 @@ def plans(positions, dtype=torch.float64, v_size=D):
     }
 
 
-def small(monkeypatch, pairs=0):
-    """Tiny blocks, so that short sequences meet every sort of tile; sequences of `pairs` keys count as short."""
+def use_small_blocks(monkeypatch, short_keys=0):
+    """Tiny blocks, so that short sequences have every kind of tile; up to `short_keys` keys count as short."""
     for name, value in dict(
         QUERY_BLOCK=24, EDGE_BLOCK=8, MIN_FAR_KEYS=4, DECODE_ROWS=3, SKEW_ROWS=5, DIAGONAL_ROWS=6, FORWARD_MEMORY=3000, FUSED_MEMORY=1, SCORE_ROWS=11, SCORE_MEMORY=2000,
-        LARGE_MATRIX=300, SHORT_KEYS=pairs, MANY_BATCH_ROWS=1, SHORT_ROWS=10,
+        LARGE_MATRIX=300, SHORT_KEYS=short_keys, MANY_BATCH_ROWS=1, SHORT_ROWS=10,
     ).items():  # fmt: skip
         monkeypatch.setattr(block_sizes, name, value)
     monkeypatch.setattr(blocked, "SCORES", 1)
@@ -97,7 +97,7 @@ NAMES = list(plans(Positions(4)))
 LENGTHS = [(1, 1), (7, 7), (63, 63), (129, 129), (1, 40), (5, 40), (40, 7)]
 
 
-def places(q_length, k_length):
+def aligned(q_length, k_length):
     return Positions(q=(k_length - q_length, q_length) if q_length <= k_length else q_length, k=k_length)
 
 
@@ -131,7 +131,7 @@ def gradients_of(loss, leaves):
 @pytest.mark.parametrize("q_length, k_length", LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_equals_the_reference(name, q_length, k_length, causal):
-    plan = plans(places(q_length, k_length))[name]
+    plan = plans(aligned(q_length, k_length))[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # more queries than keys: attend points out the alignment
         compare(*tensors(q_length, k_length), plan, causal=causal)
@@ -140,21 +140,21 @@ def test_equals_the_reference(name, q_length, k_length, causal):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("q_length, k_length", [(61, 61), (40, 100), pytest.param(100, 40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (20, 0)}, {"window": (30, 5)}], ids=str)
-@pytest.mark.parametrize("pairs", [0, 200])
-def test_every_sort_of_tile(name, q_length, k_length, options, pairs, monkeypatch):
-    small(monkeypatch, pairs)
-    plan = plans(places(q_length, k_length))[name]
+@pytest.mark.parametrize("short_keys", [0, 200])
+def test_every_kind_of_tile(name, q_length, k_length, options, short_keys, monkeypatch):
+    use_small_blocks(monkeypatch, short_keys)
+    plan = plans(aligned(q_length, k_length))[name]
     compare(*tensors(q_length, k_length, kv_heads=2), plan, **options)
-    seen = torch.ones(B, k_length, dtype=torch.bool)
-    seen[0, k_length // 2 :] = False
-    seen[1, 3::7] = False
-    compare(*tensors(q_length, k_length), plan, key_mask=seen, **options)
+    key_mask = torch.ones(B, k_length, dtype=torch.bool)
+    key_mask[0, k_length // 2 :] = False
+    key_mask[1, 3::7] = False
+    compare(*tensors(q_length, k_length), plan, key_mask=key_mask, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("window", [3, (10, None), (None, 4), (0, 0)])
 def test_window(name, window):
-    plan = plans(places(40, 50))[name]
+    plan = plans(aligned(40, 50))[name]
     compare(*tensors(40, 50), plan, window=window)
 
 
@@ -163,7 +163,7 @@ def test_window(name, window):
 @pytest.mark.parametrize("options", [{}, {"window": (None, 0)}, {"window": (3, 0)}], ids=str)
 def test_without_gradients(name, q_length, k_length, options):
     """Decoding: no operator, and for a few queries no blocks either."""
-    plan = plans(places(q_length, k_length), v_size=5)[name]
+    plan = plans(aligned(q_length, k_length), v_size=5)[name]
     q, k, v = tensors(q_length, k_length, kv_heads=2, v_size=5)
     with torch.no_grad():
         ours, theirs = (attend(q, k, v, plan, engine=engine, **options) for engine in (engine_for(plan), "reference"))
@@ -173,12 +173,12 @@ def test_without_gradients(name, q_length, k_length, options):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_queries(name, kv_heads):
-    plan = plans(places(33, 40))[name]
+    plan = plans(aligned(33, 40))[name]
     compare(*tensors(33, 40, kv_heads=kv_heads), plan, causal=True)
 
 
 STACKS = {3_000: [1] * 6, 6_000: [1] * 3, 8_000: [2, 1], 10_000: [3]}
-"""Memory, and how many of a batch's three rows share each head_block: alone and in two parts, alone, one left over, all."""
+"""Memory, and how many of a batch's three rows share each head block: alone and in two parts, alone, one left over, all."""
 
 
 @pytest.mark.parametrize("name", ["keys", "keys and values", "disentangled", "two indices", "exact"])
@@ -198,65 +198,65 @@ def test_rows_of_a_batch_in_stacks(name, memory, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("v_size", [5, 12])
 def test_values_of_another_size(name, v_size):
-    plan = plans(places(33, 40), v_size=v_size)[name]
+    plan = plans(aligned(33, 40), v_size=v_size)[name]
     compare(*tensors(33, 40, v_size=v_size), plan)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("padding", ["right", "left", "holes", "nothing left"])
+@pytest.mark.parametrize("padding", ["right", "left", "holes", "everything"])
 def test_key_padding(name, padding):
-    seen = torch.ones(B, 40, dtype=torch.bool)
+    key_mask = torch.ones(B, 40, dtype=torch.bool)
     if padding == "right":
-        seen[0, 25:] = False
+        key_mask[0, 25:] = False
     elif padding == "left":
-        seen[1, :13] = False
+        key_mask[1, :13] = False
     elif padding == "holes":
-        seen[0, ::3] = False
-        seen[1, 20:30] = False
+        key_mask[0, ::3] = False
+        key_mask[1, 20:30] = False
     else:
-        seen[1] = False
-    plan = plans(places(40, 40))[name]
-    compare(*tensors(40, 40), plan, key_mask=seen)
-    compare(*tensors(40, 40), plan, key_mask=seen, causal=True)
+        key_mask[1] = False
+    plan = plans(aligned(40, 40))[name]
+    compare(*tensors(40, 40), plan, key_mask=key_mask)
+    compare(*tensors(40, 40), plan, key_mask=key_mask, causal=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 3)}], ids=str)
 @pytest.mark.parametrize("name", ["none", "bias", "shared bias", "slopes"])
 def test_tables_without_gradients(name, options, monkeypatch):
     """PyTorch's own backward kernel serves these."""
-    small(monkeypatch)
-    plan = plans(places(50, 60))[name]
+    use_small_blocks(monkeypatch)
+    plan = plans(aligned(50, 60))[name]
     for _, tensor in plan.tensors():
         tensor.requires_grad_(False)
     q, k, v = tensors(50, 60, kv_heads=2, v_size=5)
     compare(q, k, v, plan, among=[q, k, v], **options)
-    seen = torch.ones(B, 60, dtype=torch.bool)
-    seen[0, 30:] = False
-    compare(q, k, v, plan, among=[q, k, v], key_mask=seen, **options)
-    seen[1, 10:20] = False
-    compare(q, k, v, plan, among=[q, k, v], key_mask=seen, **options)
+    key_mask = torch.ones(B, 60, dtype=torch.bool)
+    key_mask[0, 30:] = False
+    compare(q, k, v, plan, among=[q, k, v], key_mask=key_mask, **options)
+    key_mask[1, 10:20] = False
+    compare(q, k, v, plan, among=[q, k, v], key_mask=key_mask, **options)
 
 
-def test_a_query_with_nothing_to_see_gives_zeros():
+def test_a_fully_masked_query_gives_zeros():
     q, k, v = tensors(6, 6)
     plan = plans(Positions(6))["keys and values"]
-    seen = torch.zeros(B, 6, dtype=torch.bool)
-    seen[0, 4:] = True
-    out = attend(q, k, v, plan, key_mask=seen, causal=True, engine="cpu")
+    key_mask = torch.zeros(B, 6, dtype=torch.bool)
+    key_mask[0, 4:] = True
+    out = attend(q, k, v, plan, key_mask=key_mask, causal=True, engine="cpu")
     assert (out[0, :, :4] == 0).all() and (out[1] == 0).all() and (out[0, :, 4:] != 0).any()
 
 
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0)])
 def test_empty(lengths):
     q, k, v = tensors(*lengths)
-    plan = Plan(places(*lengths), lookups=(Lookup(clip(3, 3), bias=leaf(H, 7)),))
+    plan = Plan(aligned(*lengths), lookups=(Lookup(clip(3, 3), bias=leaf(H, 7)),))
     out = attend(q, k, v, plan, engine="auto")
     assert out.shape == (B, H, lengths[0], D) and (out == 0).all()
 
 
-# ---- plans without structure: blocks of the formula -------------------------------------------------------------
+# ---- plans that the blocked engine runs ------------------------------------------------------------------------
 def test_explicit_positions(monkeypatch):
-    small(monkeypatch)
+    use_small_blocks(monkeypatch)
     shuffled = torch.stack([torch.randperm(50), torch.randperm(50) * 3])
     for name, plan in plans(Positions(shuffled[:, :37], shuffled)).items():
         del name
@@ -264,8 +264,8 @@ def test_explicit_positions(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["same", "rows", "tail", "starts", "bytes"])
-def test_positions_that_are_runs_are_found(shape, monkeypatch):
-    """Explicit positions that follow one by one take the way of runs, with the same results."""
+def test_consecutive_positions_are_found(shape, monkeypatch):
+    """Explicit positions that are consecutive run as contiguous ones, with the same results."""
     steps, shift = torch.arange(40), torch.tensor([3, 70])
     positions = {
         "same": Positions(steps + 5),
@@ -279,17 +279,17 @@ def test_positions_that_are_runs_are_found(shape, monkeypatch):
         compare(*tensors(positions.q_length, 40), plans(positions)[name])
 
 
-def test_positions_that_are_no_runs(monkeypatch):
-    """A jump, a turn, or rows whose queries stand elsewhere among their keys."""
+def test_positions_that_are_not_contiguous():
+    """A jump, a reversal, or batch rows with different offsets."""
     steps, shift = torch.arange(40), torch.tensor([[3], [70]])
     jump = torch.cat((steps[:39], steps[39:] + 1))
-    wheres = [
+    cases = [
         Positions(jump),
         Positions(steps.flip(0)),
         Positions(steps + shift, (0, 40)),
         Positions((shift[:, 0], 40), (0, 40)),
     ]
-    for positions in wheres:
+    for positions in cases:
         q, k, v = tensors(40, 40)
         plan = plans(positions)["bias"]
         assert "not contiguous" in explain(q, k, v, plan).reasons["cpu"]
@@ -305,7 +305,7 @@ def test_starts_of_rows():
 
 
 def test_documents_and_masks(monkeypatch):
-    small(monkeypatch)
+    use_small_blocks(monkeypatch)
     ids = torch.arange(45).div(10, rounding_mode="floor").repeat(B, 1)
     ids[1] += ids[1] % 2
     added = leaf(H, 45, 45)
@@ -316,7 +316,7 @@ def test_documents_and_masks(monkeypatch):
 
 
 def test_pair_and_what_it_closes_over(monkeypatch):
-    small(monkeypatch)
+    use_small_blocks(monkeypatch)
     weight = leaf(H, 1, 1)
 
     def pair(p_q, p_k):
@@ -326,7 +326,7 @@ def test_pair_and_what_it_closes_over(monkeypatch):
 
 
 def test_grid_and_second_axis(monkeypatch):
-    small(monkeypatch)
+    use_small_blocks(monkeypatch)
     row, column = torch.arange(42) // 6, torch.arange(42) % 6
     grid = Grid((clip(6, 6), clip(5, 5, axis=1)))
     positions = Positions(torch.stack([row, column], -1)[None])
@@ -341,8 +341,8 @@ def test_grid_and_second_axis(monkeypatch):
 
 
 @pytest.mark.parametrize("heads", [1, H])
-def test_few_places_on_a_further_axis_are_channels(monkeypatch, heads):
-    small(monkeypatch)
+def test_few_positions_on_a_further_axis_are_channels(monkeypatch, heads):
+    use_small_blocks(monkeypatch)
     calls, widen = [], axes.widen
     monkeypatch.setattr(axes, "widen", lambda *arguments: calls.append(1) or widen(*arguments))
     segments = torch.randint(0, 3, (B, 230))
@@ -363,7 +363,7 @@ def test_few_places_on_a_further_axis_are_channels(monkeypatch, heads):
 
 def test_dropout(monkeypatch):
     """Exact where the weights are known: with one visible key and v = 1, each output is 0 or 1 / (1 - p)."""
-    small(monkeypatch)
+    use_small_blocks(monkeypatch)
     q, k, v = tensors(200, 200)
     v = torch.ones_like(v).requires_grad_()
     out = attend(q, k, v, plans(Positions(200))["bias"], window=0, dropout=0.25, engine="blocked")
@@ -390,7 +390,7 @@ def test_refuses_other_devices_in_words():
 
 
 @pytest.mark.parametrize("name", ["none", "bias", "keys"])
-def test_nan_queries_are_not_turned_into_zeros(name):
+def test_a_query_of_nan_gives_nan(name):
     q, k, v = (x.detach() for x in tensors(9, 9))
     q[0, 1, 4, 2] = float("nan")
     out = attend(q, k, v, plans(Positions(9))[name], engine="cpu")
@@ -415,7 +415,7 @@ def test_any_memory_layout(name, train):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_short_sequences_take_the_way_that_was_faster_for_them():
+def test_which_sequences_are_short():
     from posenc.core.mask import Mask
     from posenc.engines.cpu import short_forward
     from posenc.engines.cpu.terms import make_terms

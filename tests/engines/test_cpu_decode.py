@@ -1,4 +1,4 @@
-"""The cpu engine with a few queries, as in decoding: one call with a ready mask."""
+"""The cpu engine with a few queries, as in decoding: one fused call with a mask made for it."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken):
         assert len(taken) == (0 if padded else 3)  # limits, biases; the others as in training
 
 
-def test_steps_past_powers_of_two_and_far_places(taken):
+def test_steps_past_powers_of_two_and_far_positions(taken):
     """The rows that are kept serve the next step, and never the wrong one."""
     table = draw(H, 8)
     q, k, v = tensors(1, 140)
@@ -92,13 +92,13 @@ def test_steps_past_powers_of_two_and_far_places(taken):
 
 @pytest.mark.parametrize("size", [1, 3, 16, 128])
 @pytest.mark.parametrize("index", [clip(3, 2), clip(0, 0), BUCKETS, clip(40, 40), deberta_buckets(4, 8)], ids=str)
-def test_blocks_are_copied_to_the_right_places(size, index, monkeypatch, taken):
+def test_blocks_are_copied_to_the_right_distances(size, index, monkeypatch, taken):
     """Far, near and far again, in parts of a block, in one, in several; the query before, among and after its keys."""
     monkeypatch.setattr(block_sizes, "COPY_BLOCK", size)
     lookups = (Lookup(index, bias=draw(H, index.n)), Lookup(index, dot_query=draw(1, index.n, D)))
     q, k, v = tensors(1, 37)
-    for place in (-300, -16, -1, 0, 5, 17, 36, 40, 1_000_003):
-        plan = Plan(Positions((place, 1), 37), lookups=lookups)
+    for position in (-300, -16, -1, 0, 5, 17, 36, 40, 1_000_003):
+        plan = Plan(Positions((position, 1), 37), lookups=lookups)
         ours, theirs = (attend(q, k, v, plan, engine=engine) for engine in ("cpu", "reference"))
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
     assert len(taken) == 9
@@ -133,7 +133,7 @@ def tensors_of(plan):
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-def test_a_changed_table_is_seen(taken):
+def test_a_changed_table_counts(taken):
     """Nothing learned is kept between calls, also where a change leaves no trace."""
     table = draw(H, 8).requires_grad_()
     plan = Plan(Positions((39, 1), 40), lookups=(Lookup(BUCKETS, bias=table),))
@@ -147,7 +147,7 @@ def test_a_changed_table_is_seen(taken):
     assert (before - after).abs().max() > 1e-3
 
 
-def test_gradients_go_the_general_way(taken):
+def test_gradients_use_the_operator(taken):
     """One query, and every gradient as the reference has it."""
     positions = Positions((39, 1), 40)
     for name in ("bias", "two biases and slopes", "both sides", "states", "decay"):

@@ -1,4 +1,4 @@
-"""What a query may not see does not reach its output, NaN and inf included, and a value that it sees is not lost."""
+"""Masked keys and values do not reach the output, NaN and inf included; visible ones do."""
 
 import pytest
 import torch
@@ -39,22 +39,22 @@ def compare(plan, engine, train, of, fault, at, **options):
     allowed = make_mask(q, k, documents=None, mask=None, **hidden).allowed(
         positions.q_length, positions.k_length, q.device
     )
-    sees = allowed.expand(B, 1, positions.q_length, positions.k_length)[0, 0, :, at]
+    visible = allowed.expand(B, 1, positions.q_length, positions.k_length)[0, 0, :, at]
     clean = attend(q, k, v, plan, engine="reference", **options)
     (k if of == "key" else v)[0, 1, at] = fault
     out = attend(q.requires_grad_(train), k, v, plan, engine=engine, **options).detach()
     assert out.requires_grad is False
-    for ours, theirs in ((out[1], clean[1]), (out[0, 0], clean[0, 0]), (out[0, 1][~sees], clean[0, 1][~sees])):
+    for ours, theirs in ((out[1], clean[1]), (out[0, 0], clean[0, 0]), (out[0, 1][~visible], clean[0, 1][~visible])):
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
     if fault != fault or of == "value":
-        assert not out[0, 1][sees].isfinite().any()
-    return sees
+        assert not out[0, 1][visible].isfinite().any()
+    return visible
 
 
 @pytest.fixture(params=["long", "short"])
 def tiles(request, monkeypatch):
-    """Tiny blocks: sequences take every sort of tile, or all their pairs in memory."""
-    pairs = 0 if request.param == "long" else 200
+    """Tiny blocks: sequences have every kind of tile, or materialised scores."""
+    short_keys = 0 if request.param == "long" else 200
     for name, value in dict(
         QUERY_BLOCK=24,
         EDGE_BLOCK=8,
@@ -65,7 +65,7 @@ def tiles(request, monkeypatch):
         SCORE_ROWS=11,
         SHORT_ROWS=10,
         MANY_BATCH_ROWS=1,
-        SHORT_KEYS=pairs,
+        SHORT_KEYS=short_keys,
     ).items():
         monkeypatch.setattr(block_sizes, name, value)
 
@@ -77,8 +77,8 @@ def test_outside_the_limits(name, fault, of, tiles):
     for q_length, options in ((29, {"causal": True}), (33, {"window": (6, 2)})):
         positions = Positions((33 - q_length, q_length), 33)
         for train in (False, True):
-            sees = compare(make(name, positions), "cpu", train, of, fault, 30 - 3 * train, **options)
-            assert sees.any() and not sees.all()
+            visible = compare(make(name, positions), "cpu", train, of, fault, 30 - 3 * train, **options)
+            assert visible.any() and not visible.all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +102,7 @@ def test_decoding(name, of, rows):
     compare(make(name, positions), "cpu", False, of, NAN, 31, causal=True)
 
 
-@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize("engine", ["reference", "blocked"])
 @pytest.mark.parametrize("fault", [NAN, INF, -INF])
 def test_the_formula_itself(engine, fault):
     plan = Plan(Positions(torch.randperm(9)), lookups=(Lookup(clip(4, 3), bias=draw(H, 8)),))
@@ -110,6 +110,6 @@ def test_the_formula_itself(engine, fault):
         compare(plan, engine, False, of, fault, 5, causal=True)
 
 
-def test_pytorchs_own_attention_keeps_future_keys_to_themselves():
+def test_pytorchs_own_attention_masks_future_keys():
     """Plans without terms are PyTorch's call as it is; a NaN in a future value reaches rows of its kernel's block there."""
     compare(Plan(Positions(33)), "auto", False, "key", NAN, 30, causal=True)

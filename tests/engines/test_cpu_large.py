@@ -102,18 +102,18 @@ def test_a_decay_that_rises_and_falls(monkeypatch):
     assert any(len(tiles) > 1 for tiles in parts)
 
 
-SCHEMES = {
+ENCODINGS = {
     "t5": dict(heads=H),
     "shaw": dict(heads=H, head_dim=D),
     "transformer_xl": dict(heads=H, d_model=H * D),
     "deberta": dict(heads=H, d_model=H * D),
     "relative_logits": dict(heads=H, d_model=H * D),
 }
-CONTENT = [name for name in SCHEMES if name != "t5"]
+CONTENT = [name for name in ENCODINGS if name != "t5"]
 
 
-def scheme_plan(name, length):
-    encoding = posenc.create(name, **SCHEMES[name])
+def encoding_plan(name, length):
+    encoding = posenc.create(name, **ENCODINGS[name])
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.normal_()
@@ -128,9 +128,9 @@ def scheme_plan(name, length):
     "name, size", [("t5", 1.0), ("t5", 1e3), *((n, s) for n in CONTENT for s in (1.0, 1e3, 1e5, 1e8))]
 )
 @pytest.mark.parametrize("length", [16, 70])
-def test_each_query_gives_its_whole_weight_back(name, size, length):
+def test_probabilities_sum_to_one_in_the_backward_pass(name, size, length):
     """The columns of dv sum to the number of queries, where every query's gradient is 1, whatever the scores."""
-    plan, causal = scheme_plan(name, length)
+    plan, causal = encoding_plan(name, length)
     q, k, v = ((torch.randn(B, H, length, D) * s).requires_grad_() for s in (size, size, 1.0))
     out = attend(q, k, v, plan, causal=causal, engine="cpu")
     gradients = torch.autograd.grad(out.sum(), [q, k, v, *(x for _, x in plan.tensors() if x.requires_grad)])
@@ -145,7 +145,7 @@ def test_each_query_gives_its_whole_weight_back(name, size, length):
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e8])
 def test_one_key_per_query(name, size):
     """Orthogonal tokens: each attends to itself alone, so dv is the output's gradient, and the scores' are 0."""
-    plan, causal = scheme_plan(name, D)
+    plan, causal = encoding_plan(name, D)
     tokens = torch.linalg.qr(torch.randn(B, H, D, D)).Q * size
     q, k, v = (x.clone().requires_grad_() for x in (tokens, tokens, torch.randn(B, H, D, D)))
     out = attend(q, k, v, plan, causal=causal, engine="cpu")

@@ -61,13 +61,35 @@ def test_every_number_is_within_its_budget(name, length, dtype, monkeypatch):
     q, k, v = tensors(B, length, dtype)
     plan, g = make(name, Positions(length), dtype), torch.randn(B, H, length, D).to(dtype)
     expected, allowed = budget.expect(q, k, v, plan, g)
-    for pairs in (block_sizes.SHORT_KEYS, 0) if length > block_sizes.SHORT_KEYS else (block_sizes.SHORT_KEYS,):
-        monkeypatch.setattr(block_sizes, "SHORT_KEYS", pairs)
+    for short_keys in (block_sizes.SHORT_KEYS, 0) if length > block_sizes.SHORT_KEYS else (block_sizes.SHORT_KEYS,):
+        monkeypatch.setattr(block_sizes, "SHORT_KEYS", short_keys)
         for number, ours in results(partial(attend, engine="cpu"), q, k, v, plan, g).items():
             budget.assert_within(ours, expected[number], allowed[number], number)
 
 
-@pytest.fixture(params=[0, 200], ids="pairs {}".format)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [7, 129, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_log_sum_exp_is_within_its_budget(name, length, dtype):
+    """And the gradients of output and log-sum-exp together, with grouped queries, padding and fully masked rows."""
+    q, _, _ = tensors(2, length, dtype)
+    k, v = (torch.randn(2, 1, length, D).to(dtype).requires_grad_() for _ in range(2))
+    plan = make(name, Positions(length), dtype)
+    g, g_lse = torch.randn(2, H, length, D).to(dtype), torch.randn(2, H, length)
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[0, : length // 3] = False
+    real[1, length // 2 :: 3] = False
+    leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
+    out, lse = attend(q, k, v, plan, causal=True, key_mask=real, engine="cpu", return_lse=True)
+    grads = torch.autograd.grad((out, lse), list(leaves.values()), (g, g_lse))
+    exp = 0.0 if dtype == torch.float32 else budget.HALF_EXP
+    expected, allowed = budget.expect(q, k, v, plan, g, g_lse, causal=True, key_mask=real, exp=exp)
+    assert lse.isneginf()[0, :, : length // 3].all() and lse.isneginf().sum() == H * (length // 3)
+    for number, ours in {"out": out, "lse": lse, **dict(zip(leaves, grads))}.items():
+        budget.assert_within(ours, expected[number], allowed[number], number)
+
+
+@pytest.fixture(params=[0, 200], ids="short {}".format)
 def poisoned(request, monkeypatch):
     """Fresh memory holds NaN, and an operation that could give another result next time raises."""
     before = torch.are_deterministic_algorithms_enabled()
@@ -109,7 +131,7 @@ def test_positions_past_a_million():
     positions, near = Positions((10**6, 60), (10**6 - 20, 80)), Positions((20, 60), 80)
     q, k, v = torch.randn(B, H, 60, D), torch.randn(B, H, 80, D), torch.randn(B, H, 80, D)
     for name in PLANS:
-        outs = [attend(q, k, v, make(name, place), causal=True, engine="cpu") for place in (positions, near)]
+        outs = [attend(q, k, v, make(name, one), causal=True, engine="cpu") for one in (positions, near)]
         assert torch.equal(*outs)
 
 

@@ -73,12 +73,12 @@ def test_gradients(slots):
     assert torch.autograd.gradcheck(run, (q, k, v, *inputs))
 
 
-def test_a_query_that_sees_nothing_gives_zero_and_no_gradient():
+def test_a_fully_masked_query_gives_zero_and_no_gradient():
     q, k, v = tensors()
     q.requires_grad_()
-    blind = torch.zeros(2, 7, dtype=torch.bool)
-    blind[1] = True
-    out = posenc.attend(q, k, v, key_mask=blind, engine="reference")
+    key_mask = torch.zeros(2, 7, dtype=torch.bool)
+    key_mask[1] = True
+    out = posenc.attend(q, k, v, key_mask=key_mask, engine="reference")
     assert out[0].abs().max() == 0
     out.sum().backward()
     assert q.grad[0].abs().max() == 0

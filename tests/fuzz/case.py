@@ -53,7 +53,7 @@ class Case:
     ahead: int = 0  # the queries are so much further on
     order: str = "in order"  # of tensors: in order | gaps | repeated | shuffled
     rank: str = "L"  # of tensors: L | 1L | BL
-    axes: tuple[int, ...] = ()  # further axes: so many places each
+    axes: tuple[int, ...] = ()  # further axes: different positions on each
     # plan
     tables: tuple[Table, ...] = ()
     slopes: bool = False
@@ -258,7 +258,7 @@ def _call(random: Random, case: Case) -> Case:
         wanted=wanted,
         summed=random.random() < 0.1,
         lse=random.random() < 0.2,
-        # in float16 a probability that vanishes is not told from a dropped one
+        # in float16 a probability that underflows looks like a dropped one
         dropout=random.choice((0.1, 0.5)) if random.random() < 0.06 and case.dtype != "float16" else 0.0,
         blocks=random.choices((0, 1, 2, 3), (50, 20, 15, 15))[0],
         poison=random.random() < 0.1,

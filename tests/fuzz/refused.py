@@ -2,4 +2,4 @@
 
 
 class Refused(Exception):
-    """The engine says that it cannot run this case, or the original that it is compared with raises; and why."""
+    """The engine refuses this case, or the original that it is compared with raises; with the reason."""

@@ -88,8 +88,8 @@ def _positions(case: Case) -> list[str]:
         positions = f"Positions(p_q + {d}, p_k" if d else "Positions(p_q, p_k"
     if case.axes:
         pairs = []
-        for number, places in enumerate(case.axes):
-            lines.append(f"s{number} = whole(0, {places - 1}, B, max(Lq, Lk)).to(device)")
+        for number, count in enumerate(case.axes):
+            lines.append(f"s{number} = whole(0, {count - 1}, B, max(Lq, Lk)).to(device)")
             pairs.append(f"(s{number}[:, :Lq], s{number}[:, :Lk])")
         positions += f", more=[{', '.join(pairs)}]"
     return [*lines, f"positions = {positions})"]
@@ -155,23 +155,23 @@ def _plan(case: Case) -> list[str]:
 
 
 def _rotation(case: Case) -> list[str]:
-    turn = case.rotate
-    assert turn is not None
-    rows = "B" if turn.per_row else "1"
+    rotate = case.rotate
+    assert rotate is not None
+    rows = "B" if rotate.per_row else "1"
 
     def phases(length: str) -> str:
-        angles = f"real({rows}, {length}, {turn.pairs}, dtype=torch.float64) * 3"
-        size = " * 1.5" if turn.magnitude else ""
+        angles = f"real({rows}, {length}, {rotate.pairs}, dtype=torch.float64) * 3"
+        size = " * 1.5" if rotate.magnitude else ""
         return f"[f(a){size} for a in [{angles}] for f in (torch.cos, torch.sin)]"
 
     precise = "torch.float64" if case.dtype == "float64" else "torch.float32"
     lines = []
     for side, length in (("q", "Lq"), ("k", "Lk")):
-        if turn.sides in ("both", side) or (turn.sides == "one" and side == "q"):
-            lines.append(f"turn_{side} = tuple(x.to(device, {precise}) for x in {phases(length)})")
+        if rotate.sides in ("both", side) or (rotate.sides == "one" and side == "q"):
+            lines.append(f"phases_{side} = tuple(x.to(device, {precise}) for x in {phases(length)})")
         else:
-            lines.append(f"turn_{side} = {'turn_q' if turn.sides == 'one' else 'None'}")
-    lines.append(f"rotation = Rotation(turn_q, turn_k, {turn.layout!r}, {turn.values})")
+            lines.append(f"phases_{side} = {'phases_q' if rotate.sides == 'one' else 'None'}")
+    lines.append(f"rotation = Rotation(phases_q, phases_k, {rotate.layout!r}, {rotate.values})")
     return lines
 
 

@@ -270,7 +270,7 @@ CASES = {
     "documents": documents,
     "further axes": further_axes,
     "starts": starts,
-    **{f"strides {name}": partial(strides, name) for name in layouts.SCHEMES},
+    **{f"strides {name}": partial(strides, name) for name in layouts.ENCODINGS},
     **{f"fuzz {part + 1} of {PARTS}": partial(fuzz, part) for part in range(PARTS)},
 }
 
