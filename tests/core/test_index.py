@@ -1,8 +1,5 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from posenc.engines.triton.expand import expand
 
 from posenc import Grid, Index, Positions, index
 from posenc.core.constants import constant
@@ -11,15 +8,6 @@ from posenc.core.constants import constant
 def test_clip_draws_its_docstring():
     r = torch.arange(-3, 4)
     assert index.clip(2, 1).lookup(r).tolist() == [0, 0, 1, 2, 3, 3, 3]
-
-
-@given(st.integers(0, 9), st.integers(0, 9))
-def test_expanding_a_table_makes_any_index_a_clip(left, right):
-    rows = tuple((i * 7) % 5 for i in range(left + right + 1))
-    bucketed = Index(-left, right, rows, 5)
-    table = torch.randn(3, 5)
-    r = torch.arange(-20, 21)
-    assert torch.equal(table[:, bucketed.lookup(r)], bucketed.expand(table, 1)[:, index.clip(left, right).lookup(r)])
 
 
 def test_exact_has_a_row_for_each_distance():
@@ -74,28 +62,6 @@ def test_constants_of_equal_numbers_keep_their_types():
     ints, floats, truths = (constant(values, torch.device("cpu")) for values in ((1, 0), (1.0, 0.0), (True, False)))
     assert [x.dtype for x in (ints, floats, truths)] == [torch.int64, torch.float32, torch.bool]
     assert constant((1, 0), torch.device("cpu")) is ints
-
-
-@pytest.mark.parametrize(
-    "given, lo, hi",
-    [
-        (index.clip(3, 2), -3, 2), (index.clip(3, 2), -40, 60), (index.clip(3, 2), -1, 1), (index.clip(3, 2), -40, 1),
-        (index.log_buckets(8, 20, causal=False), -20, 20), (index.log_buckets(8, 20, causal=True), -90, 3),
-        (Index(-2, 2, rows=(1, 0, 1, 0, 1), n=4), -2, 30),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("shape, dim", [((3, -1), 1), ((2, -1, 5), 1)])
-def test_an_expanded_table_and_its_gradient(given, lo, hi, shape, dim):
-    table = torch.randn([given.n if n < 0 else n for n in shape], dtype=torch.float64, requires_grad=True)
-    rows = given.lookup(torch.arange(lo, hi + 1))
-    plain, ours = table.index_select(dim, rows), expand(table, given, lo, hi, dim)
-    assert torch.equal(ours, plain)
-    grad = torch.randn_like(plain)
-    expected, found = (torch.autograd.grad(x, table, grad, retain_graph=True)[0] for x in (plain, ours))
-    torch.testing.assert_close(found, expected)
-    grad.select(dim, 0).fill_(float("nan"))  # reaches the row that this distance reads, and no other
-    bad = torch.autograd.grad(ours, table, grad)[0].isnan().movedim(dim, -1).flatten(0, -2).any(0)
-    assert bad.nonzero().tolist() == [[rows[0].item()]]
 
 
 @pytest.mark.parametrize(

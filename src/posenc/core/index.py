@@ -93,11 +93,6 @@ class Index:
         rows = self.rows_on(distances.device)
         return steps if rows is None else rows[steps]
 
-    def expand(self, table: Tensor, dim: int) -> Tensor:
-        """The table with one row for each distance lo .. hi along `dim`: buckets become a plain clip."""
-        rows = self.rows_on(table.device)
-        return table if rows is None else table.index_select(dim, rows)
-
     def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
         """Rows where distance(axis) gives the distances on each axis."""
         return self.lookup(distance(self.axis))
