@@ -20,7 +20,10 @@ MAY_IMPORT = {
     "functional": {"core", "engines"},
     "nn": {"core", "encodings", "functional", "nn"},
     "cli": {"__init__", "core", "encodings", "cli"},
-    **{name: {"__init__", "core", "encodings", "functional", "nn", "cli"} | APPLICATIONS for name in APPLICATIONS},
+    **{
+        name: {"__init__", "core", "encodings", "functional", "nn", "cli"} | APPLICATIONS
+        for name in sorted(APPLICATIONS)
+    },
 }
 """What each folder of posenc may import of posenc; `__init__` is the public API."""
 EXCEPTIONS = {

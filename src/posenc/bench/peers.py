@@ -277,11 +277,11 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
             parts.append(by_distance(lookup.bias[:, index.lookup(steps)]))
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
-            wide = index.expand(lookup.dot_query, 1).to(q.dtype)
+            wide = lookup.dot_query[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
             rows = (states @ wide.transpose(-1, -2)) * scale
             parts.append(lambda b, h, i, j, rows=rows, lo=lo, hi=hi: rows[b, h, i, (j - i).clamp(lo, hi) - lo])
         if lookup.dot_key is not None:
-            wide = index.expand(lookup.dot_key, 1).to(q.dtype)
+            wide = lookup.dot_key[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
             columns = (k @ wide.transpose(-1, -2)) * scale
             parts.append(lambda b, h, i, j, rows=columns, lo=lo, hi=hi: rows[b, h, j, (j - i).clamp(lo, hi) - lo])
     if plan.slopes is not None:

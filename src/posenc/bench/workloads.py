@@ -12,6 +12,7 @@ from ..core.encoding import Encoding
 from ..core.plan import Plan
 from ..core.positions import Positions
 from ..encodings.registry import create
+from ..encodings.relative_logits import RelativeLogits
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -70,7 +71,8 @@ class Problem:
         self.q, self.k, self.v, self.g = (
             self._random(case.batch, heads, n, size) for n in (case.queries, case.length, case.length, case.queries)
         )
-        self.states = self._random(case.batch, heads, case.queries, made.d_rel) if hasattr(made, "d_rel") else None
+        width = made.d_rel if isinstance(made, RelativeLogits) else None
+        self.states = None if width is None else self._random(case.batch, heads, case.queries, width)
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.case.device).to(self.case.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from html import escape
@@ -293,7 +294,7 @@ def _pool_settings(name: str) -> list[dict[str, Any]]:
     return pool
 
 
-def _label(name: str, slot: str, chosen: dict[str, tuple[str, dict[str, Any]]]) -> str:
+def _label(name: str, slot: str, chosen: Mapping[str, tuple[str, dict[str, Any]]]) -> str:
     twice = sum(other == name for other, _ in chosen.values()) > 1
     return f"{name} ({slot.upper()})" if twice else name
 
