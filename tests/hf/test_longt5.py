@@ -229,7 +229,7 @@ def test_blocks_are_made_once_for_a_mask_and_again_when_it_changes(monkeypatch):
 
 def test_report():
     model = hf.accelerate(make("transient-global"))
-    assert "2 × LongT5TransientGlobalAttention (t5) on sdpa" in str(hf.report(model))
+    assert "2 × LongT5TransientGlobalAttention (t5) on cpu" in str(hf.report(model))
     hf.accelerate(model, engine="reference")
     assert "2 × LongT5TransientGlobalAttention (t5) on reference" in str(hf.report(model))
     ids, mask = batch()

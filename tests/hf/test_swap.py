@@ -41,7 +41,7 @@ def test_an_unsupported_part_raises_before_anything_is_changed():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(relative_attention_num_buckets=17), "buckets=17 cannot be shared out"),
+        (dict(relative_attention_num_buckets=17), "buckets=17 cannot be divided between two directions"),
         (dict(relative_attention_max_distance=8), "max_distance=8 must exceed"),
     ],
 )

@@ -33,7 +33,7 @@ def batch(length=21):
     return ids, mask, segments
 
 
-@pytest.mark.parametrize("options", [{}, dict(clamp_length=7)])
+@pytest.mark.parametrize("options", [{}, dict(clamp_len=7)])
 def test_outputs_gradients_and_restore(options):
     ids, mask, segments = batch()
     inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=segments)

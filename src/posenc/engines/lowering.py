@@ -167,15 +167,18 @@ class LoweredPlan:
         """A number, or a tensor [.., H, Lq, 1]."""
         return self.plan.scale_of(self.facts.head_dim)
 
-    @cached_property
+    @property
     def offset(self) -> int | None:
-        """p_k - p_q of slots 0 and 0 where positions are consecutive and every batch row has the same offset, else None.
-
-        Explicit positions often are (`position_ids`): on a CPU they are looked at once, O(L), where L² scores follow.
-        """
+        """p_k - p_q of slots 0 and 0 where positions are consecutive and every batch row has the same offset, else None."""
         positions = self.plan.positions
         if positions.offset is not None or torch.compiler.is_compiling():
             return positions.offset
+        return self._offset_of_tokens
+
+    @cached_property  # never under torch.compile, which cannot trace its lock (Python 3.11)
+    def _offset_of_tokens(self) -> int | None:
+        """Explicit positions often are consecutive (`position_ids`): on a CPU they are read once, O(L), where L² scores follow."""
+        positions = self.plan.positions
         q_start = _consecutive_start(positions.q)
         k_start = q_start if positions.k is positions.q else _consecutive_start(positions.k)
         if q_start is None or k_start is None:
@@ -271,7 +274,8 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
     assert isinstance(index, Index)
     if index.rows is None and index.lo <= lo and hi <= index.hi:
         return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
-    if type(lo) is not int or type(hi) is not int:  # lengths that torch.compile traces as unknown
+    # lengths that torch.compile traces as unknown; and on a CPU, whose index_add has an order, nothing needs to be traced
+    if type(lo) is not int or type(hi) is not int or (table.is_cpu and torch.compiler.is_compiling()):
         return table.index_select(1, index.look(torch.arange(lo, hi + 1, device=table.device)))
     return apply_function(_Expand, table, index, lo, hi)
 
