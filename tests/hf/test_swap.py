@@ -71,7 +71,7 @@ def seamless_m4t():
 def test_absolute_models_pass_through_with_a_note(make, caplog):
     model = make()
     before = shape_of(model)
-    layer._said.clear()
+    layer._logged.clear()
     with caplog.at_level(logging.WARNING, logger="posenc.hf"):
         assert hf.accelerate(model) is model
     assert f"{make.__name__}: positions enter at the input" in caplog.text

@@ -30,6 +30,12 @@ def _waves(
         return sinusoid(-rows.distances_on(device), size, base=base, layout=layout).to(dtype)
 
 
+def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
+    """bias - shift, float32 or better: a plan's queries carry `shift`, so (q + bias)·table is a query_shift of the difference."""
+    precision = torch.promote_types(bias.dtype, torch.float32)
+    return bias.to(precision) - shift.to(precision)
+
+
 _kept_waves = lru_cache(maxsize=2)(_waves)
 """The layers of a model ask for the same one in turn, and a training loop for the same in every step."""
 
@@ -111,9 +117,7 @@ class TransformerXL(Encoding):
         return Lookup(rows, dot_query=table, query_shift=self._beyond_u(self.v))
 
     def _beyond_u(self, other: Tensor) -> Tensor:
-        """other - u, float32 or better: queries carry u already, so each further vector enters as a difference."""
-        precision = torch.promote_types(other.dtype, torch.float32)
-        return other.to(precision) - self.u.to(precision)
+        return beyond_shift(other, self.u)
 
 
 class XLNet(TransformerXL):

@@ -3,9 +3,9 @@
     attention = hf.to_posenc(model.encoder.block[0].layer[0].SelfAttention)
     hf.from_posenc(attention, model.encoder.block[0].layer[0].SelfAttention)
 
-The weights are copied. What stands around attention in a layer (residual, LayerNorm) stays outside. Some layers need
-what the model keeps elsewhere, as `shared`: a T5 layer after the first, the first one (it has the table); a DeBERTa
-layer, the encoder (table and LayerNorm).
+The weights are copied. Residual and LayerNorm around attention are not part of it. Some layers need a module that the model
+shares between them, as `shared`: a T5 layer after the first needs the first one (it has the table); a DeBERTa layer needs the
+encoder (table and LayerNorm).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..encodings.rope import convert as rotary
 from . import versions
 from .swap import UnsupportedModel
 
-Pairs = list[tuple[Tensor, Tensor]]  # ours, a view of theirs with as many numbers in the same order
+Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same elements in the same order
 
 
 def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
@@ -63,18 +63,18 @@ def _linears(attention: Attention, q: nn.Linear, k: nn.Linear, v: nn.Linear, o: 
 def _t5_table(module: Any, shared: Any) -> Tensor:
     owner = module if module.has_relative_attention_bias else shared
     if owner is None or not getattr(owner, "has_relative_attention_bias", False):
-        raise ValueError("this layer has no table of its own; give the layer that has it: to_posenc(layer, first)")
+        raise ValueError("this layer has no table; pass the layer that has it: to_posenc(layer, first)")
     return owner.relative_attention_bias.weight
 
 
 def _t5(module: Any, shared: Any) -> Attention:
     _t5_table(module, shared)
-    position = T5(
+    encoding = T5(
         heads=module.n_heads, d_model=module.d_model, buckets=module.relative_attention_num_buckets,
         max_distance=module.relative_attention_max_distance, causal=module.is_decoder,
     )  # fmt: skip
     return Attention(
-        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, encoding=position,
+        module.d_model, module.n_heads, head_dim=module.key_value_proj_dim, encoding=encoding,
         causal=module.is_decoder, dropout=module.dropout,
     )  # fmt: skip
 
@@ -88,12 +88,12 @@ def _t5_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 def _deberta(module: Any, shared: Any) -> Attention:
     core, config = module.self, module.config
     if not core.relative_attention or shared is None or not hasattr(shared, "rel_embeddings"):
-        raise ValueError("DeBERTa's positions are the encoder's: to_posenc(layer.attention, model.encoder)")
+        raise ValueError("DeBERTa's table is the encoder's; pass it: to_posenc(layer.attention, model.encoder)")
     if getattr(core, "talking_head", False):
         raise UnsupportedModel("DeBERTa's talking heads mix the scores of all heads, which posenc.Attention does not")
     second = hasattr(core, "query_proj")
     buckets = getattr(core, "position_buckets", -1)
-    position = DeBERTa(
+    encoding = DeBERTa(
         d_model=config.hidden_size, heads=core.num_attention_heads, head_dim=core.attention_head_size,
         max_distance=core.max_relative_positions, buckets=buckets if buckets > 0 else None, terms=core.pos_att_type,
         projections="shared" if getattr(core, "share_att_key", False) else "own",
@@ -101,7 +101,7 @@ def _deberta(module: Any, shared: Any) -> Attention:
         dropout=core.pos_dropout.p,
     )  # fmt: skip
     return Attention(
-        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, encoding=position,
+        config.hidden_size, core.num_attention_heads, head_dim=core.attention_head_size, encoding=encoding,
         dropout=core.dropout.p, bias=True,
     )  # fmt: skip
 
@@ -138,8 +138,8 @@ def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 
 # ---- XLNet -----------------------------------------------------------------------------------------------------
 def _xlnet(module: Any, shared: Any) -> Attention:
-    position = XLNet(d_model=module.d_model, heads=module.n_head, head_dim=module.d_head)
-    return Attention(module.d_model, module.n_head, head_dim=module.d_head, encoding=position, dropout=module.dropout.p)
+    encoding = XLNet(d_model=module.d_model, heads=module.n_head, head_dim=module.d_head)
+    return Attention(module.d_model, module.n_head, head_dim=module.d_head, encoding=encoding, dropout=module.dropout.p)
 
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
@@ -167,7 +167,7 @@ def _llama(module: Any, shared: Any) -> Attention:
 
 
 def _window(module: Any) -> tuple[int, None] | None:
-    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers ask it each time
+    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
     width = getattr(holder, "sliding_window", None)
     return None if width is None else (width - 1, None)
 
@@ -189,5 +189,5 @@ def _family(module: nn.Module):
         return _FAMILIES[type(module).__name__]
     except KeyError:
         raise UnsupportedModel(
-            f"{type(module).__name__} is not a layer that can be converted; these are: {', '.join(_FAMILIES)}"
+            f"{type(module).__name__} cannot be converted; the layers that can are {', '.join(_FAMILIES)}"
         ) from None
