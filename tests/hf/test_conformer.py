@@ -103,10 +103,10 @@ def test_layers_get_the_padding_as_it_is(name, monkeypatch):
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[1, 20:] = False
     model, seen = hf.accelerate(make(name)), []
-    attend = conformer.Conformer.posenc_seen
+    attend = conformer.Conformer.posenc_mask_options
     monkeypatch.setattr(
         conformer.Conformer,
-        "posenc_seen",
+        "posenc_mask_options",
         lambda self, mask, length: seen.append(mask.shape) or attend(self, mask, length),
     )
     model(torch.randn(2, 30, 32), mask)

@@ -149,7 +149,7 @@ ONE_LAYER = {"gptj": dict(n_layer=1), "gemma3_text": dict(sliding_window=7)}
     [*UNROTATED, ("phi", "dynamic"), ("phi3", "longrope"), ("gpt_neox", "dynamic"), ("gptj", "dynamic")],
 )
 def test_a_cache_changes_nothing_where_the_rotation_follows_the_length(family, name):
-    """One layer that follows the length: its keys do not depend on earlier ones, so each step must equal a whole
+    """One layer whose rotation depends on the length: its keys do not depend on earlier ones, so each step must equal a whole
     forward. Gemma 3 has a layer with a window before it, which keeps its rotation.
     """
     model = hf.extend(make(family, **ONE_LAYER.get(family, dict(num_hidden_layers=1))), DYNAMIC[name])
@@ -227,13 +227,13 @@ def their_table(length, kind, **parameters):
 
 @pytest.mark.parametrize("name", ["linear", "yarn", "dynamic"])
 def test_gptj(name, caplog):
-    layer._said.clear()
+    layer._logged.clear()
     model = make("gptj")
     before, plain = shape_of(model), model(IDS[:, :16]).logits
     keys = list(model.state_dict())
     with caplog.at_level(logging.WARNING, logger="posenc.hf"):
         hf.extend(model, {**SCALINGS, **DYNAMIC}[name], max_length=40)
-    assert "no word for a scaling" in caplog.text
+    assert "no field for a scaling" in caplog.text
     assert (list(model.state_dict()), model.config.max_position_embeddings) == (keys, 40)
     ours = model(IDS, use_cache=False).logits
     theirs = make("gptj", n_positions=40)
@@ -329,7 +329,7 @@ def test_what_cannot_be_extended_says_why():
     refused(make("deepseek_v3", rope_parameters=deep), SCALINGS["yarn"], "mscale_all_dim is inside every layer's scale")
     part = dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5)
     refused(make("llama", rope_parameters=part), SCALINGS["yarn"], "which YaRN.*would replace; give Proportional")
-    with pytest.raises(ValueError, match="max_length=99 cannot be said beside DynamicNTK.*leave max_length out"):
+    with pytest.raises(ValueError, match="max_length=99 cannot go with DynamicNTK.*leave max_length out"):
         hf.extend(make("llama"), DYNAMIC["dynamic"], max_length=99)
     with pytest.raises(ValueError, match="max_length=9 is shorter than the original length of YaRN"):
         hf.extend(make("llama"), SCALINGS["yarn"], max_length=9)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from posenc import functional as dispatch
 from posenc import hf
+from posenc.engines.choose import ENGINES
 from tests.hf.cases import CASES
 from tests.hf.compare import gradients_agree, outputs_agree, run
 
@@ -20,26 +20,26 @@ pytestmark = pytest.mark.gpu
 
 
 @contextmanager
-def engines_that_run():
+def record_engines():
     """The names of the engines that `attend` calls."""
-    names, before = set(), dict(dispatch.ENGINES)
+    names, before = set(), dict(ENGINES)
 
-    class Noted:
+    class Recorded:
         def __init__(self, name):
             self.name, self.engine = name, before[name]
 
-        def refuses(self, *arguments):
-            return self.engine.refuses(*arguments)
+        def __getattr__(self, attribute):
+            return getattr(self.engine, attribute)
 
-        def run(self, *arguments, **options):
+        def run(self, q, k, v, lowered):
             names.add(self.name)
-            return self.engine.run(*arguments, **options)
+            return self.engine.run(q, k, v, lowered)
 
-    dispatch.ENGINES.update({name: Noted(name) for name in before})
+    ENGINES.update({name: Recorded(name) for name in before})
     try:
         yield names
     finally:
-        dispatch.ENGINES.update(before)
+        ENGINES.update(before)
 
 
 def moved(inputs, device, dtype=None):
@@ -60,7 +60,7 @@ def check(name, device="cuda"):
     truth, gradients = run(model, inputs, mask)
     everywhere, _ = run(model, inputs, None, backward=False)
     theirs, _ = run(low, low_inputs, mask)
-    with engines_that_run() as names:
+    with record_engines() as names:
         ours, our_gradients = run(hf.accelerate(model), inputs, mask)
         reduced, reduced_gradients = run(hf.accelerate(low), low_inputs, mask)
     assert "triton" in names and names <= {"triton", "sdpa"}, names

@@ -204,7 +204,7 @@ def test_a_layer_without_a_mask_sees_everything():
     outputs_agree(hf.accelerate(attention)(states)[0], theirs)
 
 
-def test_blocks_are_made_once_for_a_mask_and_again_when_it_changes(monkeypatch):
+def test_blocks_are_made_once_for_a_call(monkeypatch):
     calls = []
     make_ids = longt5.modeling_longt5._make_global_fixed_block_ids
     monkeypatch.setattr(
@@ -217,11 +217,12 @@ def test_blocks_are_made_once_for_a_mask_and_again_when_it_changes(monkeypatch):
         if change is not None:
             mask[0, change:] = 0
         calls.clear()
-        with torch.inference_mode():  # what is made here must not be kept: training could not use it
+        with torch.inference_mode():
             model(input_ids=ids, attention_mask=mask)
-        assert len(calls) == 2
+        assert len(calls) == 1
         ours = model(input_ids=ids, attention_mask=mask).last_hidden_state
-        assert len(calls) == 3
+        assert len(calls) == 2
+        assert not hasattr(mask, "posenc_blocks")
         ours.sum().backward()
         theirs = original(input_ids=ids, attention_mask=mask).last_hidden_state
         outputs_agree(ours[mask != 0], theirs[mask != 0])
@@ -229,7 +230,7 @@ def test_blocks_are_made_once_for_a_mask_and_again_when_it_changes(monkeypatch):
 
 def test_report():
     model = hf.accelerate(make("transient-global"))
-    assert "2 × LongT5TransientGlobalAttention (t5) on sdpa" in str(hf.report(model))
+    assert "2 × LongT5TransientGlobalAttention (t5) on cpu" in str(hf.report(model))
     hf.accelerate(model, engine="reference")
     assert "2 × LongT5TransientGlobalAttention (t5) on reference" in str(hf.report(model))
     ids, mask = batch()
@@ -238,11 +239,26 @@ def test_report():
     outputs_agree(ours, theirs)
 
 
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_window_and_summaries_merge(monkeypatch, engine):
+    """The way that a GPU takes, on a CPU's engines."""
+    ids, mask = batch()
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    model = make("transient-global", LongT5EncoderModel)
+    theirs, their_gradients = run(model, inputs, mask)
+    monkeypatch.setattr(longt5, "runs_in_steps", lambda q: False)
+    ours, gradients = run(hf.accelerate(model, engine=engine), inputs, mask)
+    outputs_agree(ours, theirs)
+    gradients_agree(gradients, their_gradients)
+
+
 MERGED = """
 from posenc import hf
+from posenc.hf import longt5
 from tests.hf import test_longt5
 from tests.hf.compare import same
 
+longt5.runs_in_steps = lambda q: False
 ids, mask = test_longt5.batch()
 model = test_longt5.make("transient-global", test_longt5.LongT5EncoderModel, num_layers=1, num_heads=2)
 assert "LongT5TransientGlobalAttention (t5) on triton" in str(hf.report(hf.accelerate(model)))

@@ -41,7 +41,7 @@ def test_an_unsupported_part_raises_before_anything_is_changed():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(relative_attention_num_buckets=17), "buckets=17 cannot be shared out"),
+        (dict(relative_attention_num_buckets=17), "buckets=17 cannot be divided between two directions"),
         (dict(relative_attention_max_distance=8), "max_distance=8 must exceed"),
     ],
 )
@@ -71,7 +71,7 @@ def seamless_m4t():
 def test_absolute_models_pass_through_with_a_note(make, caplog):
     model = make()
     before = shape_of(model)
-    layer._said.clear()
+    layer._logged.clear()
     with caplog.at_level(logging.WARNING, logger="posenc.hf"):
         assert hf.accelerate(model) is model
     assert f"{make.__name__}: positions enter at the input" in caplog.text

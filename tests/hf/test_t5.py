@@ -124,7 +124,7 @@ def test_output_attentions_falls_back_for_that_call_and_says_so_once(caplog):
     inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
     theirs = model(**inputs, output_attentions=True)
     hf.accelerate(model)
-    layer._said.clear()
+    layer._logged.clear()
     with caplog.at_level(logging.WARNING, logger="posenc.hf"):
         ours = model(**inputs, output_attentions=True)
         model(**inputs, output_attentions=True)

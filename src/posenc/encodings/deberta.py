@@ -12,6 +12,7 @@ from ..core import index
 from ..core.encoding import Encoding, Host
 from ..core.errors import OptionError
 from ..core.formulas import head_size
+from ..core.index import Index
 from ..core.options import require_bool, require_choice, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
@@ -140,15 +141,8 @@ class DeBERTa(Encoding):
             table = nn.functional.dropout(table, self.dropout)
         k_r = self._heads(key(table)) if "c2p" in self.active else None
         q_r = self._heads(query(table)) if "p2c" in self.active else None
-        if self.sign == "checkpoint":
-            lookups: tuple[Lookup, ...] = (Lookup(self.index, dot_query=k_r, dot_key=q_r),)
-        else:
-            lookups = tuple(
-                lookup
-                for lookup in (Lookup(self.index, dot_query=k_r), Lookup(self.back_index, dot_key=q_r))
-                if lookup.dot_query is not None or lookup.dot_key is not None
-            )
-        return Plan(positions, lookups=lookups, scale=(self.head_dim * (1 + len(self.active))) ** -0.5)
+        back = self.index if self.sign == "checkpoint" else self.back_index
+        return plan_disentangled(positions, self.head_dim, len(self.active), self.index, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
         if self.projections == "own":
@@ -167,3 +161,16 @@ class DeBERTa(Encoding):
                 "deberta needs as many key heads as query heads"
             )
         return projected.view(-1, self.heads, self.head_dim).transpose(0, 1)
+
+
+def plan_disentangled(
+    positions: Positions, head_dim: int, terms: int, rows: Index, k_r: Tensor | None, q_r: Tensor | None,
+    back: Index | None = None,
+) -> Plan:  # fmt: skip
+    """K_r and Q_r, [heads, n, head_dim] each or None, as a plan; `back` is the index of Q_r, by default that of K_r."""
+    if back is None or back == rows:
+        lookups = [Lookup(rows, dot_query=k_r, dot_key=q_r)] if k_r is not None or q_r is not None else []
+    else:
+        lookups = [] if k_r is None else [Lookup(rows, dot_query=k_r)]
+        lookups += [] if q_r is None else [Lookup(back, dot_key=q_r)]
+    return Plan(positions, lookups=tuple(lookups), scale=(head_dim * (1 + terms)) ** -0.5)

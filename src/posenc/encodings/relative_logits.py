@@ -9,6 +9,7 @@ from ..core import index
 from ..core.encoding import Encoding
 from ..core.errors import OptionError
 from ..core.formulas import head_size
+from ..core.index import Index
 from ..core.options import WIDEST, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
@@ -74,15 +75,21 @@ class RelativeLogits(Encoding):
 
     def plan_states(self, positions: Positions, states: Tensor) -> Plan:
         """The plan for states [B, heads, Lq, d_rel] that were made elsewhere."""
-        table = nn.functional.pad(self.bank.flip(1).t(), (0, 0, 1, 1))[None]  # rows run from the far past to 0
-        # the original adds r·bank unscaled, while a plan's dots stand inside the scale
-        lookup = Lookup(self.index, dot_query=table, states=states / self.scale)
-        return Plan(positions, lookups=(lookup,), scale=self._scale(positions, states.device))
+        return plan_bank(positions, self.index, states, self.bank, self.scale, self.temper)
 
-    def _scale(self, positions: Positions, device: torch.device) -> float | Tensor:
-        if self.temper is None:
-            return self.scale
-        alpha, floor = self.temper
-        count = positions.q_positions(device).to(torch.promote_types(self.bank.dtype, torch.float32)) + 1.0
-        temperature = 1.0 + alpha * (count / floor).clamp(min=1.0).log()
-        return self.scale * (temperature if temperature.dim() == 1 else temperature[:, None])
+
+def plan_bank(
+    positions: Positions, index: Index, states: Tensor, bank: Tensor, scale: float, temper: tuple[float, float] | None
+) -> Plan:
+    """RelativeLogits' plan for any states [B, H, Lq, d_rel] and bank [d_rel, n]; index: clip(n, 1)."""
+    table = nn.functional.pad(bank.flip(1).t(), (0, 0, 1, 1))[None]  # rows run from the far past to 0
+    # r·bank is added unscaled, while a plan's dots stand inside the scale
+    lookup = Lookup(index, dot_query=table, states=states / scale)
+    if temper is None:
+        return Plan(positions, lookups=(lookup,), scale=scale)
+    alpha, floor = temper
+    count = positions.q_positions(states.device).to(torch.promote_types(bank.dtype, torch.float32)) + 1.0
+    temperature = 1.0 + alpha * (count / floor).clamp(min=1.0).log()
+    return Plan(
+        positions, lookups=(lookup,), scale=scale * (temperature if temperature.dim() == 1 else temperature[:, None])
+    )

@@ -30,6 +30,12 @@ def _waves(
         return sinusoid(-rows.distances_on(device), size, base=base, layout=layout).to(dtype)
 
 
+def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
+    """bias - shift, float32 or better: a plan's queries carry `shift`, so (q + bias)·table is a query_shift of the difference."""
+    precision = torch.promote_types(bias.dtype, torch.float32)
+    return bias.to(precision) - shift.to(precision)
+
+
 _kept_waves = lru_cache(maxsize=2)(_waves)
 """The layers of a model use the same waves one after another, and a training loop the same in every step."""
 
@@ -114,9 +120,7 @@ class TransformerXL(Encoding):
         return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
 
     def _beyond_content_bias(self, other: Tensor) -> Tensor:
-        """other - content_bias, in float32 or better: the plan's shift adds content_bias to the queries of every term."""
-        precision = torch.promote_types(other.dtype, torch.float32)
-        return other.to(precision) - self.content_bias.to(precision)
+        return beyond_shift(other, self.content_bias)
 
 
 class XLNet(TransformerXL):

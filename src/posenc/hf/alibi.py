@@ -2,7 +2,8 @@
 
     s = q·k / sqrt(d) - m_h (i - j),   causal
 
-BLOOM counts positions over real tokens only, so padded rows carry their own: a bias for each key.
+Replaces BloomAttention (modeling_bloom.py 166-312), BloomModel.build_alibi_tensor and MptAttention (modeling_mpt.py 65-136)
+of transformers 5.22. BLOOM counts positions over real tokens only, so rows with padding have their own: a bias for each key.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         return None
 
     def posenc_plan(self, positions: Positions, alibi: Tensor) -> Plan:
-        """alibi: empty without padding, positions [B, Lk] with it, or the original's [B * H, 1, Lk]."""
+        """alibi: empty without padding, positions [B, Lk] with padding, or the original's [B * H, 1, Lk]."""
         if alibi.dim() == 1:
             return Plan(positions, scale=self.inv_norm_factor, slopes=self.posenc_slope(alibi.device))
         if alibi.dim() == 2:
             keys = self.posenc_slope(alibi.device)[:, None] * alibi[:, None, :]
         else:
             keys = alibi.reshape(-1, self.num_heads, alibi.shape[-1])
-        still = keys.new_zeros(1, self.num_heads, positions.q_length)
-        return Plan(positions, scale=self.inv_norm_factor, decay=(still, -keys))
+        zeros = keys.new_zeros(1, self.num_heads, positions.q_length)
+        return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        nothing = self.dense.weight.new_zeros(0)
-        return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), nothing), {"causal": True}
+        no_padding = self.dense.weight.new_zeros(0)
+        return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), no_padding), {"causal": True}
 
     def forward(
         self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False,
@@ -71,9 +72,9 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), alibi)
-        seen = masks.seen(attention_mask, q.shape[2], causal=True)
-        blind = masks.before_all_keys(seen, q.shape[2])
-        out = self.dense(self.posenc_run(q, k, v, plan, seen, self.attention_dropout.p, blind))
+        options = masks.mask_options(attention_mask, q.shape[2], causal=True)
+        fully_masked = masks.before_all_keys(options, q.shape[2])
+        out = self.dense(self.posenc_run(q, k, v, plan, options, self.attention_dropout.p, fully_masked))
         return residual + nn.functional.dropout(out, self.hidden_dropout, self.training), None
 
 
@@ -90,13 +91,13 @@ class BloomModel(Part, modeling_bloom.BloomModel):
 
 
 class Padding(NamedTuple):
-    """MPT's mask without causality, for it loses its dtype on the way: [B, 1, 1, Lk] or [1, 1, 1, 1]."""
+    """MPT's mask without causality. Its own type marks it: the model converts masks to bool, so their dtype cannot."""
 
-    hidden: Tensor  # bool, True for padding
+    padding: Tensor  # bool [B, 1, 1, Lk] or [1, 1, 1, 1], True for padding
 
 
 class MptAttention(Sloped, modeling_mpt.MptAttention):
-    """Its masks are boolean with True for what may not be seen, padding included."""
+    """Its masks are boolean, True where masked."""
 
     original = modeling_mpt.MptAttention
 
@@ -118,15 +119,15 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), q.device)
-        hidden = attention_mask.hidden
-        key_mask = None if hidden.shape[-1] == 1 else ~hidden[:, 0, 0]
-        seen = {"causal": q.shape[2] > 1, "key_mask": key_mask}
-        blind = masks.before_all_keys(seen, q.shape[2])
-        return self.out_proj(self.posenc_run(q, k, v, plan, seen, self.attn_dropout_p, blind)), None
+        padding = attention_mask.padding
+        key_mask = None if padding.shape[-1] == 1 else ~padding[:, 0, 0]
+        options = {"causal": q.shape[2] > 1, "key_mask": key_mask}
+        fully_masked = masks.before_all_keys(options, q.shape[2])
+        return self.out_proj(self.posenc_run(q, k, v, plan, options, self.attn_dropout_p, fully_masked)), None
 
 
 class MptBlock(Part, modeling_mpt.MptBlock):
-    """Marks the mask for its attention; in a block, so that a checkpointed one does it again."""
+    """Marks the mask for its attention. The block does so, so that a checkpointed block repeats it."""
 
     original = modeling_mpt.MptBlock
 
@@ -143,11 +144,11 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     if masks.wants_attentions(model, kwargs):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    tokens = masks.tokens_of(kwargs)
     cache = kwargs.get("past_key_values")
     mask = kwargs.get("attention_mask")
-    whole = mask is None or not mask.is_floating_point()  # the original counts positions in fractions, too
-    if tokens is not None and masks.grows(cache) and whole:
+    is_integer = mask is None or not mask.is_floating_point()  # with a float mask the original has fractional positions
+    if tokens is not None and masks.grows(cache) and is_integer:
         keys = masks.past(cache) + tokens.shape[1]
         kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device)
     return (), kwargs
@@ -155,13 +156,13 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     kwargs = dict(masks.by_name(model, args, kwargs))
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    tokens = masks.tokens_of(kwargs)
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
         return (), kwargs
     compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
     if masks.is_compact(compact):
-        kwargs["attention_mask"] = 1 - compact  # the model turns it to bool: True is masked
+        kwargs["attention_mask"] = 1 - compact  # the model converts it to bool: True is masked
         kwargs["output_attentions"] = NoAttentions()
     return (), kwargs
 

@@ -3,8 +3,11 @@
     relative       s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)                       (Transformer-XL's)
     relative_key   s = [ q·k_j + q·a[clip(j - i, -left, right)] ] / sqrt(d)                   (Shaw's, on keys)
 
-The originals make the second term dense, [B, H, L, L], in every layer, and the padding mask, [B, 1, L, L], once. Their
-encoders read the padding themselves too, so it must reach them as it is, [B, L]; here it reaches the layers so as well.
+Replaces, in transformers 5.22, Wav2Vec2ConformerSelfAttention (modeling_wav2vec2_conformer.py 496-599),
+Wav2Vec2BertSelfAttention (modeling_wav2vec2_bert.py 321-433), SeamlessM4TConformerSelfAttention (modeling_seamless_m4t.py
+516-621), SeamlessM4Tv2ConformerSelfAttention (modeling_seamless_m4t_v2.py 395-483) and the masks of their encoders. The
+originals make the second term dense, [B, H, L, L], in every layer, and the padding mask, [B, 1, L, L], once. Their encoders
+read the padding [B, L] themselves, too; here the layers get it in that form as well.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
 
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
+from ..encodings.transformer_xl import beyond_shift
 from . import masks
-from .layer import Layer, Part, against, split
+from .layer import Layer, Part, split
 
 
 class Conformer(Layer):
@@ -37,7 +41,7 @@ class Conformer(Layer):
         kind = module.position_embeddings_type
         if kind in (None, "relative", "relative_key", "rotary"):
             return None
-        return f"has position_embeddings_type={kind!r}; known are relative, relative_key and rotary"
+        return f"has position_embeddings_type={kind!r}; supported are relative, relative_key and rotary"
 
     def posenc_index_of(self) -> Index | None:
         if self.position_embeddings_type != "relative_key":
@@ -52,8 +56,8 @@ class Conformer(Layer):
         if self.position_embeddings_type == "relative" and waves is not None:
             # rows run from i - j = L - 1 down to 1 - L
             table = self.linear_pos(waves[0]).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
-            bias = against(self.pos_bias_v, self.pos_bias_u, table, self.scaling)
-            lookup = Lookup(Index(1 - length, length - 1), bias=bias, dot_query=table)
+            shift = beyond_shift(self.pos_bias_v, self.pos_bias_u)
+            lookup = Lookup(Index(1 - length, length - 1), dot_query=table, query_shift=shift)
             return Plan(positions, shift=self.pos_bias_u, lookups=(lookup,), scale=self.scaling)
         return Plan(positions, scale=self.scaling)
 
@@ -62,12 +66,12 @@ class Conformer(Layer):
         waves = weight.new_zeros(1, 2 * length - 1, weight.shape[1])
         return self.num_heads, self.head_size, self.posenc_plan(length, waves, weight.dtype), {}
 
-    def posenc_seen(self, mask: Tensor | None, length: int) -> dict[str, Any]:
+    def posenc_mask_options(self, mask: Tensor | None, length: int) -> dict[str, Any]:
         if mask is None or mask.dim() == 2:
             return {"key_mask": None if mask is None else mask.bool()}
         if _chunked(self.config, length):
-            return masks.seen(mask, length, causal=False)
-        row = mask[:, 0, 0]  # compiled: the original's dense mask, whose rows are alike
+            return masks.mask_options(mask, length, causal=False)
+        row = mask[:, 0, 0]  # under torch.compile: the original's dense mask, whose rows are equal
         return {"key_mask": row if row.dtype == torch.bool else row == 0}
 
     def forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **kwargs):
@@ -79,14 +83,14 @@ class Conformer(Layer):
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )
             return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
-        turned = hidden_states
+        rotated = hidden_states
         if self.position_embeddings_type == "rotary":
-            turned = self._apply_rotary_embedding(hidden_states, relative_position_embeddings)
-        q, k = split(self.linear_q(turned), self.head_size), split(self.linear_k(turned), self.head_size)
+            rotated = self._apply_rotary_embedding(hidden_states, relative_position_embeddings)
+        q, k = split(self.linear_q(rotated), self.head_size), split(self.linear_k(rotated), self.head_size)
         v = split(self.linear_v(hidden_states), self.head_size)
         plan = self.posenc_plan(q.shape[2], relative_position_embeddings, q.dtype)
-        seen = self.posenc_seen(attention_mask, q.shape[2])
-        return self.linear_out(self.posenc_run(q, k, v, plan, seen, self.dropout.p)), None
+        options = self.posenc_mask_options(attention_mask, q.shape[2])
+        return self.linear_out(self.posenc_run(q, k, v, plan, options, self.dropout.p)), None
 
 
 class Wav2Vec2ConformerSelfAttention(Conformer, modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention):
@@ -105,8 +109,8 @@ class SeamlessM4Tv2ConformerSelfAttention(Conformer, modeling_seamless_m4t_v2.Se
     original = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention
 
 
-class Undivided:
-    """A configuration that asks transformers for the mask of a kernel that takes [B, L]; all else is the model's."""
+class PaddingMaskConfig:
+    """The model's configuration, except that transformers makes the mask of FlashAttention from it: the padding [B, L]."""
 
     _attn_implementation = "flash_attention_2"
 
@@ -121,12 +125,12 @@ class _Encoder(Part):
     """An encoder that makes no dense mask."""
 
     def posenc_prepare(self) -> None:
-        self.posenc_config = self.__dict__["config"]  # under its own name torch 2.11 looks for it here without end
+        self.posenc_config = self.__dict__["config"]  # `config` itself sends torch 2.11 into an endless recursion
 
     @property
     def config(self) -> Any:
         own = self.posenc_config
-        return own if torch.compiler.is_compiling() else Undivided(own)  # that mask is made by looking at its values
+        return own if torch.compiler.is_compiling() else PaddingMaskConfig(own)  # making that mask reads its values
 
 
 class Wav2Vec2ConformerEncoder(_Encoder, modeling_wav2vec2_conformer.Wav2Vec2ConformerEncoder):
@@ -146,12 +150,12 @@ class SeamlessM4Tv2ConformerEncoder(_Encoder, modeling_seamless_m4t_v2.SeamlessM
 
     def _apply_chunk_attention(self, attention_mask, hidden_states):
         if not _chunked(self.config, hidden_states.shape[1]):
-            return attention_mask  # one chunk hides nothing
+            return attention_mask  # one chunk masks nothing
         return super()._apply_chunk_attention(attention_mask, hidden_states)
 
 
 def _chunked(config: Any, length: int) -> bool:
-    """Whether chunks hide anything; their mask is dense, and read as it is."""
+    """Whether chunks mask anything; their mask is dense."""
     size = getattr(config, "speech_encoder_chunk_size", None)
     return size is not None and length > size
 

@@ -3,9 +3,9 @@
     attention = hf.to_posenc(model.encoder.block[0].layer[0].SelfAttention)
     hf.from_posenc(attention, model.encoder.block[0].layer[0].SelfAttention)
 
-The weights are copied. What stands around attention in a layer (residual, LayerNorm) stays outside. Some layers need
-what the model keeps elsewhere, as `shared`: a T5 layer after the first, the first one (it has the table); a DeBERTa
-layer, the encoder (table and LayerNorm).
+The weights are copied. Residual and LayerNorm around attention are not part of it. Some layers need a module that the model
+shares between them, as `shared`: a T5 layer after the first needs the first one (it has the table); a DeBERTa layer needs the
+encoder (table and LayerNorm).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..encodings.rope import convert as rotary
 from . import versions
 from .swap import UnsupportedModel
 
-Pairs = list[tuple[Tensor, Tensor]]  # ours, a view of theirs with as many numbers in the same order
+Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same elements in the same order
 
 
 def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
@@ -63,7 +63,7 @@ def _linears(attention: Attention, q: nn.Linear, k: nn.Linear, v: nn.Linear, o: 
 def _t5_table(module: Any, shared: Any) -> Tensor:
     owner = module if module.has_relative_attention_bias else shared
     if owner is None or not getattr(owner, "has_relative_attention_bias", False):
-        raise ValueError("this layer has no table of its own; give the layer that has it: to_posenc(layer, first)")
+        raise ValueError("this layer has no table; pass the layer that has it: to_posenc(layer, first)")
     return owner.relative_attention_bias.weight
 
 
@@ -84,7 +84,7 @@ def _t5_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 def _deberta(module: Any, shared: Any) -> Attention:
     core, config = module.self, module.config
     if not core.relative_attention or shared is None or not hasattr(shared, "rel_embeddings"):
-        raise ValueError("DeBERTa's positions are the encoder's: to_posenc(layer.attention, model.encoder)")
+        raise ValueError("DeBERTa's table is the encoder's; pass it: to_posenc(layer.attention, model.encoder)")
     if getattr(core, "talking_head", False):
         raise UnsupportedModel("DeBERTa's talking heads mix the scores of all heads, which posenc.Attention does not")
     return Attention(
@@ -158,7 +158,7 @@ def _llama(module: Any, shared: Any) -> Attention:
 
 
 def _window(module: Any) -> tuple[int, None] | None:
-    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers ask it each time
+    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
     width = getattr(holder, "sliding_window", None)
     return None if width is None else (width - 1, None)
 
@@ -180,5 +180,5 @@ def _family(module: nn.Module):
         return _FAMILIES[type(module).__name__]
     except KeyError:
         raise UnsupportedModel(
-            f"{type(module).__name__} is not a layer that can be converted; these are: {', '.join(_FAMILIES)}"
+            f"{type(module).__name__} cannot be converted; the layers that can are {', '.join(_FAMILIES)}"
         ) from None

@@ -2,8 +2,9 @@
 
     s = [ q_i·k_j + q_i·K_r[δ(i-j)] + k_j·Q_r[δ(i-j)] ] / sqrt(t d)        t = 1 + number of terms
 
-K_r and Q_r are the shared table through projections: the layer's own for positions, or (v2, v3: share_att_key) those
-of its keys and queries. The encoders build a [B, 1, L, L] mask and an [1, L, L] distance matrix; here they do not.
+K_r and Q_r are projections of the shared table: by the layer's own position projections, or (v2, v3: share_att_key) by
+those of its keys and queries. Replaces DisentangledSelfAttention (modeling_deberta.py 149-346, modeling_deberta_v2.py
+137-348) of transformers 5.22, and the mask [B, 1, L, L] and the distances [1, L, L] of DebertaEncoder and DebertaV2Encoder.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
-from .. import Index, Lookup, Plan, Positions
+from .. import Index, Plan, Positions
 from ..core import index
+from ..encodings.deberta import plan_disentangled
 from . import masks
 from .layer import Layer, Part, split
 
@@ -24,7 +26,7 @@ TERMS = {"c2p", "p2c"}
 
 
 class Disentangled(Layer):
-    """What v1 and v2 share."""
+    """The part that v1 and v2 share."""
 
     encoding = "deberta"
 
@@ -45,24 +47,20 @@ class Disentangled(Layer):
 
     def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
         positions, terms = Positions(length), self.pos_att_type
-        scale = (self.attention_head_size * (1 + len(terms))) ** -0.5
-        if table is None or not self.relative_attention or not terms:
-            return Plan(positions, scale=scale)
-        table, rows = self.posenc_rows(self.pos_dropout(table), length)
-        key, query = self.posenc_projections()
-        lookup = Lookup(
-            rows,
-            dot_query=self.posenc_heads(key(table)) if "c2p" in terms else None,
-            dot_key=self.posenc_heads(query(table)) if "p2c" in terms else None,
-        )
-        return Plan(positions, lookups=(lookup,), scale=scale)
+        k_r = q_r = rows = None
+        if table is not None and self.relative_attention:
+            table, rows = self.posenc_rows(self.pos_dropout(table), length)
+            key, query = self.posenc_projections()
+            k_r = self.posenc_heads(key(table)) if "c2p" in terms else None
+            q_r = self.posenc_heads(query(table)) if "p2c" in terms else None
+        return plan_disentangled(positions, self.attention_head_size, len(terms), rows, k_r, q_r)
 
     def posenc_rows(self, table: Tensor, length: int) -> tuple[Tensor, Index]:
         """The table's rows that a length needs, and their index."""
         return table[: self.posenc_index.n], self.posenc_index
 
     def posenc_projections(self):
-        """The modules that turn the table into K_r and into Q_r."""
+        """The modules that project the table to K_r and to Q_r."""
         raise NotImplementedError
 
     def posenc_heads(self, rows: Tensor) -> Tensor:
@@ -90,7 +88,7 @@ class Disentangled(Layer):
     ):
         if output_attentions or relative_pos is not None:
             if output_attentions:
-                masks.say_dense()
+                masks.log_dense()
             return super().forward(
                 hidden_states,
                 _dense(attention_mask, hidden_states.shape[1]),
@@ -101,11 +99,12 @@ class Disentangled(Layer):
             )
         q, k, v = self.posenc_projected(hidden_states, query_states)
         plan = self.posenc_plan(k.shape[2], rel_embeddings)
-        seen = masks.seen(_boolean(attention_mask), q.shape[2], causal=False)
-        return self.posenc_run(q, k, v, plan, seen, self.dropout.p, _blind(attention_mask, seen)), None
+        options = masks.mask_options(_boolean(attention_mask), q.shape[2], causal=False)
+        fully_masked = _fully_masked(attention_mask, options)
+        return self.posenc_run(q, k, v, plan, options, self.dropout.p, fully_masked), None
 
     def posenc_distances(self, states: Tensor) -> Tensor | None:
-        """The distances as the original's own function makes them."""
+        """The distances that the original's own function computes."""
         raise NotImplementedError
 
 
@@ -113,7 +112,7 @@ class DebertaSelfAttention(Disentangled, modeling_deberta.DisentangledSelfAttent
     original = modeling_deberta.DisentangledSelfAttention
 
     def posenc_projected(self, hidden_states, query_states):
-        # in_proj holds [q, k, v] for each head in turn
+        # in_proj holds [q, k, v] of head 0, then of head 1, ...
         shape = (self.num_attention_heads, 3, self.attention_head_size)
         q, k, v = self.in_proj(hidden_states).unflatten(-1, shape).permute(3, 0, 2, 1, 4)
         if query_states is not None:
@@ -126,7 +125,7 @@ class DebertaSelfAttention(Disentangled, modeling_deberta.DisentangledSelfAttent
         span = min(length, most)
         if span == most:
             return table, self.posenc_index
-        return table[most - span : most + span], Index(-span + 1, span - 1, tuple(range(2 * span - 1, 0, -1)), 2 * span)
+        return table[most - span : most + span], index.deberta_buckets(span)
 
     def posenc_projections(self):
         return getattr(self, "pos_proj", None), getattr(self, "pos_q_proj", None)
@@ -149,7 +148,7 @@ class DebertaV2SelfAttention(Disentangled, modeling_deberta_v2.DisentangledSelfA
         return getattr(self, "pos_key_proj", None), getattr(self, "pos_query_proj", None)
 
     def posenc_distances(self, states):
-        return None  # the original makes them itself
+        return None  # the original computes them itself
 
 
 class _Encoder(Part):
@@ -173,19 +172,19 @@ class DebertaV2Encoder(_Encoder, modeling_deberta_v2.DebertaV2Encoder):
 
 
 def _boolean(mask: Tensor | None) -> Tensor | None:
-    """Masks of the user's own hold ones and zeros of any type here."""
+    """A user's own mask holds ones and zeros of any dtype."""
     return mask if mask is None or masks.is_compact(mask) else mask.bool()
 
 
-def _blind(given: Tensor | None, seen: dict[str, Any]) -> Tensor | None:
-    """[B, L]: a padded query sees nothing, like one without a key in a mask of the user's own."""
-    if masks.is_compact(given):
-        return None if seen["key_mask"] is None else ~seen["key_mask"]
-    return ~seen["mask"].any(-1)[:, 0] if "mask" in seen else None
+def _fully_masked(mask: Tensor | None, options: dict[str, Any]) -> Tensor | None:
+    """[B, L]: padded queries, and those without a visible key in a user's own mask."""
+    if masks.is_compact(mask):
+        return None if options["key_mask"] is None else ~options["key_mask"]
+    return ~options["mask"].any(-1)[:, 0] if "mask" in options else None
 
 
 def _dense(mask: Tensor, length: int) -> Tensor:
-    """The compact mask as the original's: a padded query sees nothing."""
+    """The compact mask in the original's form: a padded query is fully masked."""
     if not masks.is_compact(mask):
         return mask
     return (mask * mask.transpose(-1, -2)).expand(-1, 1, length, length).to(torch.int64)

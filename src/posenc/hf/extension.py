@@ -1,15 +1,15 @@
 """extend: give a rotary model a longer context, in memory and in its configuration.
 
     posenc.hf.extend(model, posenc.scaling.YaRN(factor=4, original=4096))
-    model.save_pretrained(folder)                # transformers' own words: from_pretrained finds the same rotation
+    model.save_pretrained(folder)                # from_pretrained makes the same rotation, without posenc
 
-The rotation is made by transformers' class from the configuration as it will be read, and its frequencies must be
-those of posenc's scaling, so what runs is what will be loaded. A scaling that a configuration has no word for, and that
-does not follow the length, is said as LongRoPE's: a divisor for each pair (Phi-3's knows no other).
+transformers' own class makes the rotation from the new configuration, and its frequencies must equal those of posenc's
+scaling: the model runs the rotation that from_pretrained will load. Where transformers has no rope_type for a scaling that
+does not depend on the length, the configuration uses LongRoPE's, a divisor for each pair (Phi-3 has no other).
 
-Length-dependent scalings need keys that are cached unrotated: unrotated.py. Where each kind of layer has a rotation of
-its own (Gemma 3), the full-attention layers are scaled; those with a window never see further than it. GPT-J's layers
-read a table, and its configuration has no word for a scaling: the table is made anew, and again after from_pretrained.
+Length-dependent scalings need a cache of unrotated keys: unrotated.py. Where each kind of layer has its own rotation
+(Gemma 3), only the full-attention layers are scaled: a window does not grow with the text. GPT-J's layers read a table, and
+its configuration has no field for a scaling: `extend` replaces the table, and must be called again after from_pretrained.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
 from . import versions
-from .layer import say
+from .layer import log_once
 from .swap import UnsupportedModel
-from .unrotated import UNROTATED, GPTJAttention, Turns
+from .unrotated import UNROTATED, CosSin, GPTJAttention
 
 FULL = "full_attention"
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""What a configuration says of its rotation that no scaling changes."""
+"""Fields of a configuration's rotation that no scaling changes."""
 
 
 class Rotary(nn.Module):
-    """(x, position_ids) -> (cos, sin), halves: what `model.rotary_emb` is asked for, with a kind of layer or without."""
+    """(x, position_ids) -> (cos, sin), halves: a `model.rotary_emb` by posenc, for models with one kind of layer or more."""
 
     def __init__(self, ropes: dict[str | None, RoPE]):
         super().__init__()
-        self.__dict__["ropes"] = ropes  # a plain attribute: no part of the model
+        self.__dict__["ropes"] = ropes  # a plain attribute, not a submodule
 
     @torch.no_grad()
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Turns:
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> CosSin:
         rope = self.__dict__["ropes"][layer_type]
         positions = position_ids.expand(x.shape[0], -1) if rope.length_dependent else position_ids
-        return Turns.of(rope, positions, x.dtype)
+        return CosSin.of(rope, positions, x.dtype)
 
 
 @dataclass
 class Change:
-    """A rotation to be swapped, checked."""
+    """A checked replacement of one rotary_emb."""
 
     parent: Any
     child: Any
     made: nn.Module
-    said: dict[str, Any]  # what the configuration is to say
+    values: dict[str, Any]  # new values of the configuration's attributes
     before: dict[str, Any]
-    follows: set[str | None]  # the kinds of layers whose rotation follows the length
+    length_dependent: set[str | None]  # the kinds of layers whose rotation depends on the length
 
 
 def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None = None) -> nn.Module:
     """Swap the rotation of a Llama-like model; returns the same model.
 
     scaling      an object of posenc.scaling (None: plain RoPE)
-    max_length   the context length that the configuration is to state; default: factor · original (dynamic NTK: the
-                 original, for transformers reads it there)
+    max_length   max_position_embeddings of the configuration; default: factor · original (dynamic NTK: the original,
+                 which transformers reads there)
 
-    The configuration is changed to transformers' own words for it. `restore` undoes both. Everything is checked before
+    The configuration gets transformers' own fields for the scaling. `restore` undoes both. Everything is checked before
     anything is changed.
     """
     versions.check()
     if any("posenc_before" in module.__dict__ for module in model.modules()):
-        raise UnsupportedModel("this model is extended already; posenc.hf.restore(model) first")
+        raise UnsupportedModel("this model is already extended; call posenc.hf.restore(model) first")
     original = getattr(scaling, "original", 1)
     if max_length is not None and max_length < original:
         raise ValueError(f"max_length={max_length} is shorter than the original length of {scaling}")
@@ -85,19 +85,21 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
     if not found and not tables:
         raise UnsupportedModel(
             f"{type(model).__name__} has no rotary_emb to swap; Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX have one, "
-            "and GPT-J's tables are known"
+            "and GPT-J's tables are supported"
         )
     changes = [_change(parent, child, scaling, max_length) for parent, child in found]
     own = [_rope(layer.config, None, scaling) for layer in tables]
-    follows = set().union(*(one.follows for one in changes), {None} if any(r.length_dependent for r in own) else ())
-    layers = _unrotated([one.parent for one in changes] + tables, scaling, follows) if follows else []
+    kinds = set().union(
+        *(one.length_dependent for one in changes), {None} if any(r.length_dependent for r in own) else ()
+    )
+    layers = _unrotated([one.parent for one in changes] + tables, scaling, kinds) if kinds else []
 
     for layer in layers:
         layer.__class__ = UNROTATED[type(layer)]
     for one in changes:
         one.made.__dict__["posenc_before"] = (one.child, one.before)
         one.parent.rotary_emb = one.made
-        for name, value in one.said.items():
+        for name, value in one.values.items():
             setattr(one.child.config, name, value)
     if tables:
         _tables(tables, own, max_length)
@@ -105,7 +107,7 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
 
 
 def undo(model: nn.Module) -> None:
-    """Give a model its rotation and its configuration back."""
+    """Restore a model's rotation and its configuration."""
     for parent in list(model.modules()):
         now: Any = getattr(parent, "rotary_emb", None)
         if isinstance(now, nn.Module) and "posenc_before" in now.__dict__:
@@ -132,12 +134,12 @@ def _found(model: nn.Module) -> list[tuple[Any, Any]]:
     others = [name for name, module in model.named_modules() if type(module) in kinds and module not in ours]
     others = [name for name in others if name.rsplit(".", 1)[-1] != "rotary_emb"]  # those of an image's layers
     if others:
-        raise UnsupportedModel(f"{others[0]} rotates too, and rotary_emb is the only name known")
+        raise UnsupportedModel(f"{others[0]} rotates too; only modules named rotary_emb can be swapped")
     return found
 
 
 def _texts(config: Any) -> set[str]:
-    """The model types of the parts that read or write text; none where a model has no parts."""
+    """The model types of the parts that read or write text; an empty set where a model has no parts."""
     parts = getattr(config, "sub_configs", None) or {}
     both = [getattr(config, name) for name in ("encoder", "decoder") if name in parts]
     return {part.get_text_config().model_type for part in both or [config]} if parts else set()
@@ -148,70 +150,72 @@ def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | 
     config, name = child.config, type(child).__name__
     kinds = [kind for kind, value in (config.rope_parameters or {}).items() if isinstance(value, dict)]
     if kinds and FULL not in kinds:
-        raise UnsupportedModel(f"{name} rotates {', '.join(kinds)}; which to scale is known for {FULL}")
+        raise UnsupportedModel(f"{name} rotates {', '.join(kinds)}; only {FULL} layers can be scaled")
     kind = FULL if kinds else None
     try:
         rope = _rope(config, kind, scaling)
         others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != FULL}
     except ValueError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
-    told = config.rope_parameters if kind is None else config.rope_parameters[kind]
-    if told.get("mscale_all_dim") or getattr(scaling, "mscale_all_dim", None):
-        raise UnsupportedModel(f"{name}: mscale_all_dim is inside every layer's scale, too, which is not changed here")
+    current = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    if current.get("mscale_all_dim") or getattr(scaling, "mscale_all_dim", None):
+        raise UnsupportedModel(f"{name}: mscale_all_dim also changes every layer's scale, which `extend` leaves alone")
     reasons = []
-    for said in _words(config, kind, rope, max_length):
+    for values in _candidate_values(config, kind, rope, max_length):
         try:
             again = copy.deepcopy(config)
-            for attribute, value in said.items():
+            for attribute, value in values.items():
                 setattr(again, attribute, value)
             again = type(config).from_dict(again.to_dict())
             made = type(child)(again)
-        except Exception as error:  # transformers' validators raise what they like
-            reasons.append(f"{type(config).__name__} refuses {_kind(said, kind)!r}: {_last_line(error)}")
+        except Exception as error:  # transformers' validators raise errors of any type
+            reasons.append(f"{type(config).__name__} refuses {_rope_type(values, kind)!r}: {_last_line(error)}")
             continue
-        if not _turns_as(made, kind, rope):
-            reasons.append(f"{type(config).__name__} reads {_kind(said, kind)!r} as another rotation")
+        if not _rotates_as(made, kind, rope):
+            reasons.append(f"{type(config).__name__} reads {_rope_type(values, kind)!r} as another rotation")
             continue
         if rope.length_dependent:
             made = Rotary({**others, kind: rope})
         else:
             made.config = config
             made.to(next(iter(child.buffers())).device).train(child.training)
-        before = {attribute: getattr(config, attribute) for attribute in said}
-        said = {attribute: getattr(again, attribute) for attribute in said}
-        return Change(parent, child, made, said, before, {kind} if rope.length_dependent else set())
-    raise UnsupportedModel(f"{name}: no configuration would say {scaling}, because " + "; ".join(reasons))
+        before = {attribute: getattr(config, attribute) for attribute in values}
+        values = {attribute: getattr(again, attribute) for attribute in values}
+        return Change(parent, child, made, values, before, {kind} if rope.length_dependent else set())
+    raise UnsupportedModel(f"{name}: no configuration expresses {scaling}, because " + "; ".join(reasons))
 
 
-def _words(config: Any, kind: str | None, rope: RoPE, max_length: int | None) -> Iterator[dict[str, Any]]:
-    """What the configuration might say, the scaling's own word first."""
+def _candidate_values(config: Any, kind: str | None, rope: RoPE, max_length: int | None) -> Iterator[dict[str, Any]]:
+    """Values of the configuration's attributes that may express the scaling, its own rope_type first."""
     try:
-        yield _say(config, kind, rope, rope.scaling, max_length)
+        yield _config_values(config, kind, rope, rope.scaling, max_length)
         reason = None
-    except ValueError as error:  # no word for it
+    except ValueError as error:  # no rope_type for it
         reason = error
     if not rope.length_dependent and rope.scaling is not None and all(rope.frequencies()):
         divisors = tuple(
-            plain / turned for plain, turned in zip(_bare(rope, None).frequencies(), rope.frequencies(), strict=True)
+            plain / scaled for plain, scaled in zip(_bare(rope, None).frequencies(), rope.frequencies(), strict=True)
         )
         original = getattr(rope.scaling, "original", None) or config.max_position_embeddings
         lists = LongRoPE(
             short=divisors, long=divisors, original=original, factor=getattr(rope.scaling, "factor", 1.0),
             attention_factor=rope.attention_factor,
         )  # fmt: skip
-        yield _say(config, kind, rope, lists, max_length)
+        yield _config_values(config, kind, rope, lists, max_length)
     elif reason is not None:
         raise UnsupportedModel(str(reason)) from reason
 
 
-def _say(config: Any, kind: str | None, rope: RoPE, scaling: Scaling | None, max_length: int | None) -> dict[str, Any]:
-    said = rotary.to_config(_bare(rope, scaling), "hf")
-    told = config.rope_parameters if kind is None else config.rope_parameters[kind]
-    parameters = {**{key: told[key] for key in KEPT if key in told}, **said["rope_parameters"]}
-    longest = said.get("max_position_embeddings", _longest(config, rope, max_length))
+def _config_values(
+    config: Any, kind: str | None, rope: RoPE, scaling: Scaling | None, max_length: int | None
+) -> dict[str, Any]:
+    written = rotary.to_config(_bare(rope, scaling), "hf")
+    current = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    parameters = {**{key: current[key] for key in KEPT if key in current}, **written["rope_parameters"]}
+    longest = written.get("max_position_embeddings", _longest(config, rope, max_length))
     if max_length not in (None, longest):
         raise ValueError(
-            f"max_length={max_length} cannot be said beside {scaling}: transformers reads its original length, {longest}, "
+            f"max_length={max_length} cannot go with {scaling}: transformers reads its original length, {longest}, "
             "from max_position_embeddings; leave max_length out"
         )
     values = {
@@ -226,7 +230,7 @@ def _say(config: Any, kind: str | None, rope: RoPE, scaling: Scaling | None, max
     return values
 
 
-def _turns_as(made: Any, kind: str | None, rope: RoPE) -> bool:
+def _rotates_as(made: Any, kind: str | None, rope: RoPE) -> bool:
     before = "" if kind is None else f"{kind}_"
     theirs, factor = getattr(made, f"{before}inv_freq", None), getattr(made, f"{before}attention_scaling", None)
     ours = torch.tensor(rope.frequencies(), dtype=torch.float64)
@@ -239,8 +243,8 @@ def _turns_as(made: Any, kind: str | None, rope: RoPE) -> bool:
     )
 
 
-def _kind(said: dict[str, Any], kind: str | None) -> str:
-    parameters = said["rope_parameters"]
+def _rope_type(values: dict[str, Any], kind: str | None) -> str:
+    parameters = values["rope_parameters"]
     return (parameters if kind is None else parameters[kind])["rope_type"]
 
 
@@ -249,7 +253,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | None]) -> list[Any]:
-    """The layers of these kinds (None: every layer); the others' rotation does not follow the length."""
+    """The layers of these kinds (None: every layer), whose rotation depends on the length."""
     layers = [
         module
         for parent in parents
@@ -257,17 +261,17 @@ def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | Non
         if any(hasattr(module, name) for name in ("q_proj", "qkv_proj", "query_key_value"))
         and (None in kinds or getattr(module, "layer_type", None) in (None, *kinds))
     ]
-    strange = {type(layer).__name__ for layer in layers if type(layer) not in UNROTATED}
-    if strange or not layers:
+    unsupported = {type(layer).__name__ for layer in layers if type(layer) not in UNROTATED}
+    if unsupported or not layers:
         raise UnsupportedModel(
-            f"{scaling} follows the length, so keys must be cached unrotated; that is known for "
-            f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(strange)) or 'this model'}"
+            f"{scaling} depends on the length, so keys must be cached unrotated; that is supported for "
+            f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(unsupported)) or 'this model'}"
         )
-    made_for = {str(layer.config._attn_implementation) for layer in layers} - {"eager", "sdpa"}
-    if made_for:
+    other_masks = {str(layer.config._attn_implementation) for layer in layers} - {"eager", "sdpa"}
+    if other_masks:
         raise UnsupportedModel(
             f"layers that cache keys unrotated need the masks of 'eager' or 'sdpa', and this model makes those of "
-            f"{', '.join(map(repr, sorted(made_for)))}; call model.set_attn_implementation('sdpa') first (posenc's engines "
+            f"{', '.join(map(repr, sorted(other_masks)))}; call model.set_attn_implementation('sdpa') first (posenc's engines "
             "run either way)"
         )
     return layers
@@ -295,9 +299,9 @@ def _longest(config: Any, rope: RoPE, max_length: int | None) -> int:
 
 
 def _tables(layers: list[Any], ropes: list[RoPE], max_length: int | None) -> None:
-    """GPT-J: [positions, sines then cosines] in every layer, or, where they follow the length, a rope in each."""
-    say(
-        "gptj: its configuration has no word for a scaling, so only max_position_embeddings is saved; "
+    """GPT-J: a table [positions, sines then cosines] in every layer, or a rope in each where it depends on the length."""
+    log_once(
+        "gptj: its configuration has no field for a scaling, so only max_position_embeddings is saved; "
         "call posenc.hf.extend again after from_pretrained"
     )
     longest = _longest(layers[0].config, ropes[0], max_length)

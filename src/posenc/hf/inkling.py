@@ -2,7 +2,8 @@
 
     s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < max_distance, else nothing is added;   causal
 
-The original makes r·bank dense, [B, H, L, L], in every layer.
+Replaces InklingAttention (modeling_inkling.py 187-286) of transformers 5.22, which makes r·bank dense, [B, H, L, L], in every
+layer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.models.inkling import modeling_inkling
 
-from .. import Index, Lookup, Plan, Positions
+from .. import Index, Plan, Positions
 from ..core import index
+from ..encodings.relative_logits import plan_bank
 from . import masks
 from .layer import Layer, split
 
@@ -28,15 +30,10 @@ class InklingAttention(Layer, modeling_inkling.InklingAttention):
         return index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
 
     def posenc_plan(self, positions: Positions, states: Tensor) -> Plan:
-        """states [B, H, Lq, d_rel]; they are unscaled in the original, and a plan's dots stand inside the scale."""
-        table = nn.functional.pad(self.rel_logits_proj.proj.flip(1).t(), (0, 0, 1, 1))[None]
-        lookup = Lookup(self.posenc_index, dot_query=table, states=states / self.scaling)
-        scale: float | Tensor = self.scaling
-        floor = self.config.log_scaling_n_floor
-        if not self.is_sliding and floor is not None:
-            seen = positions.q_positions(states.device).float() + 1.0
-            scale = self.scaling * (1.0 + self.config.log_scaling_alpha * (seen / floor).clamp(min=1.0).log())
-        return Plan(positions, lookups=(lookup,), scale=scale)
+        """states [B, H, Lq, d_rel]"""
+        floor = None if self.is_sliding else self.config.log_scaling_n_floor
+        temper = None if floor is None else (self.config.log_scaling_alpha, floor)
+        return plan_bank(positions, self.posenc_index, states, self.rel_logits_proj.proj, self.scaling, temper)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         states = self.q_proj.weight.new_zeros(1, self.num_heads, length, self.config.d_rel)
@@ -65,24 +62,24 @@ class InklingAttention(Layer, modeling_inkling.InklingAttention):
             first_query = past_key_values.get_query_offset(self.layer_idx)
             k, v = past_key_values.update(k, v, self.layer_idx)
         plan = self.posenc_plan(Positions((first_query, queries), (first_key, keys)), states)
-        seen = masks.seen(attention_mask, queries, causal=True)
+        options = masks.mask_options(attention_mask, queries, causal=True)
         if masks.is_compact(attention_mask):
-            if seen["key_mask"] is not None:
-                seen["key_mask"] = seen["key_mask"][:, first_key : first_key + keys]
+            if options["key_mask"] is not None:
+                options["key_mask"] = options["key_mask"][:, first_key : first_key + keys]
             if self.is_sliding:
-                seen["window"] = (self.sliding_window - 1, None)
-        return self.o_proj(self.posenc_run(q, k, v, plan, seen, self.attention_dropout)), None
+                options["window"] = (self.sliding_window - 1, None)
+        return self.o_proj(self.posenc_run(q, k, v, plan, options, self.attention_dropout)), None
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
-    """Hand the layers the padding as it is, for both kinds of layer and for the convolutions."""
+    """Pass both kinds of layer and the convolutions the padding itself, not a dense mask."""
     kwargs = dict(masks.by_name(model, args, kwargs))
     mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
-    ready = isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2)
+    tokens = masks.tokens_of(kwargs)
+    is_made = isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2)
     packed = mask is None and kwargs.get("position_ids") is not None and cache is None
     static = cache is not None and cache.is_compileable
-    if ready or packed or static or tokens is None or masks.wants_attentions(model, kwargs):
+    if is_made or packed or static or tokens is None or masks.wants_attentions(model, kwargs):
         return (), kwargs
     compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
     if masks.is_compact(compact):

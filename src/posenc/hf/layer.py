@@ -1,7 +1,7 @@
-"""Part and Layer: what every swapped attention layer can do.
+"""Part and Layer: the base classes of everything that `accelerate` swaps.
 
-A swap changes the class of one module to a subclass of its own, with the same parameters, buffers and hooks; nothing
-is copied, so state_dict, deepcopy, pickle and training go on as before, and changing the class back undoes it.
+A swap changes the class of one module to a subclass, with the same parameters, buffers and hooks. Nothing is copied, so
+state_dict, deepcopy, pickle and training work as before, and changing the class back undoes the swap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger("posenc.hf")
 
 
 class Part(nn.Module):
-    """Base of everything that is swapped. `original` is the class it stands in for."""
+    """Base of every swapped module. `original` is the class that it replaces."""
 
     original: type[nn.Module]
 
@@ -32,7 +32,7 @@ class Part(nn.Module):
         return None
 
     def posenc_prepare(self) -> None:
-        """Keep what does not change from call to call, in attributes named posenc_*; `restore` takes them away."""
+        """Store what is the same for every call in attributes named posenc_*; `restore` deletes them."""
 
 
 class Layer(Part):
@@ -42,33 +42,34 @@ class Layer(Part):
     posenc_engine = "auto"
 
     def posenc_index_of(self) -> Index | None:
-        """The index of its distances, where it does not follow the length; ValueError where there is none. Also asked of the
-        original module, before it is swapped."""
+        """The index of its distances where it does not depend on the length; ValueError where none exists. `accelerate` also
+        calls it with the original module, before the swap."""
         return None
 
     def posenc_prepare(self) -> None:
         self.posenc_index: Any = self.posenc_index_of()
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        """Heads, head size, plan and mask arguments of a typical call: what `report` asks the engines about."""
+        """Heads, head size, plan and mask options of a typical call, for `report`."""
         raise NotImplementedError
 
     def posenc_run(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, seen: dict[str, Any], dropout: float,
-        blind: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, options: dict[str, Any], dropout: float,
+        fully_masked: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """[B, H, L, D] -> [B, L, H * D], dropout in training only.
 
-        blind [B or 1, L]: queries that see nothing. All their scores are the same to the originals, which average the values.
+        fully_masked [B or 1, L]: queries without a visible key. The originals give all their keys one score, so the output
+        is the mean of the values.
         """
-        out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **seen)
-        if blind is not None:
-            out = torch.where(blind[:, None, :, None], v.mean(2, keepdim=True), out)
+        out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **options)
+        if fully_masked is not None:
+            out = torch.where(fully_masked[:, None, :, None], v.mean(2, keepdim=True), out)
         return out.transpose(1, 2).flatten(2)
 
 
 class NoAttentions:
-    """output_attentions=False with something to say to the layers: it is false, and models hand it on as it is."""
+    """output_attentions=False that carries arguments to the layers: it is false, and models pass it on unchanged."""
 
     def __bool__(self) -> bool:
         return False
@@ -79,19 +80,11 @@ def split(projected: Tensor, size: int) -> Tensor:
     return projected.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
-def against(other: Tensor, shift: Tensor, table: Tensor, scale: float) -> Tensor:
-    """(other - shift)·table, scaled, [H, n]: queries carry `shift` already, a further bias vector is a difference."""
-    with torch.autocast(table.device.type, enabled=False):
-        precision = torch.promote_types(table.dtype, torch.float32)
-        difference = other.to(precision) - shift.to(precision)
-        return (table.to(precision) @ difference[:, :, None]).squeeze(-1) * scale
+_logged: set[str] = set()
 
 
-_said: set[str] = set()
-
-
-def say(text: str) -> None:
-    """Log a note once in a process."""
-    if text not in _said and not torch.compiler.is_compiling():
-        _said.add(text)
+def log_once(text: str) -> None:
+    """Log a warning once in a process."""
+    if text not in _logged and not torch.compiler.is_compiling():
+        _logged.add(text)
         logger.warning(text)

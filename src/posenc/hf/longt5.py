@@ -1,15 +1,17 @@
-"""LongT5: the decoder is T5's; the encoder sees a window with T5's bias, alone or with summaries of the whole text.
+"""LongT5: the decoder is T5's; the encoder attends to a window with T5's bias, alone or with summaries of the whole text.
 
     local               s = q·k + b[bucket(j - i), h],   |j - i| <= local_radius
     transient-global    the same, and in the same softmax, for every summary g,   q·k_g + c[bucket(g - block(i)), h]
 
-The original cuts the text into blocks and lets each see its neighbours, three blocks with a mask. A summary is the
-normalised sum of a block of 16 tokens (`global_block_size`). Keys in a window and keys for everybody are two plans. The
-triton engine runs one after the other, and their results are merged. Elsewhere some queries at a time meet just the keys that
-they may see, with the biases as their mask:
+Replaces LongT5Attention (modeling_longt5.py 336-531), LongT5LocalAttention (532-703) and LongT5TransientGlobalAttention
+(704-943) of transformers 5.22. The original cuts the text into blocks; each attends to three of them with a mask. A
+summary is the normalised sum of a block of 16 tokens (`global_block_size`).
+
+Window and summaries are two plans, whose results `merge` joins. On a CPU a window with dropout would compute the scores of
+all pairs, so there some queries at a time attend to just their visible keys, with the biases as the mask:
 
     queries      keys            summaries        scores of one step [B, H, ROWS, ROWS + 2 radius + L / 16];
-      ▒      . ╲▒▒▒▒╲ . . .      ▒▒▒▒▒▒▒▒▒        with gradients it is computed again in the backward pass
+      ▒      . ╲▒▒▒▒╲ . . .      ▒▒▒▒▒▒▒▒▒        with gradients the backward pass recomputes them
 """
 
 from __future__ import annotations
@@ -22,17 +24,16 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
-from .. import Plan, Positions, attend, explain, merge
+from .. import Plan, Positions, attend, merge
 from . import masks
 from .layer import split
-from .t5 import Bucketed, Threaded, before_stack
+from .t5 import Bucketed, SharedTable, before_stack
 
 ROWS = 128
-"""Queries at a time: more of them see more keys in vain, fewer make small products. 64 to 256 take the same time."""
-NEVER = float("-inf")
+"""Queries of one step: more of them compute more masked scores, fewer make small products. 64 to 256 take the same time."""
 
 
-class LongT5Attention(Threaded, modeling_longt5.LongT5Attention):
+class LongT5Attention(SharedTable, modeling_longt5.LongT5Attention):
     original = modeling_longt5.LongT5Attention
 
 
@@ -53,19 +54,19 @@ class LongT5LocalAttention(Bucketed, modeling_longt5.LongT5LocalAttention):
             table = self.posenc_table().clone()  # not a parameter, for reentrant checkpointing
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
         length = q.shape[2]
-        seen = {"window": self.block_len - 1, "key_mask": None if mask is None else _padding(mask, length)}
+        options = {"window": self.block_len - 1, "key_mask": None if mask is None else _padding(mask, length)}
         plan = self.posenc_plan(Positions(length), table)
-        return self.o(self.posenc_run(q, k, v, plan, seen, self.dropout)), table
+        return self.o(self.posenc_run(q, k, v, plan, options, self.dropout)), table
 
 
 def _padding(mask: Tensor, length: int) -> Tensor:
-    """[B, 1, blocks, block, 3 block] -> [B, L]: a token is real where it may see itself."""
+    """[B, 1, blocks, block, 3 block] -> [B, L]: a real token is visible to itself."""
     block = mask.shape[-2]
     return mask[:, 0].diagonal(offset=block, dim1=-2, dim2=-1).flatten(1)[:, :length] > 0
 
 
 class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGlobalAttention):
-    """What travels to the layers after the first is both tables, [2, buckets, heads]: of tokens, of summaries."""
+    """`position_bias` is both tables, [2, buckets, heads]: for tokens, for summaries. `mask` is [B, L] or its `Blocks`."""
 
     original = modeling_longt5.LongT5TransientGlobalAttention
     scaling = 1.0
@@ -77,16 +78,15 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
-        if mask is None:  # a stack that is compiled gives none, and the original fails
+        if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
         if output_attentions:
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         tables = position_bias
         if tables is None:
             tables = torch.stack((self.relative_attention_bias.weight, self.global_relative_attention_bias.weight))
-        blocks, places, seen, padded = _blocks(mask, self.global_block_size)
-        length = hidden_states.shape[1]
-        summaries = self.global_input_layer_norm(_sums(hidden_states, places, seen.shape[1] - length))
+        blocks = mask if isinstance(mask, Blocks) else make_blocks(mask, self.global_block_size)
+        summaries = self.global_input_layer_norm(_sum_blocks(hidden_states, blocks))
         q, k, v, far_k, far_v = (
             split(project(states), self.key_value_proj_dim)
             for project, states in (
@@ -94,20 +94,30 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
                 (self.k, summaries), (self.v, summaries),
             )
         )  # fmt: skip
-        radius = self.block_len - 1
-        plan = self.posenc_plan(Positions(length), tables[0])
-        engine = explain(q, k, v, plan, window=radius).engine if self.posenc_engine == "auto" else self.posenc_engine
-        if engine == "triton":
-            far = self.posenc_plan(Positions(blocks, far_k.shape[2]), tables[1])
-            both: tuple[tuple[Any, ...], ...] = (
-                (q, k, v, plan, {"window": radius, "key_mask": seen[:, :length] if padded else None}),
-                (q, far_k, far_v, far, {"key_mask": seen[:, length:] if padded else None}),
-            )
-            dropout = self.dropout if self.training else 0.0
-            parts = [
-                attend(*given, **masked, dropout=dropout, engine=engine, return_lse=True) for *given, masked in both
-            ]
-            return self.o(merge(parts)[0].transpose(1, 2).flatten(2)), tables
+        attention = self.posenc_in_steps if runs_in_steps(q) else self.posenc_merged
+        return self.o(attention(q, k, v, far_k, far_v, tables, blocks)), tables
+
+    def posenc_merged(
+        self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, tables: Tensor, blocks: Blocks
+    ) -> Tensor:
+        """[B, H, L, D] each -> [B, L, H * D]: attention to the window and to the summaries, merged."""
+        length, padded = q.shape[2], blocks.has_padding
+        given: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "engine": self.posenc_engine}
+        near = attend(
+            q, k, v, self.posenc_plan(Positions(length), tables[0]), return_lse=True, **given,
+            window=self.block_len - 1, key_mask=blocks.is_real[:, :length] if padded else None,
+        )  # fmt: skip
+        far = attend(
+            q, far_k, far_v, self.posenc_plan(Positions(blocks.of_token, far_k.shape[2]), tables[1]), return_lse=True,
+            **given, key_mask=blocks.is_real[:, length:] if padded else None,
+        )  # fmt: skip
+        return merge([near, far])[0].transpose(1, 2).flatten(2)
+
+    def posenc_in_steps(
+        self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, tables: Tensor, blocks: Blocks
+    ) -> Tensor:
+        """The same, ROWS queries at a time."""
+        length, radius, is_real = q.shape[2], self.block_len - 1, blocks.is_real
         near = self.posenc_near(tables[0], min(ROWS, length))
         outs = []
         for i0 in range(0, length, ROWS):
@@ -116,14 +126,14 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
             first = radius + j0 - i0
             arguments = (
                 *(q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], far_k, far_v),
-                *(near[:, : i1 - i0, first : first + j1 - j0], tables[1], blocks[:, i0:i1]),
-                torch.cat((seen[:, j0:j1], seen[:, length:]), dim=1) if padded else None,
+                *(near[:, : i1 - i0, first : first + j1 - j0], tables[1], blocks.of_token[:, i0:i1]),
+                torch.cat((is_real[:, j0:j1], is_real[:, length:]), dim=1) if blocks.has_padding else None,
             )
             if torch.is_grad_enabled():
-                outs.append(checkpoint(self.posenc_rows, *arguments, use_reentrant=False))
+                outs.append(checkpoint(self.posenc_step, *arguments, use_reentrant=False))
             else:
-                outs.append(self.posenc_rows(*arguments))
-        return self.o(torch.cat(outs, dim=1)), tables
+                outs.append(self.posenc_step(*arguments))
+        return torch.cat(outs, dim=1)
 
     def posenc_near(self, table: Tensor, rows: int) -> Tensor:
         """[H, rows, rows + 2 radius]: the window's bias, for the keys from `radius` before the first query on."""
@@ -131,60 +141,66 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
         keys = torch.arange(-radius, rows + radius, device=table.device)
         r = keys - torch.arange(rows, device=table.device)[:, None]
         bias = embedding(self.posenc_index.lookup(r), table).permute(2, 0, 1)
-        return bias.masked_fill(r.abs() > radius, NEVER)
+        return bias.masked_fill(r.abs() > radius, float("-inf"))
 
-    def posenc_rows(self, q, k, v, far_k, far_v, near, table, blocks, seen) -> Tensor:
-        """Some queries of blocks [B or 1, rows] over their window and all summaries; seen [B, keys] where one is padding."""
+    def posenc_step(self, q, k, v, far_k, far_v, near, table, blocks, key_mask) -> Tensor:
+        """Queries of blocks [B or 1, rows] over their window and all summaries; key_mask [B, keys] where there is padding."""
         r = torch.arange(far_k.shape[2], device=q.device) - blocks[..., None]
         far = embedding(self.posenc_index.lookup(r), table).permute(0, 3, 1, 2)
         bias = torch.cat((near.expand(far.shape[0], -1, -1, -1), far), dim=-1)
-        if seen is not None:
-            bias = bias.masked_fill(~seen[:, None, None], NEVER)
+        if key_mask is not None:
+            bias = bias.masked_fill(~key_mask[:, None, None], float("-inf"))
         k, v = torch.cat((k, far_k), dim=2), torch.cat((v, far_v), dim=2)
         plan = Plan(Positions(q.shape[2], k.shape[2]), scale=self.scaling)
         return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
 
 
+def runs_in_steps(q: Tensor) -> bool:
+    """Whether the layer computes some queries at a time: see the module's description."""
+    return q.is_cpu
+
+
 class Blocks(NamedTuple):
-    tokens: Tensor  # [B or 1, L]: the summary of each token; -1: padding
-    places: Tensor  # int64 [B, L, 1]: the same with padding past the last
-    seen: Tensor  # bool [B, L + summaries]
-    padded: bool  # or not known
+    """The blocks of a padding mask. A hook of the encoder computes them once for all layers of a call."""
+
+    of_token: Tensor  # [B or 1, L]: the summary of each token; -1: padding
+    slots: Tensor  # int64 [B, L, 1]: the same, with padding after the last summary
+    is_real: Tensor  # bool [B, L + summaries]
+    has_padding: bool  # True where it is not known
 
 
-def _blocks(mask: Tensor, size: int) -> Blocks:
-    """Kept with the mask, which all layers of a call share, until it changes."""
-    now = torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or mask.is_inference()
-    now = now or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
-    state = None if now else (size, mask._version)
-    kept = getattr(mask, "posenc_blocks", None)
-    if state is not None and kept is not None and kept[0] == state:
-        return kept[1]
+def make_blocks(mask: Tensor, size: int) -> Blocks:
     if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not ((mask == 0) | (mask == 1)).all():
         raise ValueError(
             f"attention_mask must hold 1 (real) and 0 (padding), got {mask.dtype} from {mask.min().item()} to "
-            f"{mask.max().item()}; to LongT5's summaries every other number is neither; pass (mask != 0) of truth values"
+            f"{mask.max().item()}; LongT5's summaries treat other numbers as neither; pass a boolean mask != 0"
         )
-    blocks, real = modeling_longt5._make_global_fixed_block_ids(mask, size)
-    places = torch.where(blocks < 0, real.shape[1], blocks).long()[..., None]
-    seen = torch.cat((mask != 0, real != 0), dim=1)
-    padded = not masks.nothing_padded(seen)
-    made = Blocks(blocks if padded else blocks[:1], places, seen, padded)
-    if state is not None:
-        mask.posenc_blocks = state, made  # type: ignore[attr-defined]
-    return made
+    of_token, real = modeling_longt5._make_global_fixed_block_ids(mask, size)
+    slots = torch.where(of_token < 0, real.shape[1], of_token).long()[..., None]
+    is_real = torch.cat((mask != 0, real != 0), dim=1)
+    has_padding = not masks.nothing_padded(is_real)
+    return Blocks(of_token if has_padding else of_token[:1], slots, is_real, has_padding)
 
 
-def _sums(states: Tensor, places: Tensor, count: int) -> Tensor:
-    """[B, L, d] -> [B, count, d], summed by block."""
+def _sum_blocks(states: Tensor, blocks: Blocks) -> Tensor:
+    """[B, L, d] -> [B, summaries, d]"""
+    count = blocks.is_real.shape[1] - states.shape[1]
     precise = states.to(torch.promote_types(states.dtype, torch.float32))
     sums = precise.new_zeros(states.shape[0], count + 1, states.shape[2])
-    return sums.scatter_add(1, places.expand(states.shape), precise)[:, :count].to(states.dtype)
+    return sums.scatter_add(1, blocks.slots.expand(states.shape), precise)[:, :count].to(states.dtype)
 
 
 def before_long_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
-    """The encoder makes its own, linear masks from the padding; the decoder is T5's."""
-    return before_stack(stack, args, kwargs) if stack.is_decoder else (args, kwargs)
+    """The decoder is T5's. A transient-global encoder passes its layers `attention_mask` unchanged, so they get its blocks."""
+    if stack.is_decoder:
+        return before_stack(stack, args, kwargs)
+    kwargs = masks.by_name(stack, args, kwargs)
+    tokens, mask = masks.tokens_of(kwargs), kwargs.get("attention_mask")
+    if stack.config.encoder_attention_type == "local" or tokens is None or masks.wants_attentions(stack, kwargs):
+        return (), kwargs
+    if mask is None:
+        mask = torch.ones(tokens.shape[:2], device=stack.embed_tokens.weight.device)
+    return (), {**kwargs, "attention_mask": make_blocks(mask, stack.config.global_block_size)}
 
 
 PARTS = (LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention)

@@ -1,13 +1,13 @@
 """Padding without a dense mask.
 
-transformers turns a padding mask [B, L] into [B, 1, Lq, Lk] before any attention layer sees it, but hands a mask that
-has four sizes already through as it is. So a hook in front of a stack gives it the padding as [B, 1, 1, Lk], and the
-attention layers read that back. The dtype tells it from every mask that transformers or its users make (those are
-boolean or floating point): uint8, 1 for a real key.
+transformers expands a padding mask [B, L] to [B, 1, Lq, Lk] before the attention layers, but passes a mask with four
+dimensions through unchanged. So a hook before a stack replaces the padding mask by [B, 1, 1, Lk], which the attention layers
+read. Its dtype, uint8 with 1 for a real key, distinguishes it from the masks of transformers and its users (boolean or
+floating point).
 
-    [1, 1, 1, 1] uint8           nothing is padded
+    [1, 1, 1, 1] uint8           no padding
     [B, 1, 1, Lk] uint8          padding; a causal layer adds causality itself
-    anything else                a mask as transformers understands it: dense, causality included
+    anything else                a mask as transformers defines it: dense, causality included
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layer import say
+from .layer import log_once
 
 COMPACT = torch.uint8
 
 
 def padding(mask: Tensor | None, keys: int, device: torch.device) -> Tensor | None:
-    """A padding mask [B, keys] (None: no padding) in the compact form; every other mask as it is."""
+    """A padding mask [B, keys] (None: no padding) in the compact form; every other mask unchanged."""
     if mask is not None and (mask.dim() != 2 or mask.shape[1] != keys):
         return mask
     if mask is None or nothing_padded(mask):
@@ -36,13 +36,13 @@ def is_compact(mask: Any) -> bool:
     return isinstance(mask, Tensor) and mask.dtype == COMPACT and mask.dim() == 4
 
 
-def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
-    """`attend`'s mask arguments for what an attention layer was given."""
+def mask_options(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
+    """`attend`'s mask arguments for the mask of an attention layer."""
     if mask is None:
         return {"causal": causal and q_length > 1}
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise ValueError(
-            f"a mask of four sizes is needed, as 'eager' and 'sdpa' make it, got {type(mask).__name__}; "
+            f"attention_mask must have four dimensions, as 'eager' and 'sdpa' make it, got {type(mask).__name__}; "
             "call model.set_attn_implementation('sdpa')"
         )
     if is_compact(mask):
@@ -53,25 +53,30 @@ def seen(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
     return {"mask": mask}
 
 
-def before_all_keys(seen: dict[str, Any], q_length: int) -> Tensor | None:
-    """[B, Lq]: causal queries before the first real key, as left padding has them."""
-    key_mask = seen.get("key_mask")
-    if key_mask is None or not seen.get("causal"):
+def before_all_keys(options: dict[str, Any], q_length: int) -> Tensor | None:
+    """[B, Lq]: causal queries before the first real key, which left padding causes."""
+    key_mask = options.get("key_mask")
+    if key_mask is None or not options.get("causal"):
         return None
     return key_mask.cumsum(-1)[:, -q_length:] == 0
 
 
 def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
-    """Whether this call asks for the attention weights, which only the original layers keep."""
-    asked = kwargs.get("output_attentions")
-    wanted = bool(getattr(module.config, "output_attentions", False) if asked is None else asked)
+    """Whether this call requests the attention weights, which only the original layers compute."""
+    argument = kwargs.get("output_attentions")
+    wanted = bool(getattr(module.config, "output_attentions", False) if argument is None else argument)
     if wanted:
-        say_dense()
+        log_dense()
     return wanted
 
 
-def say_dense() -> None:
-    say("output_attentions=True: this call runs the original attention, with its dense scores")
+def log_dense() -> None:
+    log_once("output_attentions=True: this call runs the original attention, with its dense scores")
+
+
+def tokens_of(kwargs: dict[str, Any]) -> Tensor | None:
+    """inputs_embeds [B, L, d] or input_ids [B, L] of a model's call."""
+    return kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
 
 
 def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
 
 
 def grows(cache: Any) -> bool:
-    """Whether a cache (or None) holds exactly the tokens seen so far: not a preallocated or a sliding one."""
+    """Whether a cache (or None) holds exactly the tokens so far: neither preallocated nor sliding."""
     cache = getattr(cache, "self_attention_cache", cache)
     if cache is None:
         return True
@@ -91,9 +96,10 @@ def grows(cache: Any) -> bool:
 
 
 def past(cache: Any) -> int:
+    """Tokens in the cache."""
     return 0 if cache is None else cache.get_seq_length()
 
 
 def nothing_padded(mask: Tensor) -> bool:
-    """Whether that is known: looked at on a CPU only, where the answer costs no synchronisation."""
+    """Whether it is known that every token is real: read on a CPU only, where that costs no synchronisation."""
     return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool((mask != 0).all())

@@ -1,8 +1,9 @@
 """MPNet: T5's buckets in one table for the encoder, and 1/sqrt(d).
 
-    s = q·k / sqrt(d) + b[bucket(j - i), h]           32 buckets up to distance 128, whatever the config says
+    s = q·k / sqrt(d) + b[bucket(j - i), h]           32 buckets up to distance 128; the original ignores the config's
 
-The original makes the bias dense, [B, H, L, L], and repeats it for every row of the batch.
+Replaces MPNetSelfAttention (modeling_mpnet.py 115-176) and the bias of MPNetEncoder (264-350) of transformers 5.22. The
+original makes the bias dense, [B, H, L, L], and repeats it for every row of the batch.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
             return super().forward(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
         q, k, v = (split(project(hidden_states), self.attention_head_size) for project in (self.q, self.k, self.v))
         plan = self.posenc_plan(q.shape[2], position_bias)
-        seen = masks.seen(attention_mask, q.shape[2], causal=False)
-        return (self.o(self.posenc_run(q, k, v, plan, seen, self.dropout.p)),)
+        options = masks.mask_options(attention_mask, q.shape[2], causal=False)
+        return (self.o(self.posenc_run(q, k, v, plan, options, self.dropout.p)),)
 
 
 class MPNetEncoder(Part, modeling_mpnet.MPNetEncoder):
-    """An encoder whose position bias is the table itself; a layer that is asked for its weights makes it dense."""
+    """An encoder whose position bias is the table itself; with output_attentions the layers expand it."""
 
     original = modeling_mpnet.MPNetEncoder
 
@@ -71,7 +72,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     if masks.wants_attentions(model, kwargs):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    tokens = masks.tokens_of(kwargs)
     if tokens is not None:
         kwargs["attention_mask"] = masks.padding(kwargs.get("attention_mask"), tokens.shape[1], tokens.device)
     return (), kwargs

@@ -1,4 +1,4 @@
-"""accelerate, restore, report: swap the attention of one loaded model, undo it, say what was done.
+"""accelerate, restore, report: swap the attention of one loaded model, undo it, list what is swapped.
 
 Everything is checked before anything is changed.
 """
@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import ENGINES, explain
 from . import versions
-from .layer import Layer, Part, say
+from .layer import Layer, Part, log_once
 
 FAMILIES = {
     "t5": "t5", "mt5": "t5", "umt5": "t5", "longt5": "longt5",
@@ -25,7 +25,7 @@ FAMILIES = {
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling",
 }  # fmt: skip
-"""Folder of transformers.models -> the module here that knows its attention."""
+"""Folder of transformers.models -> the module here that replaces its attention."""
 
 ABSOLUTE = (
     "albert", "bart", "bert", "camembert", "distilbert", "electra", "ernie", "gpt2", "gpt_bigcode", "layoutlm",
@@ -36,7 +36,7 @@ ABSOLUTE = (
 
 
 class UnsupportedModel(ValueError):
-    """A model, or a part of one, that posenc.hf cannot take over; nothing was changed."""
+    """A model, or a part of one, that posenc.hf does not support; nothing was changed."""
 
 
 def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
@@ -44,8 +44,8 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
 
         model = posenc.hf.accelerate(T5ForConditionalGeneration.from_pretrained(...))
 
-    The outputs, the parameters, the state_dict, `generate` and training stay what they were; the dense position
-    biases and masks are gone. `engine` names one engine, or "auto". `restore` undoes it.
+    The outputs, the parameters, the state_dict, `generate` and training stay the same; the dense position biases and
+    masks are gone. `engine` is a name of `posenc.ENGINES`, or "auto". `restore` undoes it.
     """
     versions.check()
     if engine != "auto" and engine not in ENGINES:
@@ -57,10 +57,10 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
         kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
         if kind not in ABSOLUTE:
             raise UnsupportedModel(
-                f"{type(model).__name__} ({kind}) has no attention layer that posenc.hf knows; it knows the layers of "
+                f"{type(model).__name__} ({kind}) has no attention layer that posenc.hf supports; it supports "
                 f"{', '.join(sorted(FAMILIES))}, passes absolute models through, and extends rotary ones (posenc.hf.extend)"
             )
-        say(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
+        log_once(f"{kind}: positions enter at the input, so its attention has no positional part; nothing was swapped")
     for module, part in found.parts:
         module.__class__ = part
         module.posenc_prepare()
@@ -98,7 +98,7 @@ class Swapped:
 
 @dataclass
 class Report:
-    """What `accelerate` swapped: `layers`, one entry each. str() groups them."""
+    """What `accelerate` swapped: one entry of `layers` for each. str() groups them."""
 
     model: str
     layers: list[Swapped] = field(default_factory=list)
@@ -130,13 +130,13 @@ class _Found:
 
 
 def _survey(model: nn.Module) -> _Found:
-    """What there is to swap, and what cannot be; changes nothing."""
+    """What to swap, and what cannot be swapped; changes nothing."""
     found = _Found()
     for name, module in model.named_modules():
         for family in _families(module):
             for part in family.PARTS:
                 if type(module) is part.original:
-                    reason = part.refuses(module) or _unindexed(module, part)
+                    reason = part.refuses(module) or _index_error(module, part)
                     if reason is None:
                         found.parts.append((module, part))
                     else:
@@ -148,15 +148,11 @@ def _survey(model: nn.Module) -> _Found:
                     )
             hook = family.HOOKS.get(type(module))
             if hook is not None and "posenc_hook" not in module.__dict__:
-                reason = getattr(hook, "refuses", _accepts)(module)
-                if reason is None:
-                    found.hooks.append((module, hook))
-                else:
-                    found.refused.append(f"{name or 'the model'} ({type(module).__name__}) {reason}")
+                found.hooks.append((module, hook))
     return found
 
 
-def _unindexed(module: Any, part: type[Part]) -> str | None:
+def _index_error(module: Any, part: type[Part]) -> str | None:
     try:
         if issubclass(part, Layer):
             part.posenc_index_of(module)
@@ -165,19 +161,15 @@ def _unindexed(module: Any, part: type[Part]) -> str | None:
     return None
 
 
-def _accepts(module: nn.Module) -> None:
-    return None
-
-
 def _families(module: nn.Module) -> Iterator:
-    """The family files that know a class of this module's ancestry."""
-    seen = set()
+    """The family modules for the classes of this module's ancestry."""
+    found = set()
     for cls in type(module).__mro__:
         parts = cls.__module__.split(".")
         if parts[:2] == ["transformers", "models"] and len(parts) > 2:
             name = FAMILIES.get(parts[2])
-            if name is not None and name not in seen:
-                seen.add(name)
+            if name is not None and name not in found:
+                found.add(name)
                 yield importlib.import_module(f"posenc.hf.{name}")
 
 
@@ -185,6 +177,6 @@ def _engine(module: Layer, length: int) -> str:
     if module.posenc_engine != "auto":
         return module.posenc_engine
     weight = next(module.parameters())
-    heads, size, plan, seen = module.posenc_sample(length)
+    heads, size, plan, options = module.posenc_sample(length)
     q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
-    return explain(q, q, q, plan, **seen).engine
+    return explain(q, q, q, plan, **options).engine

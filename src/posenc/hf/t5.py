@@ -3,7 +3,9 @@
     self-attention     s = q·k + b[bucket(j - i), h]
     cross-attention    s = q·k            (the original adds a dense bias of zeros)
 
-The original hands the dense bias of layer 0 to the layers after it; here the table itself travels, [buckets, heads].
+Replaces T5Attention (modeling_t5.py 176-371), MT5Attention (modeling_mt5.py 182-378) and UMT5Attention (modeling_umt5.py
+188-371) of transformers 5.22. The original passes the dense bias of layer 0 to the next layers as `position_bias`; here
+that argument is the table itself, [buckets, heads].
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .layer import Layer, split
 
 
 class Bucketed(Layer):
-    """What the three attention layers share."""
+    """The part that the three attention layers share."""
 
     encoding = "t5"
 
@@ -57,12 +59,12 @@ class Bucketed(Layer):
         else:
             first = start.reshape(1) if isinstance(start, Tensor) else start
             plan, causal = self.posenc_plan(Positions((first, q.shape[2]), k.shape[2]), table), self.is_decoder
-        seen = masks.seen(mask, q.shape[2], causal=causal)
-        blind = masks.before_all_keys(seen, q.shape[2])
-        return self.o(self.posenc_run(q, k, v, plan, seen, self.dropout, blind))
+        options = masks.mask_options(mask, q.shape[2], causal=causal)
+        fully_masked = masks.before_all_keys(options, q.shape[2])
+        return self.o(self.posenc_run(q, k, v, plan, options, self.dropout, fully_masked))
 
     def posenc_keys(self, states: Tensor, crosses: bool, cache) -> tuple[Tensor, Tensor]:
-        """Keys and values, through the cache; those of an encoder are made once."""
+        """Keys and values, through the cache; those of an encoder are computed once."""
         pair = hasattr(cache, "cross_attention_cache")
         if pair and crosses and cache.is_updated.get(self.layer_idx):
             kept = cache.cross_attention_cache.layers[self.layer_idx]
@@ -77,7 +79,9 @@ class Bucketed(Layer):
         return k, v
 
 
-class Threaded(Bucketed):
+class SharedTable(Bucketed):
+    """A layer that receives its table as `position_bias` and passes it on."""
+
     def forward(
         self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
     ):
@@ -88,17 +92,17 @@ class Threaded(Bucketed):
             )  # fmt: skip
         table = position_bias
         if table is None and key_value_states is None and self.has_relative_attention_bias:
-            # a clone: reentrant checkpointing must not see a parameter among a block's outputs
+            # a clone: reentrant checkpointing cannot have a parameter among a block's outputs
             table = self.posenc_table().clone()
         out = self.posenc_attend(hidden_states, key_value_states, mask, table, past_key_values)
         return out, None if key_value_states is not None else table, None
 
 
-class T5Attention(Threaded, modeling_t5.T5Attention):
+class T5Attention(SharedTable, modeling_t5.T5Attention):
     original = modeling_t5.T5Attention
 
 
-class MT5Attention(Threaded, modeling_mt5.MT5Attention):
+class MT5Attention(SharedTable, modeling_mt5.MT5Attention):
     original = modeling_mt5.MT5Attention
 
 
@@ -117,11 +121,11 @@ class UMT5Attention(Bucketed, modeling_umt5.UMT5Attention):
 
 
 def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
-    """Give a stack its padding in the compact form, so that it builds no dense mask."""
+    """Replace a stack's padding mask by the compact form, so that it builds no dense mask."""
     if masks.wants_attentions(stack, kwargs):
         return args, {**kwargs, "output_attentions": True}
     kwargs = masks.by_name(stack, args, kwargs)
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    tokens = masks.tokens_of(kwargs)
     cache = kwargs.get("past_key_values") if stack.is_decoder else None
     if not masks.grows(cache):
         return (), kwargs

@@ -1,7 +1,9 @@
-"""Attention layers that cache keys as they are and turn all of them at each call.
+"""Attention layers that cache unrotated keys and rotate all of them at each call.
 
 Length-dependent scalings (dynamic NTK, LongRoPE) change the rotation of every key as the text grows. transformers
-caches rotated keys, so its cache mixes rotations; here every key is turned by its row's own length.
+caches rotated keys, so its cache mixes rotations; here every key is rotated for the current length of its row.
+
+Each class replaces the attention class of the same name of transformers 5.22 (modeling_llama.py, modeling_mistral.py, ...).
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from . import masks
 from .layer import Layer, split
 
 
-class Turns(tuple):
-    """(cos, sin) as transformers' layers unpack them, with the positions that layers of our own need."""
+class CosSin(tuple):
+    """(cos, sin) as transformers' layers unpack them, with the rope and the positions for the layers below."""
 
     rope: RoPE
     positions: Tensor
 
     @classmethod
-    def of(cls, rope: RoPE, positions: Tensor, dtype: torch.dtype) -> Turns:
+    def of(cls, rope: RoPE, positions: Tensor, dtype: torch.dtype) -> CosSin:
         phases = rope.rotation(Positions(positions)).q
         assert phases is not None
         made = cls(torch.cat((part, part), dim=-1).to(dtype) for part in phases)
@@ -46,7 +48,7 @@ class Turns(tuple):
 
 
 class Unrotated(Layer):
-    """Llama's names; others say their own."""
+    """With Llama's attribute names; other layers override what differs."""
 
     encoding = "rope"
 
@@ -69,26 +71,26 @@ class Unrotated(Layer):
     def posenc_attend(self, states: Tensor, rope: RoPE, positions: Tensor, mask, cache, kwargs: dict[str, Any]):
         if masks.wants_attentions(self, kwargs):
             raise ValueError(
-                "output_attentions=True is not kept by length-dependent rotations; hf.restore(model) first"
+                "output_attentions=True is not supported with length-dependent rotations; call hf.restore(model) first"
             )
         q, k, v = self.posenc_qkv(states)
-        last, first = q.shape[2] - 1, 0  # tokens: that of the last query, and that in the first slot
+        last, first = q.shape[2] - 1, 0  # tokens of the last query and of the first key slot
         if cache is not None:
             last = cache.get_seq_length(self.layer_idx) + last
             first = cache.get_mask_sizes(q.shape[2], self.layer_idx)[1]
             k, v = cache.update(k, v, self.layer_idx)
-            if mask is None and cache.is_compileable:  # a text's beginning, in the first slots
+            if mask is None and cache.is_compileable:  # the start of a text, which fills the first slots
                 k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
         keys = positions
         if k.shape[2] != q.shape[2]:
-            # tokens are consecutive, so a row's last position says all of them; padding before the text stays at 0,
-            # and slots that a static cache has yet to fill must not lengthen it
+            # tokens are consecutive, so a row's last position determines all of them; padding before the text stays at 0,
+            # and the empty slots of a static cache must not lengthen the text
             ahead = torch.arange(k.shape[2], device=positions.device) + (first - last)
             keys = (positions[:, -1:] + ahead.clamp(max=0)).clamp(min=0)
         scale, dropout = self.posenc_size()
         plan = replace(rope.plan(Positions(positions, keys)), scale=scale)
-        seen = masks.seen(mask, q.shape[2], causal=getattr(self, "is_causal", True))
-        return self.posenc_out(self.posenc_run(q, k, v, plan, seen, dropout)), None
+        options = masks.mask_options(mask, q.shape[2], causal=getattr(self, "is_causal", True))
+        return self.posenc_out(self.posenc_run(q, k, v, plan, options, dropout)), None
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
         rope, positions = position_embeddings.rope, position_embeddings.positions
@@ -167,7 +169,7 @@ class GPTNeoXAttention(Unrotated, modeling_gpt_neox.GPTNeoXAttention):
 
 
 class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
-    """Its layers rotate by themselves: the rope is the layer's own, `posenc_rope`."""
+    """Its layers rotate themselves: each has its own rope, `posenc_rope`."""
 
     original = modeling_gptj.GPTJAttention
     posenc_rope: RoPE

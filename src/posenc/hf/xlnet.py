@@ -2,13 +2,13 @@
 
     s = [ (q + u)·k_j + (q + v)·W_R R(i - j) + (q + w)·g[segment_i != segment_j] ] / sqrt(d)
 
-The original spreads the padding over [L, L, B] and the segments over [L, L, B, 2]. A hook takes both out of the
-model's call and hands them to the layers as they are, [B, L], in a `Call`. It is an argument, so that threads and
-layers that are computed again in backward have their own: the model gives its layers, and these their attention,
-`output_attentions` as it is. A permutation mask is dense by nature and stays.
-Every token of the content stream sees itself, a padded one too, and memories keep what it becomes.
-In training the positions' dropout is drawn once for the batch (the original draws it for every row). With bi_data half of
-the batch has distances of the other sign, a table of its own.
+Replaces XLNetRelativeAttention (modeling_xlnet.py 38-284) of transformers 5.22. The original expands the padding to
+[L, L, B] and the segments to [L, L, B, 2]. A hook takes both out of the model's call and passes them to the layers in their
+own shape, [B, L], as a `Call`. The `Call` travels as the argument `output_attentions`, which the model and its layers pass on
+unchanged; nothing is stored, so threads and recomputed layers cannot mix their calls. A permutation mask stays dense.
+In the content stream every token sees itself, a padded one too, because memories keep its state.
+In training one dropout of the positions serves the batch (the original draws one for every row). With bi_data half of
+the batch has distances of the other sign, hence its own table.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from transformers.models.xlnet import modeling_xlnet
 
-from .. import Index, Lookup, Plan, Positions, attend, explain
-from ..encodings.transformer_xl import SAME_OR_NOT
+from .. import Index, Lookup, Plan, Positions, attend, merge
+from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
-from .layer import Layer, NoAttentions, against, say
+from .layer import Layer, NoAttentions, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
 
 
 @dataclass(frozen=True, eq=False)
 class Call(NoAttentions):
-    """What the hook keeps from being spread."""
+    """Padding and segments of one call of the model."""
 
     key_mask: Tensor | None = None  # bool [B, klen]
     segments: Tensor | None = None  # [B, qlen]
@@ -43,7 +43,7 @@ class Call(NoAttentions):
 
 
 class Content(NamedTuple):
-    """The content stream's mask: the query stream's does not show a token to itself."""
+    """Marks the content stream's mask: in the query stream a token does not see itself."""
 
     mask: Tensor | None
 
@@ -52,23 +52,19 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     original = modeling_xlnet.XLNetRelativeAttention
     encoding = "xlnet"
 
-    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call, slots: Tensor | None = None) -> Plan:
-        """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read. slots: these queries only."""
+    def posenc_plan(self, q_length: int, k_length: int, table: Tensor, call: Call) -> Plan:
+        """table [rows, H, D]: rows for i - j = klen down to 1 - qlen (or 0); the first is never read."""
         table = table[1:].transpose(0, 1)
         rows = Index(1 - k_length, table.shape[1] - k_length)
-        by_distance = Lookup(rows, bias=against(self.r_r_bias, self.r_w_bias, table, self.scale), dot_query=table)
+        lookups = [Lookup(rows, dot_query=table, query_shift=beyond_shift(self.r_r_bias, self.r_w_bias))]
         start = k_length - q_length
-        positions = Positions((start, q_length) if slots is None else slots + start, k_length)
-        lookups = [by_distance]
+        positions = Positions((start, q_length), k_length)
         if call.segments is not None:
             memory = call.segments.new_zeros(call.segments.shape[0], start)
-            every = torch.cat((memory, call.segments), dim=1)
-            own = call.segments if slots is None else call.segments[:, slots]
-            positions = Positions(positions.q, positions.k, more=[(own, every, call.bounds)])
-            pair = self.seg_embed.transpose(0, 1)
-            lookups.append(
-                Lookup(SAME_OR_NOT, bias=against(self.r_s_bias, self.r_w_bias, pair, self.scale), dot_query=pair)
-            )
+            key_segments = torch.cat((memory, call.segments), dim=1)
+            positions = Positions(positions.q, positions.k, more=[(call.segments, key_segments, call.bounds)])
+            shift = beyond_shift(self.r_s_bias, self.r_w_bias)
+            lookups.append(Lookup(SAME_OR_NOT, dot_query=self.seg_embed.transpose(0, 1), query_shift=shift))
         return Plan(positions, shift=self.r_w_bias, lookups=tuple(lookups), scale=self.scale)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
@@ -79,11 +75,13 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         self, h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems=None, target_mapping=None, output_attentions=False
     ):
         if isinstance(output_attentions, Call):
-            # all rows of the batch are alike; with bi_data those of each half
+            # all rows of the batch are equal; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if output_attentions.two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
         elif not output_attentions and h.shape[1]:
-            say("an XLNet layer that is called without its model runs the original attention, with its dense scores")
+            log_once(
+                "an XLNet layer that is called without its model runs the original attention, with its dense scores"
+            )
         return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
 
     def rel_attn_core(
@@ -110,62 +108,40 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     ) -> Tensor:
         """[B, H, L, D] each -> [L, B, H, D]."""
         plan = self.posenc_plan(q.shape[2], k.shape[2], table, call)
-        seen: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
+        options: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
         if content and call.key_mask is not None:
-            return self.posenc_padded(q, k, v, table, plan, seen, call).permute(2, 0, 1, 3)
-        # the first token of a permutation sees nothing
-        blind = None if mask is None else ~mask.any(-1)[:, 0]
-        out = self.posenc_run(q, k, v, plan, seen, self.dropout.p, blind)
+            dropout = self.dropout.p if self.training else 0.0
+            visible = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, return_lse=True, **options)
+            own = self.posenc_own(q, k, v, table[k.shape[2]], call)
+            return merge([visible, own])[0].permute(2, 0, 1, 3)
+        # the first token of a permutation has no visible key
+        fully_masked = None if mask is None else ~mask.any(-1)[:, 0]
+        out = self.posenc_run(q, k, v, plan, options, self.dropout.p, fully_masked)
         return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
-    def posenc_padded(
-        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, plan: Plan, seen: dict[str, Any], call: Call
-    ) -> Tensor:
-        """Padded tokens see themselves, too: a key more for them, whose share needs the others' sum.
-
-        The triton engine has all sums at hand. Elsewhere they cost more than attention, so only slots with padding ask for them.
-        """
-        length = q.shape[2]
-        padded = ~seen["key_mask"][:, -length:]
-        given: dict[str, Any] = {"dropout": self.dropout.p if self.training else 0.0, "engine": self.posenc_engine}
-        engine = explain(q, k, v, plan, **seen).engine if self.posenc_engine == "auto" else self.posenc_engine
-        slots = out = None
-        own_k, own_v = k[:, :, -length:], v[:, :, -length:]
-        if engine != "triton" and not torch.compiler.is_compiling():
-            out = attend(q, k, v, plan, **seen, **given)
-            slots = padded.any(0).nonzero()[:, 0]
-            plan = self.posenc_plan(length, k.shape[2], table, call, slots)
-            q, own_k, own_v = (x[:, :, slots] for x in (q, own_k, own_v))
-            padded = padded[:, slots]
-            mask = seen["mask"]
-            seen = {**seen, "mask": None if mask is None else mask[:, :, slots]}
-        some, lse = attend(q, k, v, plan, **seen, **given, return_lse=True)
-        share = torch.sigmoid(self.posenc_own(q, own_k, table[k.shape[2]], call) - lse)
-        share = share.masked_fill(~padded[:, None], 0.0)[..., None]
-        some = (some + share * (own_v - some)).to(q.dtype)
-        return some if out is None or slots is None else out.index_copy(2, slots, some)
-
-    def posenc_own(self, q: Tensor, k: Tensor, here: Tensor, call: Call) -> Tensor:
-        """[B, H, L]: the score of each token with itself; here [H, D] is the table's row for no distance.
+    def posenc_own(self, q: Tensor, k: Tensor, v: Tensor, here: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """Each padded token's attention to itself, as a part for `merge`; here [H, D] is the table's row of distance 0.
 
         (q + u)·k + (q + v)·here, with products of matrices: Inductor 2.13 fuses sums over biases wrongly on a CPU.
         """
-        wide = torch.promote_types(q.dtype, torch.float32)
-        q, k = q.to(wide), k.to(wide)
-        fixed = [(self.r_r_bias, here)]
+        assert call.key_mask is not None
+        length, wide = q.shape[2], torch.promote_types(q.dtype, torch.float32)
+        v, q, k = v[:, :, -length:], q.to(wide), k[:, :, -length:].to(wide)
+        terms = [(self.r_r_bias, here)]
         if call.segments is not None:
-            fixed.append((self.r_s_bias, self.seg_embed[0]))
+            terms.append((self.r_s_bias, self.seg_embed[0]))
         score = (q * k).sum(-1) + (k @ self.r_w_bias.to(wide).unsqueeze(-1)).squeeze(-1)
-        for bias, vector in fixed:
+        for bias, vector in terms:
             vector = vector.to(wide)
             score = score + (q @ vector.unsqueeze(-1)).squeeze(-1) + (bias * vector).sum(-1, keepdim=True)
-        return score * self.scale
+        is_real = call.key_mask[:, None, -length:]
+        return v, (score * self.scale).masked_fill(is_real, float("-inf"))
 
 
 @torch.library.custom_op("posenc::few_segments", mutates_args=())
 def few_segments(segments: Tensor) -> Tensor:
-    """The segments, known to be few: a compiled model cannot look at them, so its graph calls this."""
-    capturing = segments.is_cuda and torch.cuda.is_current_stream_capturing()  # looked at when it was warmed up
+    """The segments, after a check of their range: a compiled model cannot read them, so its graph calls this."""
+    capturing = segments.is_cuda and torch.cuda.is_current_stream_capturing()  # the warm-up has checked them
     if segments.numel() and not capturing:
         lowest, highest = torch.stack(torch.aminmax(segments)).tolist()
         if lowest < FEW[0] or highest > FEW[1]:
@@ -182,17 +158,17 @@ def _(segments):
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
-    """Keep padding and segments from being spread over [L, L]; the layers get them as they are."""
+    """Take padding and segments out of the model's call, which would expand them to [L, L], and pass them in a `Call`."""
     if masks.wants_attentions(model, kwargs):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
-    tokens = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
+    tokens = masks.tokens_of(kwargs)
     if tokens is None or not tokens.shape[0]:
         return (), kwargs
     key_mask = None
     if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
         mask = kwargs.pop("attention_mask", None)
-        real = None if mask is None else mask >= 1  # the original hides where 1 - mask > 0
+        real = None if mask is None else mask >= 1  # the original masks where 1 - mask > 0
         if real is not None and not masks.nothing_padded(real):
             memory = kwargs.get("mems")
             before = 0 if not memory or memory[0] is None else memory[0].shape[0]
