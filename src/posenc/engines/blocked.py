@@ -18,6 +18,7 @@ from ..core.plan import Lookup, Plan
 from . import reference
 from .lowering import LoweredPlan
 
+reads_raw_plan = False
 SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
 FEWEST = 64

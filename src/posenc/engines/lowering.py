@@ -105,17 +105,20 @@ NO_SPANS = (None, None, None, None)
 class LoweredPlan:
     """A plan and a mask for given tensors. `facts` are plain values; tables are made when an engine asks for them."""
 
-    __slots__ = ("_offset", "_offset_is_known", "dropout", "facts", "mask", "plan")
+    __slots__ = ("_has_query_shifts", "_offset", "_offset_is_known", "dropout", "facts", "mask", "plan")
 
-    def __init__(self, plan: Plan, mask: Mask, facts: Facts, dropout: float):
+    def __init__(self, plan: Plan, mask: Mask, facts: Facts, dropout: float, has_query_shifts: bool):
         self.plan, self.mask, self.facts, self.dropout = plan, mask, facts, dropout
+        self._has_query_shifts = has_query_shifts
         self._offset = plan.positions.offset
         self._offset_is_known = facts.positions == "run"
 
     def fold_query_shifts(self, q: Tensor) -> None:
         """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is rotated already.
         The facts say so from the start."""
-        self.plan = self.plan.fold_query_shifts(q)
+        if self._has_query_shifts:
+            self.plan = self.plan.fold_query_shifts(q)
+            self._has_query_shifts = False
 
     # ---- tables over a span of distances --------------------------------------------------------------------------
     def bias_table(self, lo: int, hi: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -195,9 +198,10 @@ def lower_plan(
     _, kv_heads, k_length, value_dim = v.shape
     has_tensor_scale = isinstance(plan.scale, Tensor)
     bias = query = key = value = None
-    states = further_axes = False
+    states = further_axes = has_query_shifts = False
     for lookup in plan.lookups:
         index = lookup.index
+        has_query_shifts = has_query_shifts or lookup.query_shift is not None
         if isinstance(index, Grid) or index.axis != 0:
             further_axes = True
             continue
@@ -232,7 +236,7 @@ def lower_plan(
         "tensor" if has_tensor_scale else "number", positions, left, right,
         mask.key_mask is not None, mask.documents is not None, extra, dropout > 0.0, gradient, return_lse,
     )  # fmt: skip
-    return LoweredPlan(plan, mask, facts, dropout)
+    return LoweredPlan(plan, mask, facts, dropout, has_query_shifts)
 
 
 def _widen_span(span: Span | None, index: Index) -> Span:

@@ -14,6 +14,8 @@ from ..core.plan import holds_nan
 from . import blocked
 from .lowering import LoweredPlan
 
+reads_raw_plan = False
+
 
 def supports(lowered: LoweredPlan) -> str | None:
     facts = lowered.facts

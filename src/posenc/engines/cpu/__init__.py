@@ -24,6 +24,7 @@ from ..lowering import LoweredPlan
 from . import decode, ops
 from .terms import make_terms, structure_reason
 
+reads_raw_plan = False
 WIDEST = 256  # head size with channels for further axes
 
 

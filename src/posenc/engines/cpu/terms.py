@@ -86,11 +86,13 @@ def make_terms(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, BandGeometry]:
     band = BandGeometry(facts.q_length, facts.k_length, offset, lo, hi, facts.left, facts.right)
 
     precision = torch.promote_types(q.dtype, torch.float32)
-    bias = lowered.bias_table(lo, hi, precision)
+    bias_span, query_span, key_span, value_span = facts.spans
+    bias = None if bias_span is None else lowered.bias_table(lo, hi, precision)
     if plan.slopes is not None:
         steps = torch.arange(lo, hi + 1, device=q.device).abs().to(precision)
         bias = add(bias, -plan.slopes.to(precision)[:, None] * steps)
-    table_q, states = lowered.query_table(q, lo, hi, precision)
-    table_k, table_v = lowered.key_table(lo, hi, precision), lowered.value_table(lo, hi, precision)
+    table_q, states = (None, None) if query_span is None else lowered.query_table(q, lo, hi, precision)
+    table_k = None if key_span is None else lowered.key_table(lo, hi, precision)
+    table_v = None if value_span is None else lowered.value_table(lo, hi, precision)
     decay_q, decay_k = (None, None) if plan.decay is None else (c.to(precision) for c in plan.decay)
     return Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, lowered.mask.key_mask), band
