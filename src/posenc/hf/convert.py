@@ -144,8 +144,8 @@ def _xlnet(module: Any, shared: Any) -> Attention:
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     position = attention.encoding
-    turned = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
-    pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in turned]
+    projections = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.w_r, "r")]
+    pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in projections]
     pairs.append((attention.o_proj.weight, module.o))
     names = (("u", "r_w_bias"), ("v", "r_r_bias"), ("w", "r_s_bias"), ("g", "seg_embed"))
     return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in names]
