@@ -33,7 +33,7 @@ def output(model, inputs):
 def accelerated(request):
     model, (inputs, _) = CASES[request.param]()
     if "x" in inputs:
-        inputs["x"].requires_grad_()  # reentrant checkpointing asks for it
+        inputs["x"].requires_grad_()  # reentrant checkpointing needs it
     return hf.accelerate(model).eval(), inputs
 
 
@@ -42,7 +42,7 @@ every = pytest.mark.parametrize("accelerated", CASES, indirect=True)
 
 @contextmanager
 def impatient():
-    """Threads that take turns all the time."""
+    """Threads that switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -92,7 +92,7 @@ def test_a_call_within_a_call(accelerated):
 
 
 def blocks(model):
-    """(list, place, block): the layers of a model, each with its attention in it."""
+    """(list, number, block): the layers of a model, each with its attention in it."""
     inner = {
         id(one)
         for stack in model.modules()
@@ -102,7 +102,7 @@ def blocks(model):
     }
     for stack in model.modules():
         if isinstance(stack, torch.nn.ModuleList) and id(stack) not in inner:
-            yield from ((stack, place, block) for place, block in enumerate(stack))
+            yield from ((stack, number, block) for number, block in enumerate(stack))
 
 
 def gradients(model, inputs):
@@ -129,8 +129,8 @@ def test_layers_checkpointed_by_hand(accelerated, kind):
     assert sum(isinstance(one, Layer) for _, _, block in found for one in block.modules()) == len(
         hf.report(model).layers
     )
-    for stack, place, block in found:
-        stack[place] = checkpoint_wrapper(block, checkpoint_impl=kind)
+    for stack, number, block in found:
+        stack[number] = checkpoint_wrapper(block, checkpoint_impl=kind)
     ours = gradients(model, inputs)
     gradients_agree(ours, wanted)
 

@@ -99,18 +99,18 @@ def test_outputs_gradients_and_restore(name):
 
 
 @pytest.mark.parametrize("name", ["conformer", "bert relative_key", "seamless v2"])
-def test_layers_get_the_padding_as_it_is(name, monkeypatch):
+def test_layers_get_the_padding_itself(name, monkeypatch):
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[1, 20:] = False
-    model, seen = hf.accelerate(make(name)), []
-    attend = conformer.Conformer.posenc_mask_options
+    model, shapes = hf.accelerate(make(name)), []
+    options = conformer.Conformer.posenc_mask_options
     monkeypatch.setattr(
         conformer.Conformer,
         "posenc_mask_options",
-        lambda self, mask, length: seen.append(mask.shape) or attend(self, mask, length),
+        lambda self, mask, length: shapes.append(mask.shape) or options(self, mask, length),
     )
     model(torch.randn(2, 30, 32), mask)
-    assert seen == [(2, 30)] * 2
+    assert shapes == [(2, 30)] * 2
 
 
 @pytest.mark.parametrize("kind", ["relative", "relative_key"])
@@ -137,6 +137,6 @@ def test_compiled():
         outputs_agree(torch.compile(model, backend="eager")(x, mask)[0][mask], model(x, mask)[0][mask])
 
 
-def test_report_names_the_schemes():
+def test_report_names_the_encodings():
     assert {one.encoding for one in hf.report(hf.accelerate(make("bert relative_key"))).layers} == {"shaw"}
     assert {one.encoding for one in hf.report(hf.accelerate(make("bert relative"))).layers} == {"transformer_xl"}

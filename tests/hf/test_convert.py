@@ -119,8 +119,8 @@ def test_llama(model, config, more):
     attention = hf.to_posenc(layer)
     phases = model.rotary_emb(X, torch.arange(23)[None])
     back = torch.arange(23)[:, None] - torch.arange(23)
-    seen = (back >= 0) & (back < (more.get("sliding_window") or 23))
-    mask = torch.zeros(1, 1, 23, 23).masked_fill(~seen, -1e9)
+    visible = (back >= 0) & (back < (more.get("sliding_window") or 23))
+    mask = torch.zeros(1, 1, 23, 23).masked_fill(~visible, -1e9)
     outputs_agree(attention(X), layer(X, position_embeddings=phases, attention_mask=mask)[0])
     weights_return(attention, layer)
 

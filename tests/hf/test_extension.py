@@ -123,12 +123,12 @@ def test_save_and_load_gives_the_same_numbers(family, name, tmp_path):
     assert (ours - plain).abs().max() > 1e-3
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    said = loaded.config.rope_parameters
+    written = loaded.config.rope_parameters
     if family == "gemma3_text":
-        assert said["sliding_attention"] == config["sliding_attention"]
-        said = said["full_attention"]
+        assert written["sliding_attention"] == config["sliding_attention"]
+        written = written["full_attention"]
     listed = name == "mixed" or (family == "phi3" and name != "ntk")  # no word of its own: a divisor for each pair
-    assert said["rope_type"] == ("default" if name == "ntk" else "longrope" if listed else name)
+    assert written["rope_type"] == ("default" if name == "ntk" else "longrope" if listed else name)
     outputs_agree(ours, loaded(IDS, use_cache=False).logits)
     hf.restore(model)
     assert shape_of(model) == before
@@ -188,8 +188,8 @@ def test_packed_texts_keep_their_positions(use_cache, tmp_path):
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     positions = torch.cat((torch.arange(17), torch.arange(23)))[None]
     text = torch.arange(40) >= 17
-    seen = (text[:, None] == text) & torch.ones(40, 40, dtype=torch.bool).tril()
-    mask = torch.zeros(1, 1, 40, 40).masked_fill(~seen, -1e9)
+    visible = (text[:, None] == text) & torch.ones(40, 40, dtype=torch.bool).tril()
+    mask = torch.zeros(1, 1, 40, 40).masked_fill(~visible, -1e9)
     ours, wanted = (
         one(IDS[:1], position_ids=positions, attention_mask=mask, use_cache=use_cache).logits for one in (model, theirs)
     )
@@ -241,7 +241,7 @@ def test_gptj(name, caplog):
     for block in theirs.transformer.h:
         block.attn.embed_positions = their_table(40, name, **more.get(name, dict(factor=2.0)))
     outputs_agree(ours, theirs(IDS, use_cache=False).logits)
-    with pytest.raises(hf.UnsupportedModel, match="extended already"):
+    with pytest.raises(hf.UnsupportedModel, match="already extended"):
         hf.extend(model, SCALINGS["linear"])
     hf.restore(model)
     assert (shape_of(model), model.config.max_position_embeddings) == (before, 16)
@@ -326,7 +326,9 @@ def test_what_cannot_be_extended_says_why():
         "refuses 'yarn'.*short_mscale",
     )  # fmt: skip
     deep = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale_all_dim=1.0)
-    refused(make("deepseek_v3", rope_parameters=deep), SCALINGS["yarn"], "mscale_all_dim is inside every layer's scale")
+    refused(
+        make("deepseek_v3", rope_parameters=deep), SCALINGS["yarn"], "mscale_all_dim also changes every layer's scale"
+    )
     part = dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5)
     refused(make("llama", rope_parameters=part), SCALINGS["yarn"], "which YaRN.*would replace; give Proportional")
     with pytest.raises(ValueError, match="max_length=99 cannot go with DynamicNTK.*leave max_length out"):
@@ -341,12 +343,12 @@ def test_what_cannot_be_extended_says_why():
     model.model.another = type(model.model.rotary_emb)(model.config)
     refused(model, SCALINGS["yarn"], "model.another rotates too")
     model = hf.extend(make("llama"), SCALINGS["yarn"])
-    refused(model, SCALINGS["linear"], "extended already")
+    refused(model, SCALINGS["linear"], "already extended")
 
 
 @pytest.mark.slow  # transformers compiles flex attention's masks
 def test_masks_that_the_layers_cannot_read_are_refused():
     changed = hf.extend(make("llama"), DYNAMIC["dynamic"])
     changed.set_attn_implementation("flex_attention")
-    with pytest.raises(ValueError, match=r"four sizes.*got BlockMask"):
+    with pytest.raises(ValueError, match=r"four dimensions.*got BlockMask"):
         changed(IDS)

@@ -119,7 +119,7 @@ def test_output_attentions_falls_back(kind):
             assert torch.equal(a, b)
 
 
-def test_no_step_sees_more_than_its_keys(monkeypatch, few_rows):
+def test_a_step_has_only_its_visible_keys(monkeypatch, few_rows):
     ids, mask = batch()
     shapes = []
     attend = layer.attend
@@ -135,7 +135,7 @@ def test_no_step_sees_more_than_its_keys(monkeypatch, few_rows):
 
 
 def test_dropout_falls_on_the_weights(monkeypatch, few_rows):
-    """With the same function of the weights in dropout's place, ours is theirs."""
+    """With the same function of the weights instead of dropout, ours equals theirs."""
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, *_, **__: x * (x > 0.1) if x.dim() > 3 else x)
     ids, mask = batch()
     inputs = dict(input_ids=ids, attention_mask=mask)

@@ -164,13 +164,15 @@ class DeBERTa(Encoding):
 
 
 def plan_disentangled(
-    positions: Positions, head_dim: int, terms: int, rows: Index, k_r: Tensor | None, q_r: Tensor | None,
+    positions: Positions, head_dim: int, terms: int, rows: Index | None, k_r: Tensor | None, q_r: Tensor | None,
     back: Index | None = None,
 ) -> Plan:  # fmt: skip
     """K_r and Q_r, [heads, n, head_dim] each or None, as a plan; `back` is the index of Q_r, by default that of K_r."""
-    if back is None or back == rows:
-        lookups = [Lookup(rows, dot_query=k_r, dot_key=q_r)] if k_r is not None or q_r is not None else []
-    else:
+    back = rows if back is None else back
+    lookups: list[Lookup] = []
+    if rows is not None and rows == back and (k_r is not None or q_r is not None):
+        lookups = [Lookup(rows, dot_query=k_r, dot_key=q_r)]
+    elif rows is not None and back is not None:
         lookups = [] if k_r is None else [Lookup(rows, dot_query=k_r)]
         lookups += [] if q_r is None else [Lookup(back, dot_key=q_r)]
     return Plan(positions, lookups=tuple(lookups), scale=(head_dim * (1 + terms)) ** -0.5)

@@ -33,6 +33,7 @@ class InklingAttention(Layer, modeling_inkling.InklingAttention):
         """states [B, H, Lq, d_rel]"""
         floor = None if self.is_sliding else self.config.log_scaling_n_floor
         temper = None if floor is None else (self.config.log_scaling_alpha, floor)
+        assert self.posenc_index is not None
         return plan_bank(positions, self.posenc_index, states, self.rel_logits_proj.proj, self.scaling, temper)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:

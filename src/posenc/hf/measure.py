@@ -32,7 +32,7 @@ import posenc
 from ..core import files
 
 MODELS = ("t5-base-encoder", "deberta-v3-base")
-KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers; on a CPU when asked, for longer texts
+KNOWN = (*MODELS, "longt5-base-encoder")  # its transient-global layers; on a CPU by --models only, for longer texts
 ALLOWED = 1e-4  # float32, of the output's spread, through twelve layers
 
 
@@ -84,7 +84,7 @@ def timed(run, times: int, device: str) -> float:
 def cell(name: str, label: str, length: int, threads: int, out: str) -> None:
     """One model, one way ("original", "eager", "accelerated"), in this process: a forward for every line of stdin.
 
-    Answers each with its seconds, and the end of stdin with what was seen.
+    Answers each with its seconds, and the end of stdin with the measurements.
     """
     from .. import hf
 
@@ -106,13 +106,13 @@ def cell(name: str, label: str, length: int, threads: int, out: str) -> None:
             print(time.perf_counter() - start, flush=True)
         peak = _peak()
         torch.save(kept, out)
-    seen = {
+    measured = {
         "extra_bytes": peak - before,
         "total_bytes": peak,
         "attention": "posenc" if label == "accelerated" else str(model.config._attn_implementation),
         "engines": sorted({one.engine for one in hf.report(model, length=length).layers}),
     }
-    print(json.dumps(seen), flush=True)
+    print(json.dumps(measured), flush=True)
 
 
 class Child:
@@ -137,9 +137,9 @@ class Child:
     def end(self) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        seen = json.loads(self._answer())
+        measured = json.loads(self._answer())
         self.process.wait()
-        return seen
+        return measured
 
     def _answer(self) -> str:
         assert self.process.stdout is not None
@@ -152,7 +152,7 @@ class Child:
 
 
 def on_cpu(name: str, length: int, times: int, threads: int) -> dict[str, Any]:
-    """Memory first, each way alone; then time, the ways in turn, so that a busy minute falls on all of them."""
+    """Memory first, each way alone; then time, alternating, so that a busy minute falls on all of them."""
     results: dict[str, Any] = {}
     outputs: dict[str, torch.Tensor] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -330,13 +330,13 @@ def table(results: list[dict[str, Any]], train: str = "training step", forward: 
         for name, one in result["models"].items():
             new = one["accelerated"]
             if result["device"] == "cuda":
-                for what, said in (("forward", forward), ("step", train)):
+                for what, label in (("forward", forward), ("step", train)):
                     cells = [
                         f"{1000 * cell['seconds']:.0f} ms, {cell['peak_bytes'] / 1e9:.1f} GB"
                         for cell in (one["original"][what], new[what])
                     ]
                     ratios = [f"{one['ratios'][f'{what} {of}']:.1f} ×" for of in ("time", "memory")]
-                    rows.append([f"{NAMES[name]}, H200", said, *cells, *ratios])
+                    rows.append([f"{NAMES[name]}, H200", label, *cells, *ratios])
                 continue
             for label in ("original", "eager"):
                 if label in one:
