@@ -137,4 +137,4 @@ def test_queries_alone():
     q = torch.randn(1, 2, 13, 8)
     alone = Rotation(rope.rotation(posenc.Positions(13)).q, None)
     assert alone.keys(q) is q
-    assert torch.equal(alone.queries(q), rope.apply_rotary(q, 13))
+    assert torch.equal(alone.queries(q), rope.rotate(q, 13))

@@ -185,7 +185,7 @@ def test_controls_change_the_figure_s_data(page, address):
     after = changed(page, "compare-plot-1", after)
     assert after["titles"][1].startswith("shaw")
     expect(page.locator("#compare-b-slider-0 label span").first).to_have_text(
-        re.compile(r"\s*k\s*")
+        re.compile(r"\s*max_distance\s*")
     )  # the options of shaw
     slide(page, "compare-head", 3)
     assert "head 3" in changed(page, "compare-plot-1", after)["titles"][0]

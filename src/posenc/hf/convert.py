@@ -132,7 +132,12 @@ def _xlnet(module: Any, shared: Any) -> Attention:
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     position = attention.encoding
-    projections = [(attention.q_proj, "q"), (attention.k_proj, "k"), (attention.v_proj, "v"), (position.position_proj, "r")]
+    projections = [
+        (attention.q_proj, "q"),
+        (attention.k_proj, "k"),
+        (attention.v_proj, "v"),
+        (position.position_proj, "r"),
+    ]
     pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in projections]
     pairs.append((attention.o_proj.weight, module.o))
     names = (
