@@ -50,6 +50,11 @@ SUMMARY = """id => {
 }"""
 
 
+def take_interrupts():
+    """In the server's process: tests that run in the background of a shell ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """The address of a server that runs in an empty folder."""
@@ -57,7 +62,7 @@ def address(tmp_path_factory):
     server = subprocess.Popen(
         [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        cwd=tmp_path_factory.mktemp("explorer"),
+        cwd=tmp_path_factory.mktemp("explorer"), preexec_fn=take_interrupts,
     )  # fmt: skip
     try:
         output = []

@@ -76,8 +76,9 @@ def test_ctrl_c_ends_the_server_while_a_page_is_open(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=tmp_path
-    ) as server:
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+    ) as server:  # fmt: skip
         address = next(word for line in server.stdout for word in line.split() if word.startswith("http"))
         with urllib.request.urlopen(f"{address}gradio_api/heartbeat/page", timeout=300):  # as an open page holds it
             server.send_signal(signal.SIGINT)
