@@ -193,8 +193,10 @@ def forward(
     valid = i < q_length
     if SPLIT:
         at_split = bh * splits + split
-        lse_i = tl.where(is_empty, float("-inf"), m_i + tl.log2(l_i))
-        tl.store(lse.ptr + at_split * padded(q_length) + i, lse_i, mask=valid)
+        # maximum and sum apart: their log-sum-exp would be rounded to the size of the scores
+        at_sums = lse.ptr + at_split * 2 * padded(q_length) + i
+        tl.store(at_sums, tl.where(is_empty, float("-inf"), m_i), mask=valid)
+        tl.store(at_sums + padded(q_length), l_i, mask=valid)
         at = out.ptr + (at_split * q_length + i[:, None]) * DV + dv[None, :]
         tl.store(at, acc * inv_l_i[:, None], mask=valid[:, None] & (dv[None, :] < DV))
     else:

@@ -55,10 +55,10 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     if q_length <= tile.queries and x.value is None:
         programs = batch * heads * schedule.cdiv(q_length, tile.queries)
         splits = schedule.choose_splits(programs, k_length, tile, q.device)
-    split_out, split_lse = out, lse
+    split_out, split_sums = out, lse
     if splits > 1:
         split_out = out.new_empty(batch, heads, splits, q_length, v_size, dtype=torch.float32)
-        split_lse = lse.new_empty(batch, heads, splits, padded(q_length))
+        split_sums = lse.new_empty(batch, heads, splits, 2, padded(q_length))
 
     slots = _make_slots(x, num, kind)
     if x.value is not None:
@@ -68,7 +68,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
             slots = slots._replace(rows=_make_rows(x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         forward[(grid,)](
-            _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_lse, 0, 0, 0),
+            _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_sums, 0, 0, 0),
             slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
@@ -76,7 +76,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         )  # fmt: skip
 
     if splits > 1:
-        out, lse = _merge_splits(split_out, split_lse, q_length, q.dtype)
+        out, lse = _merge_splits(split_out, split_sums, q_length, q.dtype)
     if q_length < lse.shape[2]:
         lse[..., q_length:] = float("inf")  # the backward kernels load these without a mask: their probabilities are 0
     if x.value is not None:
@@ -84,10 +84,12 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     return out, lse, mass
 
 
-def _merge_splits(split_out: Tensor, split_lse: Tensor, q_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Outputs and log-sum-exps of shares of the keys, [B, H, splits, ..] -> those of all keys."""
-    m = split_lse.amax(2, keepdim=True)
-    weight = torch.exp2(split_lse - m.masked_fill(m == float("-inf"), 0.0))
+def _merge_splits(split_out: Tensor, split_sums: Tensor, q_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Outputs [B, H, splits, Lq, Dv] of shares of the keys, with their maxima m_i and sums l_i [B, H, splits, 2, L] -> the
+    output and log-sum-exp of all keys."""
+    m_i, l_i = split_sums.unbind(3)
+    m = m_i.amax(2, keepdim=True)
+    weight = torch.exp2(m_i - m.masked_fill(m == float("-inf"), 0.0)) * l_i
     total = weight.sum(2)
     lse = (m.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
     weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
