@@ -169,7 +169,7 @@ def group_axes():
     far = Lookup(index.clip(1100, 1100), dot_key=torch.randn(1, 2201, 16), add_value=torch.randn(1, 2201, 24))
     check(q[:1, :1], k[:1], v[:1], Plan(Positions((16, 19), 35), lookups=(far,)))
     many = Positions((16, 19), 35, more=[(further[:, 16:], further * 100)])
-    with pytest.raises(UnsupportedPlan, match="a channel for each place.* at most 256"):
+    with pytest.raises(UnsupportedPlan, match="a channel for each different position.* at most 256"):
         attend(
             q.float(), k.float(), v.float(), Plan(many, lookups=(Lookup(buckets, torch.randn(2, 6)),)), engine="triton"
         )

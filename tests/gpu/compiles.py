@@ -175,7 +175,7 @@ def from_bench_gpu(recorder, only):
 
 def from_bench(recorder, only):
     """posenc bench --device cuda: every workload at both lengths, and at the length where results are checked."""
-    from posenc.bench.workloads import WORKLOADS, Problem, case
+    from posenc.bench.workloads import WORKLOADS, Problem, make_case
 
     for workload in WORKLOADS.values():
         for length in (256, 512, 1024, 4096, 16384):
@@ -184,7 +184,7 @@ def from_bench(recorder, only):
                 continue
             for dtype in (torch.bfloat16, torch.float32) if length == 1024 else (torch.bfloat16,):
                 with Elsewhere("meta"):
-                    problem = Problem(case(workload, length, "cuda", dtype))
+                    problem = Problem(make_case(workload, length, "cuda", dtype))
                     leaves = [leaf for _, leaf in problem.leaves()]
                     train(problem.q, problem.k, problem.v, problem.plan(), leaves, causal=workload.causal)
 
