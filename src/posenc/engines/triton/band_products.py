@@ -28,11 +28,12 @@ from ...core.constants import constant
 from . import schedule
 from .band_layout import Band, make_band, round_up, to_float
 from .bf16x3 import split_bf16x3
+from .launcher import Launch
 from .structs import View
 from .tiles import matmul
 
 
-@triton.jit(do_not_specialize=["heads", "group", "last", "other_length", "n_strips"])
+@triton.jit(do_not_specialize=["bias_h", "heads", "group", "last", "other_length", "n_strips"])
 def band_from_states_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
     heads, group, last, other_length, n_strips, bias_factor,
@@ -134,7 +135,7 @@ def end_column(
 
 
 def band_from_states(
-    states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
+    launch: Launch, states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
     bias: Tensor | None = None, bias_factor: float = 1.0, with_bf16x3: bool = False, rounded: bool = False,
     other_length: int | None = None,
 ) -> Band:  # fmt: skip
@@ -159,8 +160,8 @@ def band_from_states(
     tile = schedule.choose_band_tile(block_size, hi - lo + 1, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
-    band_from_states_kernel[(batch * heads * step * (n_strips + 1),)](
-        View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
+    launch(
+        band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, other_length, n_strips, bias_factor,
         size, block_size, tile.queries, tile.keys, step, with_bf16x3, rounded,
         STAGES=tile.stages, num_warps=tile.warps,
@@ -168,7 +169,7 @@ def band_from_states(
     return band
 
 
-@triton.jit(do_not_specialize=["heads", "group", "tokens", "other_length"])
+@triton.jit(do_not_specialize=["heads", "group", "tokens", "begin", "rows", "other_length"])
 def states_from_band_kernel(
     band, table, table_h, table_l, into, heads, group, tokens, begin, rows, other_length,  # table: [H or 1, rows, E]; into: a View
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -211,7 +212,7 @@ def states_from_band_kernel(
 
 
 def states_from_band(
-    band: Band, table: Tensor, lo: int, into: Tensor, accumulate: bool, other_length: int | None = None
+    launch: Launch, band: Band, table: Tensor, lo: int, into: Tensor, accumulate: bool, other_length: int | None = None
 ) -> None:
     """The band times a table [H or 1, span, E] whose first distance is lo -> `into` [B, H or Hkv, tokens, E], summed over the
     heads of a group; accumulate: added to what is there. The band has zeros outside its span."""
@@ -226,8 +227,8 @@ def states_from_band(
     block_size = max(16, schedule.next_power_of_2(size))
     tile = schedule.choose_states_tile(block_size, table.dtype, into.device)
     step = schedule.choose_row_step(tokens, into.device)
-    states_from_band_kernel[(batch * groups * schedule.cdiv(tokens, step * tile.queries) * step,)](
-        band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
+    launch(
+        states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
         heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, step, accumulate,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
@@ -288,7 +289,7 @@ def table_from_band_kernel(
 
 
 def table_from_band(
-    band: Band, states: Tensor, heads: int, table_heads: int, span: int, with_sums: bool = False
+    launch: Launch, band: Band, states: Tensor, heads: int, table_heads: int, span: int, with_sums: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32; with_sums: and the band's sums
     over tokens, [H or 1, span]."""
@@ -308,8 +309,8 @@ def table_from_band(
         band = to_float(band, states.dtype)
         if states.stride(-1) != 1:
             states = states.contiguous()
-        table_from_band_kernel[(heads * parts * blocks,)](
-            band, View(states, *states.stride()[:3]), constant((1.0,) * 16, states.device, states.dtype), total, sums,
+        launch(
+            table_from_band_kernel, heads * parts * blocks, band, View(states, *states.stride()[:3]), constant((1.0,) * 16, states.device, states.dtype), total, sums,
             heads, heads // own_heads, batch, tokens, columns, rows, size, block_size, tile.queries, tile.keys, parts,
             STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
+NO_CONTEXT = nullcontext()
+
+
 def is_traced(x: Tensor) -> bool:
     """Whether torch.compile, a dispatch mode or a tensor subclass must meet one operator instead of separate launches."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
@@ -18,7 +21,9 @@ def is_traced(x: Tensor) -> bool:
 
 def launch_on(x: Tensor):
     """A context in which kernels are launched on the tensor's device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return NO_CONTEXT
+    return torch.cuda.device(x.device)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from .backward_q import backward_q
 from .band_layout import MARGIN, Band, band_shape, make_band, round_up
 from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
+from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
 
@@ -33,7 +34,7 @@ ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
 MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout to more, but not to a thousand)
 
 
-def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer, or empty)."""
     x = _with_contiguous_rows(x)
     q, k, v = x.q, x.k, x.v
@@ -60,15 +61,15 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
         split_out = out.new_empty(batch, heads, splits, q_length, v_size, dtype=torch.float32)
         split_sums = lse.new_empty(batch, heads, splits, 2, padded(q_length))
 
-    slots = _make_slots(x, num, kind)
+    slots = _make_slots(launch, x, num, kind)
     if x.value is not None:
         slots = slots._replace(mass=_mass_band(x, num, mass))
     for first, last in _query_blocks(q_length, num):
         if x.table is not None:
-            slots = slots._replace(rows=_make_rows(x, num, scale, kind, first, last))
+            slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
-        forward[(grid,)](
-            _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_sums, 0, 0, 0),
+        launch(
+            forward, grid, _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_sums, 0, 0, 0),
             slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
@@ -80,7 +81,7 @@ def run_forward(x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[
     if q_length < lse.shape[2]:
         lse[..., q_length:] = float("inf")  # the backward kernels load these without a mask: their probabilities are 0
     if x.value is not None:
-        states_from_band(slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
+        states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
@@ -97,7 +98,7 @@ def _merge_splits(split_out: Tensor, split_sums: Tensor, q_length: int, dtype: t
 
 
 def run_backward(
-    do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
+    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
     dropout: float, wanted: dict[str, bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of GRADIENTS. d_lse: like lse, of the log-sum-exp in base 2."""
@@ -139,10 +140,10 @@ def run_backward(
     row_parts = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
 
     # ---- the kernels
-    slots = _make_slots(x, num, kind)
+    slots = _make_slots(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
-            do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide")
+            launch, do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide")
         )
         slots = slots._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
@@ -151,46 +152,46 @@ def run_backward(
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
         if x.table is not None:
-            slots = slots._replace(rows=_make_rows(x, num, scale, kind, first, last))
+            slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         if needs_rows:
             lo, hi = slots.rows.lo, slots.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_slots = d_slots._replace(rows=d_rows)
         sizes = _sizes(x, num, first, last)
-        preprocess[(batch * heads * schedule.cdiv(last - first, 64),)](
-            _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
-            scale, head_sizes[1], head_sizes[3], 64,
+        launch(
+            preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
+            scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
         )  # fmt: skip
-        backward_k[(batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys),)](
-            _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
+        launch(
+            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
             slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
             k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
             INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
             ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
         )  # fmt: skip
-        backward_q[(batch * heads * schedule.cdiv(last - first, q_tile.queries),)](
-            _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
+        launch(
+            backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
             slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
             q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
             INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
         )  # fmt: skip
         if needs_rows:
-            _reduce_rows(d_rows, x, num, scale, table, grads, first, last)
+            _reduce_rows(launch, d_rows, x, num, scale, table, grads, first, last)
 
     # ---- sums over programs, and products with tables
     if d_bias is not None:  # after the loop: _reduce_rows adds to a bias that is there
         if x.has_token_positions:
             ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
-            grads["bias"] = table_from_band(d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
+            grads["bias"] = table_from_band(launch, d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
         else:
             grads["bias"] = d_bias.ptr.sum((0, 2))
     if grads["slopes"] is not None:
         grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
-        states_from_band(d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
-        grads["key_table"] = table_from_band(d_cols, k, heads, *x.key_table.shape[:2])[0]
+        states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
+        grads["key_table"] = table_from_band(launch, d_cols, k, heads, *x.key_table.shape[:2])[0]
     if x.value is not None and wanted["value"]:
-        grads["value"] = table_from_band(_mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
+        grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
     return list(grads.values())
 
 
@@ -222,20 +223,20 @@ def _allocate_gradients(
 
 
 def _reduce_rows(
-    d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int
+    launch: Launch, d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int
 ) -> None:
     """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
     span = slice(d_rows.lo - num.rows_lo, d_rows.hi - num.rows_lo + 1)
     states = (x.q if x.states is None else x.states)[:, :, first:last]
     k_length = _row_distances(x, num, first, last)[2]
     if x.states is None:
-        states_from_band(d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
     elif grads["states"] is not None:
-        states_from_band(d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
     if grads["table"] is None and grads["bias"] is None:
         return
     d_table, sums = table_from_band(
-        d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, grads["bias"] is not None
+        launch, d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, grads["bias"] is not None
     )
     if sums is not None:
         grads["bias"][:, span] += sums / scale
@@ -251,12 +252,12 @@ def _query_blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, q_length)
 
 
-def _make_slots(x: Inputs, num: Numbers, kind: str) -> Slots:
+def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
     """All slots but the row term and the mass."""
     cols = bias = None
     if x.key_table is not None:
         cols = band_from_states(
-            x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
+            launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
             with_bf16x3=True, rounded=kind.startswith("wide"),
         )  # fmt: skip
     if x.bias is not None and not _is_bias_in_rows(x, num):
@@ -265,14 +266,14 @@ def _make_slots(x: Inputs, num: Numbers, kind: str) -> Slots:
     return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
 
 
-def _make_rows(x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:
+def _make_rows(launch: Launch, x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:
     """The row term of the queries first .. last, over the distances that they may need."""
     lo, hi, k_length = _row_distances(x, num, first, last)
     states = x.q if x.states is None else x.states
     span = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     bias = x.bias[:, span] if _is_bias_in_rows(x, num) else None
     return band_from_states(
-        states, x.table[:, span], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale,
+        launch, states, x.table[:, span], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale,
         rounded=kind.startswith("wide"), other_length=k_length,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from ...core.functions import apply_function
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
 from .device import is_traced, launch_on
 from .launch import mass_size, padded, run_backward, run_forward
+from .replay import describe, run_recorded
 
 
 def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
@@ -36,8 +37,14 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), mass (a band's buffer) or empty."""
     inputs = unpack(tensors, present)
+    num = Numbers(*numbers)
+    key = ("forward", inputs.q.device, num, scale, dropout, describe(inputs))
+
+    def run(launch, *inputs):
+        return run_forward(launch, Inputs(*inputs), num, scale, dropout)
+
     with launch_on(inputs.q):
-        return run_forward(inputs, Numbers(*numbers), scale, dropout)
+        return run_recorded(key, inputs, run)
 
 
 attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
@@ -60,10 +67,16 @@ def backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors whose indices in Inputs are `wanted`."""
     inputs = unpack(tensors, present)
-    names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
+    num, given = Numbers(*numbers), (d_out, d_lse, out, lse, mass, *inputs)
+    key = ("backward", inputs.q.device, num, scale, dropout, tuple(wanted), describe(given))
+
+    def run(launch, d_out, d_lse, out, lse, mass, *inputs):
+        names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
+        grads = run_backward(launch, d_out, d_lse, out, lse, mass, Inputs(*inputs), num, scale, dropout, names)
+        return [grads[number].to(inputs[number].dtype) for number in wanted]
+
     with launch_on(inputs.q):
-        grads = run_backward(d_out, d_lse, out, lse, mass, inputs, Numbers(*numbers), scale, dropout, names)
-    return [grads[number].to(inputs[number].dtype) for number in wanted]  # type: ignore[union-attr]
+        return run_recorded(key, given, run)
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
+NOT_SPECIALISED = frozenset(
+    ("lo", "hi", "first", "origin", "q_row", "k_row", "keys_row", "doc_q_row", "doc_k_row", "doc_q_keys_row", "doc_k_queries_row",
+     "extra_b", "extra_h", "extra_q", "extra_k")
+)  # fmt: skip
+"""Fields whose values are of no use to the compiler (launcher.py): lengths and bounds."""
+
+
 class View(NamedTuple):
     """A tensor [B, heads, L, D] whose last stride is 1."""
 

@@ -1,0 +1,53 @@
+"""Compile kernels for typical arguments, and launch them.
+
+Triton compiles a variant of its own for each integer argument that is 1, or divisible by 16. For strides the second is needed
+(loads of 16 bytes); lengths and bounds would only multiply the variants, so that a new length could cost seconds. Kernels are
+therefore compiled for typical arguments, in which such integers have a value that nothing follows from:
+
+    a band of a call     pitch 272  lo -128  hi 16  origin 1          compiled for     pitch 16  lo 3  hi 3  origin 3
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .structs import NOT_SPECIALISED
+
+Launch = Callable[..., None]
+"""launch(kernel, programs, *arguments, **constants)."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def launch(kernel, programs: int, *args, **constants) -> None:
+    """kernel[(programs,)](*args, **constants)"""
+    if INTERPRETED:
+        kernel[(programs,)](*args, **constants)
+        return
+    compiled = compile_kernel(kernel, args, constants)
+    if compiled is not None:  # None where launches are only recorded (tests/gpu/compiles.py)
+        compiled[(programs, 1, 1)](*args, *trailing_arguments(kernel, args, constants))
+
+
+def compile_kernel(kernel, args: tuple, constants: dict):
+    """The compiled kernel for arguments like these, from Triton's caches if it is there."""
+    typical = [
+        x if parameter.do_not_specialize or parameter.is_constexpr else make_typical(x)
+        for parameter, x in zip(kernel.params, args, strict=False)
+    ]
+    return kernel.warmup(*typical, grid=(1,), **constants)
+
+
+def trailing_arguments(kernel, args: tuple, constants: dict) -> tuple:
+    """The constants that are parameters of the kernel, in its order; the others are options of the compiler."""
+    return tuple(constants[name] for name in kernel.arg_names[len(args) :])
+
+
+def make_typical(x, name: str = ""):
+    """A value for which Triton compiles the variant that serves x. name: the field that x is."""
+    if isinstance(x, tuple):
+        return type(x)(*(make_typical(field, name) for name, field in zip(x._fields, x, strict=True)))  # type: ignore[attr-defined]
+    if isinstance(x, int) and not isinstance(x, bool):
+        wide = 0 if -(2**31) <= x < 2**31 else 2**33  # a kernel takes it as int32 or as int64
+        return wide + (16 if x % 16 == 0 and name not in NOT_SPECIALISED else 3)
+    return x
