@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 from posenc.engines.triton import launcher, replay
 
+
 def test_memory_of_records_is_bounded(monkeypatch):
     monkeypatch.setattr(replay, "MOST", 3)
     replay._programs.clear()

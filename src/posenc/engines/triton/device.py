@@ -8,7 +8,6 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-
 NO_CONTEXT = nullcontext()
 
 

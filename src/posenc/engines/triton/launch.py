@@ -223,7 +223,15 @@ def _allocate_gradients(
 
 
 def _reduce_rows(
-    launch: Launch, d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int
+    launch: Launch,
+    d_rows: Band,
+    x: Inputs,
+    num: Numbers,
+    scale: float,
+    table: Tensor,
+    grads: dict,
+    first: int,
+    last: int,
 ) -> None:
     """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
     span = slice(d_rows.lo - num.rows_lo, d_rows.hi - num.rows_lo + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-
 NOT_SPECIALISED = frozenset(
     ("lo", "hi", "first", "origin", "q_row", "k_row", "keys_row", "doc_q_row", "doc_k_row", "doc_q_keys_row", "doc_k_queries_row",
      "extra_b", "extra_h", "extra_q", "extra_k")
