@@ -323,11 +323,58 @@ def from_rotation(recorder, only):
             rotate_tensors((q.contiguous(),), phases, phases, layout, inverse=True)
 
 
+def from_decode(recorder, only):
+    """A few queries over many keys: the benchmark's shapes, slots, masks, head sizes and dtypes."""
+    from posenc import Positions, attend
+    from tests.plans import plan_of, tensors
+
+    def case(name, slots, shape, dtype=torch.bfloat16, positions=None, **options):
+        recorder.case = f"decode {name} {'+'.join(slots)}"
+        if wanted(recorder.case, only):
+            with Elsewhere("meta"), torch.no_grad():
+                q, k, v = tensors(*shape, dtype=dtype, device="cuda")
+                plan = plan_of(slots, q, k, v, positions, reach=(64, 64))
+                attend(q, k, v, plan, causal=True, engine="triton", **options)
+
+    for shape in (
+        (1, 32, 8, 1, 1024, 128),
+        (16, 32, 8, 1, 4096, 128),
+        (64, 32, 8, 1, 8192, 128),
+        (8, 12, 12, 1, 512, 64),
+    ):
+        for slots in ((), ("bias",), ("slopes",), ("dot_query",)):
+            case(shape, slots, shape)
+    for number, slots in enumerate(
+        (("bias", "slopes"), ("states", "scale"), ("decay",), ("bias", "dot_query", "scale", "decay"))
+    ):
+        lq, dtype = (1, 3, 8, 16)[number], (torch.bfloat16, torch.float16)[number % 2]
+        case(lq, slots, (2, 8, 2, lq, 1000, 64), dtype)
+        real = torch.ones(2, 1000, dtype=torch.bool, device="meta")
+        case(f"padded {lq}", slots, (2, 8, 2, lq, 1000, 64), dtype, key_mask=real)
+        case(f"masked {lq}", slots, (2, 8, 2, lq, 1000, 64), dtype, mask=real[:, None, None], return_lse=True)
+        starts = torch.zeros(2, dtype=torch.int64, device="meta")
+        case(f"starts {lq}", slots, (2, 8, 2, lq, 1000, 64), dtype, Positions((starts, lq), 1000), window=100)
+        case(f"single {lq}", slots, (2, 8, 2, lq, 1000, 64), torch.float32)
+    for size in (16, 24, 80, 96, 192, 256):
+        for dtype in (torch.bfloat16, torch.float32):
+            case(f"{size} {dtype}", ("bias", "dot_query"), (2, 8, 2, 2, 1000, size), dtype, return_lse=True)
+
+
 def wanted(name, only):
     return not only or any(part in name for part in only)
 
 
-SOURCES = [from_cases, from_bench_gpu, from_bench, from_hf, from_families, from_lab, from_corners, from_rotation]
+SOURCES = [
+    from_cases,
+    from_bench_gpu,
+    from_bench,
+    from_hf,
+    from_families,
+    from_lab,
+    from_corners,
+    from_rotation,
+    from_decode,
+]
 
 
 def compile_one(number):

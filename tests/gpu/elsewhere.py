@@ -27,7 +27,7 @@ class Elsewhere(TorchFunctionMode):
 def use_tiles_of(arch: int) -> None:
     """Make the engine choose its tiles as on a GPU of this architecture, wherever tensors are."""
     from posenc.engines import triton as engine
-    from posenc.engines.triton import schedule
+    from posenc.engines.triton import decode_schedule, schedule
 
     class Properties:
         multi_processor_count = PROCESSORS[arch]
@@ -53,3 +53,5 @@ def use_tiles_of(arch: int) -> None:
     )
     for name in choices:
         setattr(schedule, name, on_cuda(getattr(schedule, name)))
+    for name in ("choose_decode_tile", "choose_decode_shares"):
+        setattr(decode_schedule, name, on_cuda(getattr(decode_schedule, name)))

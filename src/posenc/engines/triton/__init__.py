@@ -7,6 +7,7 @@
         scores          the terms of a score                   band_layout   content terms, one number per token and distance
         bf16x3, diagonals, dropout, tiles                      arithmetic
     band_products products of bands with tables                padding       bounds of the real keys
+    decode, decode_launch, decode_schedule                     a few queries over many keys, without gradients
 
 This package can be imported without Triton; the kernels are loaded when a call runs.
 """
@@ -74,9 +75,12 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+    from . import decode_launch
     from .arguments import kernel_arguments
     from .ops import attend
 
+    if decode_launch.applies(lowered.facts):
+        return decode_launch.run(q, k, v, lowered)
     finish = None
     if lowered.facts.further_axes:
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)

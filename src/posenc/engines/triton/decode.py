@@ -1,0 +1,240 @@
+"""The decoding kernels: one to a few queries over many keys (flash-decoding).
+
+    query_rows     states . table for every query and distance of the span: the row term as plain rows [B, H, Lq, n]
+    decode         a program for each key head and share of its keys; the query heads of a key head are rows of one tile, so
+                   that every key and value is read once
+    merge_shares   the shares' outputs, maxima and sums in a fixed order -> the output
+
+    rows of a tile, 2 query heads for each key head, 2 queries     row      0  1  2  3  (4 .. 15: padding)
+                                                                   query i  0  0  1  1
+                                                                   head     0  1  0  1
+
+Tiles are [keys, queries], and outputs [channels, queries]: keys and values are then the first operand of their products, whose 64
+rows are shared out among the warps, and go from memory to the tensor cores without passing through registers. With [queries,
+keys] each warp would compute the same 16 rows.
+
+The time is that of reading the keys, so there is one loop for all tiles: every pair has its lookups and its mask. Numbers that
+change from step to step (lengths, offsets, shares) are no compile-time constants, and limits that do not apply are far away
+instead of absent: a model has one variant of each kernel.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .masking import visible
+from .scores import add_unscaled_terms, row_scale
+from .structs import Masks, Slots, Table
+from .tiles import matmul
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_rows(ptr, stride, start, inside, d, D: tl.constexpr):
+    """Rows start + 0, 1, .. of a [L, D] matrix where `inside`, zeros elsewhere."""
+    steps = tl.arange(0, inside.shape[0])
+    at = ptr + start.to(tl.int64) * stride + steps[:, None] * stride + d[None, :]
+    EVEN: tl.constexpr = d.shape[0] == D
+    if EVEN:
+        return tl.load(at, mask=inside[:, None], other=0.0)
+    else:
+        return tl.load(at, mask=inside[:, None] & (d[None, :] < D), other=0.0)
+
+
+@triton.jit
+def key_share(first, last, q_length, k_length, left, right, split, splits, BLOCK: tl.constexpr):
+    """begin, end: the share `split` of the keys that are visible to one of the queries first .. last."""
+    diff = k_length - q_length
+    begin = tl.minimum(tl.maximum(first + diff - left, 0), k_length)
+    end = tl.maximum(tl.minimum(last + diff + right + 1, k_length), begin)
+    share = tl.cdiv(tl.cdiv(end - begin, BLOCK), splits) * BLOCK
+    begin = tl.minimum(begin + split * share, end)
+    return begin, tl.minimum(begin + share, end)
+
+
+@triton.jit
+def real_keys(key_mask, begin, end, BLOCK: tl.constexpr):
+    """begin, end without the padding before the first and after the last real key."""
+    first, last = end, begin
+    for j0 in range(begin, end, BLOCK):
+        j = j0 + tl.arange(0, BLOCK)
+        real = tl.load(key_mask + j, mask=j < end, other=0) != 0
+        first = tl.minimum(first, tl.min(tl.where(real, j, end), 0))
+        last = tl.maximum(last, tl.max(tl.where(real, j + 1, begin), 0))
+    return tl.minimum(first, last), last
+
+
+@triton.jit
+def online_softmax(qk, m_i, l_i):
+    """forward.online_softmax for a tile [keys, queries]."""
+    m_new = tl.maximum(m_i, tl.max(qk, 0))
+    base = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(qk - base[None, :])
+    alpha = tl.exp2(m_i - base)
+    return p, alpha, m_new, l_i * alpha + tl.sum(p, 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "bias_lo", "bias_hi", "rows_lo", "rows_hi", "group", "q_length", "k_length", "offset", "left", "right", "splits", "scale",
+    ]
+)  # fmt: skip
+def decode(
+    q, q_b, q_h, q_l, k, k_b, k_h, k_l, v, v_b, v_h, v_l,  # [B, heads, L, D], the last stride is 1
+    out, lse, shares,  # contiguous [B, H, Lq, Dv]; float32 [B, H, Lq] or None; float32, see merge_shares, or None
+    bias, bias_h, bias_lo, bias_hi,  # Table
+    rows, rows_lo, rows_hi,  # float32 [B, H, Lq, rows_hi - rows_lo + 1]
+    slopes, scales, decay_q, decay_k,  # as in Slots
+    starts,  # int32 [B] or None
+    key_mask, key_mask_b,  # uint8 [B or 1, Lk]
+    extra, extra_b, extra_h, extra_q, extra_k,  # as in Masks
+    heads, group, q_length, k_length, offset, left, right, splits, scale,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_IS_BOOL: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """SCAN: keys whose padding is read at a time before the loop."""
+    count = group * q_length  # rows of a key head
+    blocks = tl.cdiv(count, BLOCK_M)
+    split = tl.program_id(0) % splits
+    pid = tl.program_id(0) // splits
+    m0 = pid % blocks * BLOCK_M
+    bhk = pid // blocks
+    kv_heads = heads // group
+    b, hk = (bhk // kv_heads).to(tl.int64), bhk % kv_heads
+
+    row = m0 + tl.arange(0, BLOCK_M)
+    valid = row < count
+    i, h = row // group, hk * group + row % group
+    bh = b * heads + h
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q_at = q + b * q_b + h.to(tl.int64)[:, None] * q_h + i.to(tl.int64)[:, None] * q_l + d[None, :]
+    q_tile = tl.load(q_at, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+    k_ptr = k + b * k_b + hk.to(tl.int64) * k_h
+    v_ptr = v + b * v_b + hk.to(tl.int64) * v_h
+
+    table = None
+    if bias is not None:
+        table = Table(bias, bias_h, bias_lo, bias_hi)
+    slots = Slots(table, None, None, None, slopes, scales, decay_q, decay_k, None, None)
+    masks = Masks(
+        None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL,
+    )  # fmt: skip
+    scale_row = row_scale(slots, bh, i, q_length, scale)
+    if scales is not None:
+        scale_row = scale_row[None, :]
+    if starts is not None:
+        offset += tl.load(starts + b)
+    if rows is not None:
+        rows_at = rows + (bh * q_length + i)[None, :] * (rows_hi - rows_lo + 1)
+
+    last = tl.minimum((m0 + BLOCK_M - 1) // group, q_length - 1)
+    begin, end = key_share(m0 // group, last, q_length, k_length, left, right, split, splits, BLOCK_N)
+    if key_mask is not None:
+        begin, end = real_keys(key_mask + b * key_mask_b, begin, end, SCAN)
+
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_DV, BLOCK_M], tl.float32)
+    for t in range(tl.cdiv(end - begin, BLOCK_N)):
+        n0 = begin + t * BLOCK_N
+        j = n0 + tl.arange(0, BLOCK_N)
+        inside = j < end
+        if key_mask is not None:  # what lies in padding may be anything, a NaN included
+            inside = inside & (tl.load(key_mask + b * key_mask_b + j, mask=inside, other=0) != 0)
+        k_tile = load_rows(k_ptr, k_l, n0, inside, d, D)
+        qk = matmul(k_tile, tl.trans(q_tile))
+        r = j[:, None] - i[None, :] + offset
+        if rows is not None:
+            step = tl.minimum(tl.maximum(r, rows_lo), rows_hi) - rows_lo
+            qk += tl.load(rows_at + step, mask=valid[None, :], other=0.0)
+        qk = add_unscaled_terms(
+            qk * scale_row, slots, masks, b, h[None, :], bh[None, :], i[None, :], j[:, None], r, q_length, k_length
+        )  # fmt: skip
+        mask = visible(masks, b, h[None, :], i[None, :], j[:, None], q_length, k_length, left, right)
+        qk = tl.where(mask & inside[:, None], qk, float("-inf"))
+        p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
+        v_tile = load_rows(v_ptr, v_l, n0, inside, dv, DV)
+        acc = matmul(tl.trans(v_tile), p.to(v_tile.dtype), acc * alpha[None, :])
+
+    is_empty = l_i == 0.0
+    inside = valid[None, :] & (dv[:, None] < DV)
+    at = (bh * q_length + i).to(tl.int64)
+    if shares is not None:
+        # maximum and sum apart: their log-sum-exp would be rounded to the size of the scores
+        sums = shares + tl.num_programs(0).to(tl.int64) // (splits * blocks) * count * splits * DV
+        at_share = at * splits + split
+        tl.store(shares + at_share[None, :] * DV + dv[:, None], acc, mask=inside)
+        tl.store(sums + at_share * 2, tl.where(is_empty, float("-inf"), m_i), mask=valid)
+        tl.store(sums + at_share * 2 + 1, l_i, mask=valid)
+    else:
+        acc = acc / tl.where(is_empty, 1.0, l_i)[None, :]
+        tl.store(out + at[None, :] * DV + dv[:, None], acc.to(out.dtype.element_ty), mask=inside)
+        if lse is not None:
+            tl.store(lse + at, tl.where(is_empty, float("-inf"), (m_i + tl.log2(l_i)) * LN2), mask=valid)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def merge_shares(
+    shares, out, lse, splits, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program for each query and head. shares: float32 [rows, splits, Dv], unnormalised, and behind them [rows, splits, 2]:
+    maximum and sum."""
+    row = tl.program_id(0).to(tl.int64)
+    sums = shares + tl.num_programs(0).to(tl.int64) * splits * DV
+    dv = tl.arange(0, BLOCK_DV)
+    m = float("-inf")
+    l = 0.0
+    acc = tl.zeros([BLOCK_DV], tl.float32)
+    for s0 in range(0, splits, BLOCK):
+        s = s0 + tl.arange(0, BLOCK)
+        at = row * splits + s
+        m_s = tl.load(sums + at * 2, mask=s < splits, other=float("-inf"))
+        l_s = tl.load(sums + at * 2 + 1, mask=s < splits, other=0.0)
+        part = tl.load(
+            shares + at[:, None] * DV + dv[None, :], mask=(s < splits)[:, None] & (dv[None, :] < DV), other=0.0
+        )
+        m_new = tl.maximum(m, tl.max(m_s, 0))
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weight = tl.exp2(m_s - base)
+        alpha = tl.exp2(m - base)
+        l = l * alpha + tl.sum(weight * l_s, 0)
+        acc = acc * alpha + tl.sum(weight[:, None] * part, 0)
+        m = m_new
+    is_empty = l == 0.0
+    acc = acc / tl.where(is_empty, 1.0, l)
+    tl.store(out + row * DV + dv, acc.to(out.dtype.element_ty), mask=dv < DV)
+    if lse is not None:
+        tl.store(lse + row, tl.where(is_empty, float("-inf"), (m + tl.log2(l)) * LN2))
+
+
+@triton.jit(do_not_specialize=["batch", "q_length", "n"])
+def query_rows(
+    states, s_b, s_h, s_l, table, t_h, t_l, out, batch, heads, q_length, n,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """out [B, H, Lq, n] = states [B, H, Lq, E] . table [H or 1, n, E]. SHARED: one table for all heads, whose queries are rows
+    of one tile."""
+    blocks = tl.cdiv(n, BLOCK_N)
+    n0 = tl.program_id(0) % blocks * BLOCK_N
+    pid = tl.program_id(0) // blocks
+    if SHARED:
+        row = pid * BLOCK_M + tl.arange(0, BLOCK_M)
+        i, h, b = row % q_length, row // q_length % heads, row // q_length // heads
+    else:
+        row = pid // heads * BLOCK_M + tl.arange(0, BLOCK_M)
+        i, h, b = row % q_length, pid % heads + tl.zeros_like(row), row // q_length
+        table += (pid % heads).to(tl.int64) * t_h
+    valid = b < batch
+    j = n0 + tl.arange(0, BLOCK_N)
+    source = states + b.to(tl.int64) * s_b + h.to(tl.int64) * s_h + i.to(tl.int64) * s_l
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for e0 in range(0, E, BLOCK_E):
+        e = e0 + tl.arange(0, BLOCK_E)
+        x = tl.load(source[:, None] + e[None, :], mask=valid[:, None] & (e[None, :] < E), other=0.0)
+        y = tl.load(table + j[:, None] * t_l + e[None, :], mask=(j[:, None] < n) & (e[None, :] < E), other=0.0)
+        acc = matmul(x, tl.trans(y.to(x.dtype)), acc)
+    at = ((b * heads + h).to(tl.int64) * q_length + i)[:, None] * n + j[None, :]
+    tl.store(out + at, acc, mask=valid[:, None] & (j[None, :] < n))

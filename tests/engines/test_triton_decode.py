@@ -1,0 +1,36 @@
+"""The triton engine's decoding kernels: interpreted (triton_decode_cases.py), and how keys are shared out."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from posenc import engines
+from posenc.engines.triton.decode_schedule import MOST_SHARES, count_shares
+
+CASES = Path(__file__).with_name("triton_decode_cases.py")
+GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_decoding_kernels_agree_with_the_reference(group):
+    source = str(Path(engines.__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, str(CASES), group], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0 and done.stdout.endswith("passed\n"), (done.stdout + done.stderr)[-3000:]
+
+
+def test_keys_are_shared_out_to_fill_the_device_and_no_further():
+    slots = 264  # an H200 with two programs on each multiprocessor
+    assert count_shares(8, 16, slots) == 16  # one text: as many as there are tiles
+    assert count_shares(128, 64, slots) == 2  # 256 programs at once
+    assert count_shares(512, 128, slots) == 1  # two waves already
+    assert count_shares(4096, 3, slots) == 1
+    for programs, tiles in ((1, 1), (1, 10_000), (7, 13), (300, 50)):
+        shares = count_shares(programs, tiles, slots)
+        assert 1 <= shares <= min(tiles, MOST_SHARES)

@@ -1,0 +1,181 @@
+"""The decoding kernels under Triton's interpreter, on a CPU. Run by test_triton_decode.py, each group in a fresh process:
+
+python tests/engines/triton_decode_cases.py GROUP
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path[:0] = [str(Path(__file__).parents[2])]
+
+import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from posenc import Attention, KVCache, Lookup, Plan, Positions, attend, index  # noqa: E402
+from posenc.engines.triton import decode_launch, decode_schedule  # noqa: E402
+from tests import budget, seeds  # noqa: E402
+from tests.engines import interpreter, triton_memory  # noqa: E402
+from tests.plans import mapped, plan_of, tensors  # noqa: E402
+
+CALLS = []
+run_decode = decode_launch.run_decode
+
+
+def counted(*arguments):
+    CALLS.append(arguments)
+    return run_decode(*arguments)
+
+
+decode_launch.run_decode = counted
+
+
+def check(q, k, v, plan, dtype=torch.float32, **options):
+    """Output and log-sum-exp of the decoding kernels, within their budgets."""
+
+    def tame(name, x):
+        return (x / 4 if name in ("scale", "slopes") else x).detach().float()
+
+    plan = mapped(plan, tame)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    CALLS.clear()
+    out, lse = attend(q, k, v, plan, engine="triton", return_lse=True, **options)
+    assert len(CALLS) == 1, "another kernel ran"
+    expected, allowed = budget.expect(q, k, v, plan, **options)
+    for name, ours in (("out", out), ("lse", lse)):
+        budget.assert_within(ours, expected[name], allowed[name], name)
+    return out, lse
+
+
+def group_slots():
+    """Every slot, key lengths around tiles and shares, several queries, grouped heads, each dtype."""
+    lengths = ((1, 1), (1, 63), (2, 64), (5, 65), (8, 37), (1, 130))
+    slots = ("bias", "dot_query", "states", "slopes", "decay", "scale")
+    cases = [(), *((slot,) for slot in slots), slots, ("exact",)]
+    for number, some in enumerate(cases):
+        lq, lk = lengths[number % len(lengths)]
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+        q, k, v = tensors(1 + number % 2, 4, (4, 2, 1)[number % 3], lq, lk, 16, 24 if number % 2 else 16)
+        check(q, k, v, plan_of(some, q, k, v, per_head=number % 2 == 0), dtype, causal=True)
+    q, k, v = tensors(1, 4, 1, 1, 1000, 16)
+    check(q, k, v, plan_of(("bias", "dot_query"), q, k, v), torch.bfloat16, causal=True)
+    q, k, v = tensors(1, 20, 1, 2, 33, 16)  # more rows than one tile has
+    check(q, k, v, plan_of(("bias", "dot_query"), q, k, v))
+    q, k, v = tensors(2, 2, 1, 3, 40, 16)
+    check(q, k, v, Plan(Positions((37, 3), 40), scale=-0.3))
+
+
+def group_masks():
+    """Windows, padding, dense masks, a start for each row, and queries without a visible key."""
+    q, k, v = tensors(2, 4, 2, 3, 70, 16)
+    mixed = plan_of(("bias", "dot_query", "slopes"), q, k, v)
+    visited = []
+    choose = decode_schedule.choose_decode_shares
+    decode_schedule.choose_decode_shares = lambda programs, keys, *rest: (
+        visited.append(keys) or choose(programs, keys, *rest)
+    )
+    check(q, k, v, mixed, causal=True, window=20)
+    assert visited == [23]  # a window reads its own keys only
+    decode_schedule.choose_decode_shares = choose
+    check(q, k, v, mixed, window=(5, 1))
+    real = torch.arange(70)[None] < torch.tensor([[70], [31]])
+    check(q, k, v, mixed, key_mask=real, causal=True)
+    real[0, :19], real[0, 40] = False, False
+    check(q, k, v, mixed, torch.bfloat16, key_mask=real)
+    check(q, k, v, mixed, key_mask=real[:1], causal=True)
+    real[1] = False
+    out, lse = check(q, k, v, mixed, key_mask=real, causal=True)
+    assert not out[1].any() and (lse[1] == float("-inf")).all()
+    decode_launch.SCANNED = 16  # more padding than is read at a time
+    check(q, k, v, mixed, key_mask=real)
+    # what lies in padding does not reach the output
+    wild = [x.float().masked_fill(~real[:, None, :, None], float("nan")) for x in (k, v)]
+    attended = attend(q.float(), *wild, engine="triton", key_mask=real)
+    assert torch.equal(attended, attend(q.float(), k.float(), v.float(), engine="triton", key_mask=real))
+    check(q, k, v, mixed, mask=torch.rand(2, 1, 3, 70) > 0.3)
+    check(q, k, v, mixed, torch.float16, mask=torch.randn(1, 4, 1, 70).float(), causal=True)
+    starts = torch.tensor([5, 0])
+    check(q, k, v, plan_of(("bias", "dot_query", "slopes"), q, k, v, Positions((starts + 60, 3), (starts * 2, 70))))
+    tokens = Positions(torch.arange(70)[None, 67:] * 3, torch.arange(70)[None] * 3)
+    check(q, k, v, Plan(tokens), causal=True)  # no term reads them
+    q, k, v = tensors(1, 2, 1, 4, 2, 16)
+    out, lse = check(q, k, v, Plan(Positions(4, 2)), causal=True)
+    assert not out[:, :, :2].any() and (lse[:, :, :2] == float("-inf")).all()
+    for lq, lk in ((1, 0), (0, 5)):
+        q, k, v = (x.float() for x in tensors(1, 2, 1, lq, lk, 16))
+        out, lse = attend(q, k, v, engine="triton", return_lse=True)
+        assert not out.any() and (lse == float("-inf")).all()
+
+
+def group_steps():
+    """Token by token equals the whole text, through Attention and KVCache; what else a call may be."""
+    for name in ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl"):
+        layer = Attention(32, 4, kv_heads=2, encoding=name, causal=True, engine="triton").eval()
+        x = torch.randn(2, 21, 32)
+        with torch.no_grad():
+            whole, cache = layer(x), KVCache()
+            parts = [layer(x[:, :17], cache=cache)]
+            CALLS.clear()
+            parts += [layer(x[:, n:m], cache=cache) for n, m in ((17, 18), (18, 19), (19, 21))]
+            assert len(CALLS) == 3
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    # gradients, dropout, content of keys and values, documents: the other kernels
+    q, k, v = (x.float() for x in tensors(1, 2, 1, 1, 30, 16))
+    plan = Plan(Positions((29, 1), 30), lookups=(Lookup(index.clip(3, 0), bias=torch.randn(2, 4)),))
+    CALLS.clear()
+    attend(q.clone().requires_grad_(), k, v, plan, engine="triton")
+    attend(q, k, v, plan_of(("dot_key",), q, k, v), engine="triton")
+    attend(q, k, v, plan, engine="triton", documents=(torch.ones(1, 1).long(), torch.ones(1, 30).long()))
+    with torch.no_grad():
+        attend(q, k, v, plan, engine="triton", dropout=0.1)
+    assert not CALLS
+
+    # one operator for compilers and dispatch modes, with the same bits
+    operators = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            operators.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    eager = attend(q, k, v, plan, engine="triton", return_lse=True)
+    with Watch():
+        traced = attend(q, k, v, plan, engine="triton", return_lse=True)
+    assert "posenc.decode.default" in operators and all(map(torch.equal, eager, traced))
+    compiled = torch.compile(lambda *args: attend(*args, plan, engine="triton"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), eager[0])
+
+    # every key in one share, and each tile in its own
+    kept = decode_schedule.choose_decode_shares
+    for shares in (1, 20):
+        decode_schedule.choose_decode_shares = lambda *args, shares=shares: shares
+        check(q, k, v, plan)
+    decode_schedule.choose_decode_shares = kept
+
+
+def group_bench():
+    """posenc.bench.decode runs, at sizes for the interpreter; times are made up."""
+    from posenc.bench import decode as bench
+    from tests.gpu.elsewhere import Elsewhere
+
+    bench.SHAPES = {"small": (2, 4, 2, 33, 64)}
+    bench.machine = dict
+    bench.time_device = lambda call, *rest: call() is None or 1.0
+    bench.time_python = lambda call, *rest: (1.0, 1.0)
+    bench.TILES = {64: ((16, 4, 1), (32, 4, 1))}
+    with Elsewhere("cpu"):
+        bench.compare(list(bench.SCHEMES), 1e12, None)
+        bench.sweep(["none"], 1e12, None)
+
+
+if __name__ == "__main__":
+    seeds.everything(seeds.of(sys.argv[1]))
+    torch.set_num_threads(1)
+    interpreter.mend()
+    # Fresh memory is filled with NaN.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    with triton_memory.watched():
+        globals()[f"group_{sys.argv[1]}"]()
+    print("passed")
