@@ -132,4 +132,6 @@ class Recorder(TorchDispatchMode):
             if number in ends:
                 source.append(f"    del {', '.join(ends[number])}")  # memory is free for what follows
         exec("\n".join(source), self.space)
-        return self.space["replay"]  # type: ignore[return-value]
+        replay: Callable = self.space["replay"]  # type: ignore[assignment]
+        replay.source = "\n".join(source)  # type: ignore[attr-defined]
+        return replay
