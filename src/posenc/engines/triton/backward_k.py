@@ -14,7 +14,6 @@ from .scores import (
     LOG2E,
     add_band,
     add_bands,
-    add_strips,
     add_unscaled_terms,
     broadcast_scale,
     distances,
@@ -163,7 +162,6 @@ def backward_k(
                     qk = add_bf16x3(qk, ones_lse, parts)
                 qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, True)
                 qk = qk * scale_tile
-                qk = add_strips(qk, slots, h, i[None, :], j[:, None], m0, n0, offset)
                 qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
                 if slots.scale is not None:
                     qk = add_bf16x3(qk, ones_lse, parts)
@@ -198,7 +196,7 @@ def backward_k(
                 qk = add_bf16x3(qk, ones_lse, parts)
             masked = is_masked(tile, clear0, clear1, CLEAR)
             _, qk = general_scores(
-                qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, offset,
+                qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
                 q_length, k_length, left, right, masked, True,
             )  # fmt: skip
             if slots.scale is not None:

@@ -20,7 +20,6 @@ from .scores import (
     add_band,
     add_bands,
     add_far_keys,
-    add_strips,
     add_unscaled_terms,
     broadcast_scale,
     distances,
@@ -165,8 +164,9 @@ def backward_q(
             r = j[None, :] - i[:, None] + offset
             qk = matmul(q_tile, tl.trans(k_tile))
             qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, False)
-            s = add_strips(qk * scale_tile, slots, h, i[:, None], j[None, :], m0, n0, offset)
-            s = add_unscaled_terms(s, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+            s = add_unscaled_terms(
+                qk * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length
+            )
             p = tl.exp2(s - lse_i[:, None])
             dp = matmul(do_tile, tl.trans(v_tile))
             if slots.mass is not None:
@@ -198,7 +198,7 @@ def backward_q(
         qk = matmul(q_tile, tl.trans(k_tile))
         masked = is_masked(tile, clear0, clear1, CLEAR)
         qk, s = general_scores(
-            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, offset,
+            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
             q_length, k_length, left, right, masked, False,
         )  # fmt: skip
         p = tl.exp2(s - lse_i[:, None])

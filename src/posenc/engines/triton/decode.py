@@ -118,7 +118,7 @@ def decode(
     table = None
     if bias is not None:
         table = Table(bias, bias_h, bias_lo, bias_hi)
-    slots = Slots(table, None, None, None, slopes, scales, decay_q, decay_k, None, None, None)
+    slots = Slots(table, None, None, None, slopes, scales, decay_q, decay_k, None, None)
     masks = Masks(
         None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL,
     )  # fmt: skip

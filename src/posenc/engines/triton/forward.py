@@ -12,7 +12,6 @@ from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, 
 from .scores import (
     add_bands,
     add_far_keys,
-    add_strips,
     add_unscaled_terms,
     bias_end,
     broadcast_scale,
@@ -162,7 +161,6 @@ def forward(
             qk = matmul(q_tile, tl.trans(k_tile))
             qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
             r = j[None, :] - i[:, None] + offset
-            qk = add_strips(qk, slots, h, i[:, None], j[None, :], m0, n0, offset)
             qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
             m_i, l_i, acc, mass_left, mass_right = accumulate(
                 qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT
@@ -183,7 +181,7 @@ def forward(
         qk = matmul(q_tile, tl.trans(k_tile))
         masked = is_masked(tile, clear0, clear1, CLEAR)
         _, qk = general_scores(
-            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, offset,
+            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
             q_length, k_length, left, right, masked, False,
         )  # fmt: skip
         m_i, l_i, acc, mass_left, mass_right = accumulate(
@@ -222,7 +220,7 @@ def forward(
                 qk = matmul(q_tile, tl.trans(k_tile))
                 masked = is_masked(tile, clear0, clear1, CLEAR)
                 _, qk = general_scores(
-                    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, offset,
+                    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
                     q_length, k_length, left, right, masked, False,
                 )  # fmt: skip
                 p = tl.exp2(qk - lse_i[:, None])

@@ -27,7 +27,6 @@ from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
-from .strips import make_strips
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
@@ -79,6 +78,8 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
 
     if splits > 1:
         out, lse = _merge_splits(split_out, split_sums, q_length, q.dtype)
+    if q_length < lse.shape[2]:
+        lse[..., q_length:] = float("inf")  # the backward kernels load these without a mask: their probabilities are 0
     if x.value is not None:
         states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
@@ -261,7 +262,7 @@ def _query_blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
 
 def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
     """All slots but the row term and the mass."""
-    cols = bias = strips = None
+    cols = bias = None
     if x.key_table is not None:
         cols = band_from_states(
             launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
@@ -269,10 +270,8 @@ def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
         )  # fmt: skip
     if x.bias is not None and not _is_bias_in_rows(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
-        if not x.has_token_positions:
-            strips = make_strips(x.bias, num.bias_lo)
     identity, ones = constant(IDENTITY, x.q.device, x.q.dtype), constant(ONES, x.q.device, torch.bfloat16)
-    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, strips, identity, ones)
+    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
 
 
 def _make_rows(launch: Launch, x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:

@@ -28,7 +28,6 @@ import triton.language as tl
 from .band_layout import load_band, load_end, pair_addresses, reaches_ends, select_ends
 from .bf16x3 import add_bf16x3
 from .masking import visible
-from .strips import load_strips
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -56,7 +55,7 @@ def distances(positions, b, i, j, m0, n0, offset, q_length, k_length, KEYS_FIRST
 # ---- general tiles ----------------------------------------------------------------------------------------------------
 @triton.jit
 def general_scores(
-    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, offset, q_length, k_length, left, right,
+    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right,
     masked, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """q.k [i, j] or (KEYS_FIRST) [j, i] -> with the scaled terms; and the whole scores, -inf where a pair is not visible.
@@ -71,8 +70,7 @@ def general_scores(
         i, j = i[None, :], j[:, None]
     else:
         i, j = i[:, None], j[None, :]
-    y = add_strips(x * scale_tile, slots, h, i, j, m0, n0, offset)
-    y = add_unscaled_terms(y, slots, masks, b, h, bh, i, j, r, q_length, k_length)
+    y = add_unscaled_terms(x * scale_tile, slots, masks, b, h, bh, i, j, r, q_length, k_length)
     return x, apply_mask(y, slots, masks, b, h, i, j, q_length, k_length, left, right, masked)
 
 
@@ -119,7 +117,7 @@ def add_scaled_terms(
 @triton.jit
 def add_unscaled_terms(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
     """x (already scaled) with the terms that are added after the scale."""
-    if (slots.bias is not None) and (slots.strips is None):
+    if slots.bias is not None:
         step = tl.minimum(tl.maximum(r, slots.bias.lo), slots.bias.hi) - slots.bias.lo
         x += LOG2E * tl.load(slots.bias.ptr + h * slots.bias.h + step)
     if slots.slopes is not None:
@@ -133,14 +131,6 @@ def add_unscaled_terms(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
             at = masks.extra + b * masks.extra_b + h * masks.extra_h
             at += i.to(tl.int64) * masks.extra_q + j.to(tl.int64) * masks.extra_k
             x += LOG2E * tl.load(at, mask=(i < q_length) & (j < k_length), other=0.0).to(tl.float32)
-    return x
-
-
-@triton.jit
-def add_strips(x, slots, h, i, j, m0, n0, offset):
-    """x (already scaled) with the bias of consecutive positions."""
-    if slots.strips is not None:
-        x += LOG2E * load_strips(slots.strips, h, i, j, m0, n0, offset)
     return x
 
 

@@ -29,14 +29,6 @@ class Table(NamedTuple):
     hi: Any
 
 
-class Strips(NamedTuple):
-    """The bias by distance, four times, each copy shifted by one (strips.py): float32 [H, 4, pitch]."""
-
-    ptr: Any
-    pitch: Any
-    lo: Any
-
-
 class Slots(NamedTuple):
     """The plan's terms. slopes to decay_k are contiguous float32."""
 
@@ -48,7 +40,6 @@ class Slots(NamedTuple):
     scale: Any  # [B, H, Lq]
     decay_q: Any  # [B, H, Lq]
     decay_k: Any  # [B, H, Lk]
-    strips: Any  # Strips of the bias, for consecutive positions (strips.py)
     identity: Any  # [257] in q's dtype: a one at 128, zeros around it (scores.load_identity)
     ones: Any  # bfloat16 [67]: ones at 32, 33 and 34, zeros around them (bf16x3.load_ones)
 
