@@ -78,8 +78,6 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
 
     if splits > 1:
         out, lse = _merge_splits(split_out, split_sums, q_length, q.dtype)
-    if q_length < lse.shape[2]:
-        lse[..., q_length:] = float("inf")  # the backward kernels load these without a mask: their probabilities are 0
     if x.value is not None:
         states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
@@ -176,7 +174,10 @@ def run_backward(
             INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
         )  # fmt: skip
         if needs_rows:
-            _reduce_rows(launch, d_rows, x, num, scale, table, grads, first, last)
+            _reduce_rows(
+                launch, d_rows, x, num, scale, table, grads, first, last,
+                wanted["table"] or wanted["states"], bias_in_rows,
+            )  # fmt: skip
 
     # ---- sums over programs, and products with tables
     if d_bias is not None:  # after the loop: _reduce_rows adds to a bias that is there
@@ -207,10 +208,10 @@ def _allocate_gradients(
         k.new_empty(k.shape, dtype=sums),
         v.new_empty(v.shape, dtype=sums),
     )
-    if bias_in_rows:
+    if blocks > 1 and bias_in_rows:
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
-        grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32)
+        grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32) if blocks > 1 else None
         grads["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
     for name in ("slopes", "scales"):
         if wanted[name]:
@@ -223,33 +224,27 @@ def _allocate_gradients(
 
 
 def _reduce_rows(
-    launch: Launch,
-    d_rows: Band,
-    x: Inputs,
-    num: Numbers,
-    scale: float,
-    table: Tensor,
-    grads: dict,
-    first: int,
-    last: int,
-) -> None:
+    launch: Launch, d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int,
+    wants_table: bool, wants_bias: bool,
+) -> None:  # fmt: skip
     """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
-    span = slice(d_rows.lo - num.rows_lo, d_rows.hi - num.rows_lo + 1)
     states = (x.q if x.states is None else x.states)[:, :, first:last]
     k_length = _row_distances(x, num, first, last)[2]
     if x.states is None:
         states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
     elif grads["states"] is not None:
         states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
-    if grads["table"] is None and grads["bias"] is None:
+    if not (wants_table or wants_bias):
         return
     d_table, sums = table_from_band(
-        launch, d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, grads["bias"] is not None
+        launch, d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, wants_bias
     )
-    if sums is not None:
-        grads["bias"][:, span] += sums / scale
-    if grads["table"] is not None:
-        grads["table"][:, span] += d_table
+    parts = {"table": d_table if wants_table else None, "bias": None if sums is None else sums / scale}
+    for name, part in parts.items():
+        if part is not None and grads[name] is None:  # one block of queries: the whole span
+            grads[name] = part
+        elif part is not None:
+            grads[name][:, d_rows.lo - num.rows_lo : d_rows.hi - num.rows_lo + 1].add_(part)
 
 
 # ---- bands ------------------------------------------------------------------------------------------------------------

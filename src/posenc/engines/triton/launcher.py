@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import torch
+
 from .structs import NOT_SPECIALISED
 
 Launch = Callable[..., None]
@@ -27,6 +29,11 @@ def launch(kernel, programs: int, *args, **constants) -> None:
     compiled = compile_kernel(kernel, args, constants)
     if compiled is not None:  # None where launches are only recorded (tests/gpu/compiles.py)
         compiled[(programs, 1, 1)](*args, *trailing_arguments(kernel, args, constants))
+
+
+def current_stream(device: int | None) -> int:
+    """The address of PyTorch's current stream."""
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def compile_kernel(kernel, args: tuple, constants: dict):

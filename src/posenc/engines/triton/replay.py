@@ -5,9 +5,9 @@ dtypes of its tensors and on a few numbers alone: its key. The first call with a
 recorded; from the third on, only the record runs:
 
     launch.py, second call                                     record: a function made of the lines
-    out = q.new_empty(2, 8, 512, 64)                           t3 = new_empty(t0, [2, 8, 512, 64])
+    out = q.new_empty(2, 8, 512, 64)                           t3 = empty([2, 8, 512, 64], dtype=.., device=..)
     tile = schedule.choose_tile(...)
-    launch(forward, 64, View(q, *q.stride()[:3]), ...)         k0[(64, 1, 1)](View(t0, 262144, 32768, 64), ...)
+    launch(forward, 64, View(q, *q.stride()[:3]), ...)         c1(64, 1, 1, stream, .., View(t0, 262144, 32768, 64), ...)
     return out                                                 return t3
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
@@ -22,10 +22,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import launcher
 
+ALLOCATIONS = {
+    torch.ops.aten.new_empty.default: torch.empty,
+    torch.ops.aten.empty_like.default: torch.empty,
+    torch.ops.aten.new_zeros.default: torch.zeros,
+}
 MOST = 1024  # keys that are remembered
 _programs: dict[tuple, Callable | None] = {}
 
@@ -102,22 +107,31 @@ class Recorder(TorchDispatchMode):
         elif not isinstance(result, Tensor):
             raise RuntimeError(f"{function} reads a tensor's values; a launch must not depend on them")
         elif id(result) not in self.names:  # operations in place return what they were given
+            if function in ALLOCATIONS and result.is_contiguous():  # half the price of a call of an operator
+                options = f"dtype={self.write(result.dtype)}, device={self.write(result.device)}"
+                call = f"{self.constant(ALLOCATIONS[function])}({self.write(list(result.shape))}, {options})"
             call = f"{self.name(result, 't')} = {call}"
         self.lines.append(call)
         return result
 
     def launch(self, kernel, programs: int, *args, **constants) -> None:
+        write = self.write
         if launcher.INTERPRETED:
-            launched, trailing, options = kernel, (), [f"{name}={self.write(x)}" for name, x in constants.items()]
-        else:
-            launched, options = launcher.compile_kernel(kernel, args, constants), []
-            trailing = launcher.trailing_arguments(kernel, args, constants)
-        if launched is None:
+            arguments = [*map(write, args), *(f"{name}={write(x)}" for name, x in constants.items())]
+            self.lines.append(f"{self.constant(kernel)}[({programs},)]({', '.join(arguments)})")
+            with _disable_current_modes():
+                kernel[(programs,)](*args, **constants)
             return
-        arguments = [*map(self.write, args), *map(self.write, trailing), *options]
-        self.lines.append(f"{self.constant(launched)}[({programs}, 1, 1)]({', '.join(arguments)})")
-        with torch.utils._python_dispatch._disable_current_modes():
-            launched[(programs, 1, 1)](*args, *trailing, **(constants if launcher.INTERPRETED else {}))
+        compiled = launcher.compile_kernel(kernel, args, constants)
+        if compiled is None:
+            return
+        args = (*args, *launcher.trailing_arguments(kernel, args, constants))
+        with _disable_current_modes():
+            compiled[(programs, 1, 1)](*args)
+        # what compiled[grid] calls, without looking up the stream and hooks for each launch
+        known = [*map(self.constant, (compiled.run, compiled.function, compiled.packed_metadata))]
+        arguments = [str(programs), "1", "1", "stream", *known[1:], "None", "None", "None", *map(write, args)]
+        self.lines.append(f"{known[0]}({', '.join(arguments)})")
 
     def finish(self, results) -> Callable:
         lines = [*self.lines, f"return {self.write(results)}"]
@@ -127,6 +141,10 @@ class Recorder(TorchDispatchMode):
             if number < len(lines) - 1:
                 ends.setdefault(number, []).append(name)
         source = [f"def replay({', '.join(self.parameters)}):"]
+        if not launcher.INTERPRETED:
+            device = self.inputs[0].device if self.inputs else None
+            self.space["current_stream"] = launcher.current_stream
+            source.append(f"    stream = current_stream({None if device is None else device.index})")
         for number, line in enumerate(lines):
             source.append(f"    {line}")
             if number in ends:
