@@ -24,12 +24,11 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from ..core.constants import constant
-from ..core.functions import apply_function, cache_in_eager_mode
 from ..core.index import Grid, Index
 from ..core.mask import Mask
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions, Run, Side
+from ..core.tables import expand_table
 
 Span = tuple[int, int]
 
@@ -303,76 +302,3 @@ def add(a, b):
     if a is None or b is None:
         return b if a is None else a
     return a + b
-
-
-# ---- one row for each distance -------------------------------------------------------------------------------------
-def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor:
-    """[X, n, ..] -> [X, hi - lo + 1, ..]: the table's row for each distance lo .. hi, which may reach past the index's span."""
-    assert isinstance(index, Index)
-    if index.rows is None and index.lo <= lo and hi <= index.hi:
-        return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
-    # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
-    if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
-        return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
-    return apply_function(_Expand, table, index, lo, hi)
-
-
-@cache_in_eager_mode(maxsize=256)
-def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...]:
-    steps = [min(max(r, index.lo), index.hi) - index.lo for r in range(lo, hi + 1)]
-    return tuple(steps) if index.rows is None else tuple(index.rows[step] for step in steps)
-
-
-@cache_in_eager_mode(maxsize=256)
-def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[int, ...], tuple[bool, ...] | None]:
-    """Which distances read each of the table's n rows: how many at the start and at the end repeat the first and the last
-    row; the other distances, equally many for each row; and which of those only fill up, or None.
-
-    Repeated ends are summed first: a row with many readers would make all others as long.
-    """
-    rows = _rows(index, lo, hi)
-    before, after = 0, 0
-    while before + 1 < len(rows) and rows[before + 1] == rows[0]:
-        before += 1
-    while after + 1 < len(rows) - before and rows[-after - 2] == rows[-1]:
-        after += 1
-    if n * max(before, after) < 4 * len(rows):
-        before, after = 0, 0
-    readers: list[list[int]] = [[] for _ in range(n)]
-    for step, row in enumerate(rows[before : len(rows) - after]):
-        readers[row].append(step)
-    most = max(1, max(map(len, readers)))
-    sources = tuple(step for own in readers for step in own + [0] * (most - len(own)))
-    filled = tuple(step >= len(own) for own in readers for step in range(most))
-    return before, after, sources, filled if any(filled) else None
-
-
-class _Expand(torch.autograd.Function):
-    """index_select along dim 1 whose gradient is a gather and a sum: PyTorch's own adds atomically, in any order."""
-
-    @staticmethod
-    def forward(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
-        return table.index_select(1, constant(_rows(index, lo, hi), table.device))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        table, *ctx.distances = inputs
-        ctx.n = table.shape[1]
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        index, lo, hi = ctx.distances
-        before, after, sources, filled = _readers(index, lo, hi, ctx.n)
-        if before or after:
-            last = grad.shape[1] - after
-            whole, grad = grad, grad[:, before:last].clone()
-            if before:
-                grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
-            if after:
-                grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
-        picked = grad.index_select(1, constant(sources, grad.device))
-        if filled is not None:
-            shape = [1] * picked.dim()
-            shape[1] = len(filled)
-            picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
-        return picked.unflatten(1, (ctx.n, -1)).sum(2), None, None, None

@@ -1,6 +1,7 @@
-"""PyTorch's own attention as it is, on any device: for plans that add nothing to scores or values.
+"""PyTorch's own attention as it is, on any device: for plans that add nothing to scores or values, or a small dense bias.
 
-Positions that are added to the input or rotate queries and keys leave nothing else to do.
+Positions that are added to the input or rotate queries and keys leave nothing else to do. Tables over a grid, as of windows of
+images, become one bias for all windows (dense_bias.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.functions import transform_reason
 from ..core.plan import holds_nan
-from . import blocked
+from . import blocked, dense_bias
 from .lowering import LoweredPlan
 
 reads_raw_plan = False
@@ -20,7 +21,11 @@ reads_raw_plan = False
 def supports(lowered: LoweredPlan) -> str | None:
     facts = lowered.facts
     if facts.has_terms:
-        return "the plan adds terms to the scores or values; PyTorch's attention takes none by distance"
+        reason = dense_bias.supports(lowered)
+        if reason is not None:
+            return f"PyTorch's attention takes a dense bias only: {reason}"
+        if lowered.mask.causal:
+            return "PyTorch's attention takes a dense bias or causality, not both"
     if facts.padding or facts.documents or facts.has_dense_mask or lowered.mask.window is not None:
         return "causality is the only mask it takes"
     reason = transform_reason(plain_grad=True)
@@ -49,5 +54,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if q.shape[1] != k.shape[1]:
         grouped = True
     dropout = lowered.dropout
+    if lowered.facts.has_terms:
+        bias = dense_bias.make_bias(q, lowered).expand(q.shape[0], q.shape[1], -1, -1)
+        out = scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale, enable_gqa=grouped)
+        return out, None
     out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out, None

@@ -5,7 +5,7 @@
 
 Replaces T5Attention (modeling_t5.py 176-371), MT5Attention (modeling_mt5.py 182-378) and UMT5Attention (modeling_umt5.py
 188-371) of transformers 5.22. The original passes the dense bias of layer 0 to the next layers as `position_bias`; here
-that argument is the table itself, [buckets, heads].
+that argument is the bias of each distance, [heads, distances].
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers.models.umt5 import modeling_umt5
 
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
+from ..core.tables import expand_table
 from . import masks
 from .layer import Layer, split
 
@@ -35,19 +36,25 @@ class Bucketed(Layer):
         buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
         return index.log_buckets(buckets, most, causal=self.is_decoder)
 
-    def posenc_plan(self, positions: Positions, table: Tensor | None) -> Plan:
-        lookups = () if table is None else (Lookup(self.posenc_index, bias=table.t()),)
+    def posenc_bias(self) -> Tensor | None:
+        """The bias of each distance, [heads, distances], for all layers that share the table."""
+        table, buckets = self.posenc_table(), self.posenc_index
+        return None if table is None else expand_table(table.t(), buckets, buckets.lo, buckets.hi)
+
+    def posenc_plan(self, positions: Positions, bias: Tensor | None) -> Plan:
+        buckets = self.posenc_index
+        lookups = () if bias is None else (Lookup(Index(buckets.lo, buckets.hi), bias=bias),)
         return Plan(positions, lookups=lookups, scale=self.scaling)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        table = self.posenc_table()
-        crosses = table is None and self.is_decoder and not self.is_causal
-        if table is None and not crosses:
-            table = self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
-        plan = self.posenc_plan(Positions(length), table)
+        bias = self.posenc_bias()
+        crosses = bias is None and self.is_decoder and not self.is_causal
+        if bias is None and not crosses:
+            bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
+        plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"causal": self.is_decoder and not crosses}
 
-    def posenc_attend(self, states: Tensor, other: Tensor | None, mask, table: Tensor | None, cache) -> Tensor:
+    def posenc_attend(self, states: Tensor, other: Tensor | None, mask, bias: Tensor | None, cache) -> Tensor:
         """states [B, L, d_model] over themselves and the cache, or over `other` (cross-attention)."""
         q = split(self.q(states), self.key_value_proj_dim)
         start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
@@ -58,7 +65,7 @@ class Bucketed(Layer):
             plan, causal = self.posenc_plan(Positions(q.shape[2], k.shape[2]), None), False
         else:
             first = start.reshape(1) if isinstance(start, Tensor) else start
-            plan, causal = self.posenc_plan(Positions((first, q.shape[2]), k.shape[2]), table), self.is_decoder
+            plan, causal = self.posenc_plan(Positions((first, q.shape[2]), k.shape[2]), bias), self.is_decoder
         options = masks.mask_options(mask, q.shape[2], causal=causal)
         fully_masked = masks.before_all_keys(options, q.shape[2])
         return self.o(self.posenc_run(q, k, v, plan, options, self.dropout, fully_masked))
@@ -80,7 +87,7 @@ class Bucketed(Layer):
 
 
 class SharedTable(Bucketed):
-    """A layer that receives its table as `position_bias` and passes it on."""
+    """A layer that receives the bias of each distance as `position_bias` and passes it on."""
 
     def forward(
         self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
@@ -90,12 +97,11 @@ class SharedTable(Bucketed):
                 hidden_states, mask=mask, key_value_states=key_value_states, position_bias=position_bias,
                 past_key_values=past_key_values, **kwargs,
             )  # fmt: skip
-        table = position_bias
-        if table is None and key_value_states is None and self.has_relative_attention_bias:
-            # a clone: reentrant checkpointing cannot have a parameter among a block's outputs
-            table = self.posenc_table().clone()
-        out = self.posenc_attend(hidden_states, key_value_states, mask, table, past_key_values)
-        return out, None if key_value_states is not None else table, None
+        bias = position_bias
+        if bias is None and key_value_states is None:
+            bias = self.posenc_bias()
+        out = self.posenc_attend(hidden_states, key_value_states, mask, bias, past_key_values)
+        return out, None if key_value_states is not None else bias, None
 
 
 class T5Attention(SharedTable, modeling_t5.T5Attention):
@@ -116,7 +122,7 @@ class UMT5Attention(Bucketed, modeling_umt5.UMT5Attention):
                 attention_mask=attention_mask, **kwargs,
             )  # fmt: skip
         return self.posenc_attend(
-            hidden_states, encoder_hidden_states, attention_mask, self.posenc_table(), past_key_values
+            hidden_states, encoder_hidden_states, attention_mask, self.posenc_bias(), past_key_values
         ), None
 
 

@@ -129,9 +129,9 @@ class Recorder(TorchDispatchMode):
         with _disable_current_modes():
             compiled[(programs, 1, 1)](*args)
         # what compiled[grid] calls, without looking up the stream and hooks for each launch
-        known = [*map(self.constant, (compiled.run, compiled.function, compiled.packed_metadata))]
-        arguments = [str(programs), "1", "1", "stream", *known[1:], "None", "None", "None", *map(write, args)]
-        self.lines.append(f"{known[0]}({', '.join(arguments)})")
+        first = (write(compiled.function), write(compiled.packed_metadata), "None, None, None")
+        arguments = [f"{programs}, 1, 1, stream", *first, *map(write, args)]
+        self.lines.append(f"{self.constant(compiled.run)}({', '.join(arguments)})")
 
     def finish(self, results) -> Callable:
         lines = [*self.lines, f"return {self.write(results)}"]

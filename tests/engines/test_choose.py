@@ -1,0 +1,76 @@
+"""Which engine `auto` tries first, by facts alone."""
+
+import pytest
+import torch
+
+from posenc import Plan, Positions, attend, explain
+from posenc.core.mask import make_mask
+from posenc.engines.choose import ENGINES, order_engines
+from posenc.engines.lowering import lower_plan
+from tests.plans import plan_of, tensors
+
+
+def _facts(plan, q, k, v, device):
+    return lower_plan(q, k, v, plan, make_mask(q, k)).facts._replace(device=torch.device(device))
+
+
+def test_on_a_gpu_plans_without_terms_are_pytorchs():
+    q, k, v = tensors()
+    assert order_engines(_facts(Plan(Positions(q.shape[2], k.shape[2])), q, k, v, "cuda"))[0] == "sdpa"
+    for slot in ("bias", "dot_query", "dot_key", "add_value", "slopes", "decay", "scale"):
+        assert order_engines(_facts(plan_of((slot,), q, k, v), q, k, v, "cuda"))[0] == "triton"
+
+
+def test_tables_over_a_grid_are_a_dense_bias_on_a_gpu_alone():
+    q, k, v, plan = grid_call()
+    assert order_engines(_facts(plan, q, k, v, "cuda"))[0] == "sdpa"
+    names = order_engines(_facts(plan, q, k, v, "cpu"))
+    assert names.index("cpu") < names.index("sdpa") < names.index("blocked")
+
+
+def test_every_engine_is_tried():
+    q, k, v = tensors()
+    for device in ("cpu", "cuda", "mps"):
+        for plan in (Plan(Positions(q.shape[2], k.shape[2])), plan_of(("bias",), q, k, v)):
+            assert set(order_engines(_facts(plan, q, k, v, device))) == set(ENGINES)
+
+
+def grid_call(dtype=torch.float64):
+    """Windows of 3 x 4 with a table over the grid."""
+    from posenc import Lookup, index
+
+    q, k, v = (torch.randn(5, 2, 12, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
+    table = torch.randn(2, 5 * 7, dtype=dtype, requires_grad=True)
+    grid = index.Grid((index.Index(-2, 2, axis=1), index.Index(-3, 3, axis=2)))
+    positions = Positions(12, 12, more=[(rows, rows), (columns, columns)])
+    return q, k, v, Plan(positions, lookups=(Lookup(grid, bias=table),))
+
+
+def test_a_dense_bias_is_the_reference_with_every_gradient():
+    q, k, v, plan = grid_call()
+    leaves = (q, k, v, plan.lookups[0].bias)
+    g = torch.randn(q.shape, dtype=q.dtype)
+    results = []
+    for engine in ("sdpa", "reference"):
+        out = attend(q, k, v, plan, engine=engine)
+        results.append((out, *torch.autograd.grad(out, leaves, g)))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_positions_that_change_in_place_are_read_again():
+    q, k, v, plan = grid_call()
+    first = attend(q, k, v, plan, engine="sdpa")
+    rows = plan.positions.q_axes[1]
+    rows.copy_(rows.flip(0))
+    expected = attend(q, k, v, plan, engine="reference")
+    assert not torch.allclose(first, expected)
+    torch.testing.assert_close(attend(q, k, v, plan, engine="sdpa"), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("slot", ["dot_query", "slopes", "decay", "add_value"])
+def test_other_terms_are_refused_with_the_reason(slot):
+    q, k, v = tensors()
+    plan = plan_of((slot,), q, k, v)
+    assert "dense bias only" in explain(q, k, v, plan).reasons.get("sdpa", "dense bias only")
