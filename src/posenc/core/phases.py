@@ -42,6 +42,16 @@ _MIDDLE = round((math.tau - _HIGH) * 2**27) / 2**27
 _PIECES = tuple(piece / 2**60 for piece in (_HIGH, _MIDDLE, math.tau - _HIGH - _MIDDLE))
 
 
+class Digits(tuple):
+    """Digits of frequencies as a key: its hash is computed once."""
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("hash")
+        if found is None:
+            found = self.hash = super().__hash__()
+        return found
+
+
 @lru_cache(maxsize=256)
 def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
     """The digits (d1, d2, d3) of each frequency / 2π mod 1, from the exact value of each float."""
@@ -50,7 +60,7 @@ def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], 
         top, bottom = w.as_integer_ratio()
         cycles = (top << (96 + _TWO_PI_BITS)) // (bottom * _TWO_PI)  # floor(w / 2π · 2^96)
         rows.append((cycles >> 64 & _DIGIT, cycles >> 32 & _DIGIT, cycles & _DIGIT))
-    return tuple(zip(*rows, strict=True)) if rows else ((), (), ())
+    return Digits(zip(*rows, strict=True)) if rows else Digits(((), (), ()))
 
 
 def split_frequency_tensor(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -190,8 +190,7 @@ def _by_partners(
     if dtype != precision:
         x = x.to(precision)
     if layout == "half":
-        half = cos.shape[-1]
-        partners = torch.cat((x[..., half:], x[..., :half]), -1)
+        partners = x.roll(cos.shape[-1], -1)
     else:
         partners = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     out = torch.addcmul(x * wide_cos, partners, wide_sin, value=-1 if inverse else 1)
@@ -199,7 +198,8 @@ def _by_partners(
         out = out.to(dtype)
     if len(tensors) == 1:
         return (out,)
-    return tuple(out.split([tensor.shape[1] for tensor in tensors], 1))
+    first, second = (tensor.shape[1] for tensor in tensors)
+    return out.narrow(1, 0, first), out.narrow(1, first, second)
 
 
 def _both_channels(cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
+from ...core.kept import Kept, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
 from ...core.phases import LIMIT, FrequencyDigits, compute_phases, phases_of_run, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
@@ -21,6 +22,9 @@ from .scaling import Scaling
 
 
 RANGE = f"the range of rotary phases, -{LIMIT} < position < {LIMIT}"
+
+
+_rotations = Kept(most=32, numbers=1 << 23)
 
 
 class RoPE(Encoding):
@@ -114,15 +118,23 @@ class RoPE(Encoding):
         return rotation_of(positions, self.layout, self.values, lambda side: self._phases(side, digits, factor, device))
 
     def _rotation_of_runs(self, q: Run, k: Run, device: torch.device) -> Rotation:
-        """Phases that are kept: the same tensors for all layers that rotate these positions."""
-        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
+        """The same object for all layers that rotate these positions."""
+        dtype, factor = torch.promote_types(self._device_marker.dtype, torch.float32), self.attention_factor
+        key = (q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, dtype)
+        found = _rotations.get(key) if may_keep(device) else None
+        if found is not None:
+            return found
 
         def phases(side: Run) -> Phases:
             check_range(side, 1 - LIMIT, LIMIT - 1, RANGE)
             assert isinstance(side.start, int)
-            return phases_of_run(side.start, side.length, self._digits, self.attention_factor, device, dtype)
+            return phases_of_run(side.start, side.length, self._digits, factor, device, dtype)
 
-        return rotation_of(Positions(q, k), self.layout, self.values, phases)
+        found = rotation_of(Positions(q, k), self.layout, self.values, phases)
+        if may_keep(device):
+            numbers = 0 if found.k is None else 2 * found.k[0].numel()
+            _rotations.put(key, found, numbers)
+        return found
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
         """Rotate x [B, heads, L, D] alone, outside of attention. positions: (start, L), or an int tensor [L] or [B, L];

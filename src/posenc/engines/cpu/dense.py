@@ -74,15 +74,30 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
         tables = (*tables, plan.slopes)
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return _make_bias(lowered, offset, precision)
-    places = tuple([table.data_ptr() for table in tables])
-    key = (places, tuple([index for index, _ in found]), offset, q_length, k_length, *limits, precision)
-    found = _masks.get(key)
-    if found is not None and all([a.equal(b) for a, b in zip(found[0], tables, strict=True)]):
-        return found[1]
-    with torch.inference_mode(False), torch.no_grad():
-        mask = _make_bias(lowered, offset, precision)
-        _masks.put(key, (tuple([table.clone() for table in tables]), mask), mask.numel())
+    indices = tuple([index for index, _ in found])
+    mask = find_bias(tables, indices, offset, q_length, k_length, *limits, precision)
+    if mask is None:
+        with torch.inference_mode(False), torch.no_grad():
+            mask = _make_bias(lowered, offset, precision)
+            key = _key(tables, indices, offset, q_length, k_length, *limits, precision)
+            _masks.put(key, (tuple([table.clone() for table in tables]), mask), mask.numel())
     return mask
+
+
+def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
+    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    return (tuple([table.data_ptr() for table in tables]), *facts)
+
+
+def find_bias(
+    tables: tuple[Tensor, ...], indices: tuple, offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor | None:  # fmt: skip
+    """The kept mask of these numbers, or None. tables: a bias for each index, then the slopes."""
+    found = _masks.get(_key(tables, indices, offset, q_length, k_length, left, right, precision))
+    if found is None or not all([a.equal(b) for a, b in zip(found[0], tables, strict=True)]):
+        return None
+    return found[1]
 
 
 def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:
@@ -149,16 +164,14 @@ def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan
         lo, hi = _reached(query_span, lowest, highest)
         table, states = lowered.query_table(q, lo, hi, precision)
         assert table is not None
-        products = (q if states is None else states).to(precision) @ (table * scale).transpose(1, 2)
-        products = _to_all_distances(products, lo - lowest, highest - hi)
-        mask = add(mask, _Skew.apply(products, k_length))
+        products = _multiply(q if states is None else states, table, scale)
+        mask = add(mask, _by_pair(products, lo - lowest, highest - hi, k_length))
     if key_span is not None:
         lo, hi = _reached(key_span, lowest, highest)
         found = lowered.key_table(lo, hi, precision)
         assert found is not None
-        products = k.to(precision) @ (found * scale).flip(1).transpose(1, 2)
-        products = _to_all_distances(products, highest - hi, lo - lowest)
-        mask = add(mask, _Skew.apply(products, q_length).transpose(2, 3))
+        products = _multiply(k, found.flip(1), scale)
+        mask = add(mask, _by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
     assert mask is not None
     return mask
 
@@ -168,16 +181,37 @@ def _reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int
     return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
 
 
-def _to_all_distances(products: Tensor, before: int, after: int) -> Tensor:
-    """Repeat the first and the last column: past the span a table is constant."""
-    if before == 0 and after == 0:
-        return products
-    parts = [products]
-    if before:
-        parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
-    if after:
-        parts.append(products[..., -1:].expand(*products.shape[:3], after))
-    return torch.cat(parts, -1)
+def _multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
+    """scale states·tableᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
+    states = states if states.dtype == table.dtype else states.to(table.dtype)
+    table = table * scale
+    return states @ (table[0].t() if table.shape[0] == 1 else table.transpose(1, 2))
+
+
+def _by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
+    """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
+    first and the last column hold."""
+    rows, columns = products.shape[2:]
+    if 2 * columns < before + columns + after:
+        return products.gather(-1, _columns(before, columns, rows, keys).expand(*products.shape[:2], -1, -1))
+    if before or after:
+        parts = [products]
+        if before:
+            parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
+        if after:
+            parts.append(products[..., -1:].expand(*products.shape[:3], after))
+        products = torch.cat(parts, -1)
+    if products.requires_grad:
+        return _Skew.apply(products, keys)
+    return _skewed(products.contiguous(), keys)
+
+
+@lru_cache(maxsize=8)
+def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
+    """[R, K]: the column of each pair."""
+    with torch.inference_mode(False), torch.no_grad():
+        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
+        return steps.clamp_(0, columns - 1)
 
 
 class _Skew(torch.autograd.Function):
