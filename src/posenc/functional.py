@@ -14,8 +14,8 @@ from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary
-from .engines import reference
-from .engines.choose import ENGINES, Choice, choose_engine
+from .engines import plain_call, reference
+from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.lowering import LoweredPlan, lower_plan
 
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
@@ -47,6 +47,12 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
 
     A fully masked query gives zeros.
     """
+    if engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan and is_standard():
+        causal, window, key_mask = masks.get("causal", False), masks.get("window"), masks.get("key_mask")
+        if window is None and key_mask is None and masks.get("documents") is None and masks.get("mask") is None:
+            out = plain_call.run(q, k, v, plan, causal)
+            if out is not None:
+                return out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
     if not getattr(chosen, "reads_raw_plan", False):

@@ -16,8 +16,10 @@ def main(arguments: list[str]) -> int:
         "positions in the same rounds; the median of the rounds counts.",
     )
     add = parser.add_argument
-    add("--suite", choices=("attention", "hf"), default="attention", help="hf: whole transformers models, as they are "
-        "and accelerated; takes --device, --repeats and --out, writes hf.json")  # fmt: skip
+    add("--suite", choices=("attention", "hf", "uses"), default="attention", help="hf: whole transformers models, as they "
+        "are and accelerated; takes --device, --repeats and --out, writes hf.json. uses: layers, models, decoding and "
+        "windows at everyday sizes, each beside the best code that does the same without posenc; takes --device, --only, "
+        "--missing, --seconds, --list and --out, writes uses-DEVICE.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
     add(
@@ -35,7 +37,10 @@ def main(arguments: list[str]) -> int:
         "than this for one run, extrapolated from the previous length (10)")  # fmt: skip
     add("--out", default="out/bench", help="folder for results.json and results.png (out/bench); results there of the "
         "same machine are kept")  # fmt: skip
-    add("--list", action="store_true", help="name the workloads and the peers")
+    add("--list", action="store_true", help="name the workloads and the peers; with --suite uses its cells")
+    add("--only", nargs="+", metavar="PATTERN", help="uses: the cells whose names match or contain one of these")
+    add("--missing", action="store_true", help="uses: only cells without a result in the file")
+    add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450)")
     given = parser.parse_args(arguments)
 
     import torch
@@ -46,6 +51,16 @@ def main(arguments: list[str]) -> int:
         out = Path(given.out) / "hf.json"
         measure.main(["--device", given.device, "--times", str(given.repeats), "--out", str(out)])
         return 0
+
+    if given.suite == "uses":
+        if given.device == "cuda" and not torch.cuda.is_available() and not given.list:
+            parser.error("--device cuda, but PyTorch finds no GPU")
+        from . import uses_suite
+
+        path = Path(given.out) / f"uses-{given.device}.json"
+        return uses_suite.main(
+            given.device, path, only=given.only, missing=given.missing, limit=given.seconds, listed=given.list
+        )
 
     from . import report
     from .run import PEERS, run

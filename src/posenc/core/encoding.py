@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -59,9 +59,15 @@ class Encoding(_Recorded):
     """How many axes of positions it reads at most; None: any number. Positions with more axes are an error."""
     embeds_whole = False
     """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
+    embeds = False
+    """Whether `embed` does anything: set for each class that has its own."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.embeds = cls.embed is not Encoding.embed
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +91,11 @@ class Encoding(_Recorded):
         self.check_axes(positions)
         rotation = self.rotation(positions)
         plan = self.terms(positions, x=x, host=host)
-        return plan if rotation is None else replace(plan, rotate=rotation)
+        if rotation is None:
+            return plan
+        return Plan(  # `replace` takes longer, and every layer comes here
+            plan.positions, plan.shift, rotation, plan.lookups, plan.scale, plan.slopes, plan.decay, plan.pair
+        )  # fmt: skip
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

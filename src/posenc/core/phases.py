@@ -23,6 +23,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .constants import constant
+from .kept import Kept, make_plain, may_keep
+
 LIMIT = 2**31
 """Positions must lie strictly between -LIMIT and LIMIT: a 32-bit digit times one must fit into int64."""
 
@@ -39,6 +42,16 @@ _MIDDLE = round((math.tau - _HIGH) * 2**27) / 2**27
 _PIECES = tuple(piece / 2**60 for piece in (_HIGH, _MIDDLE, math.tau - _HIGH - _MIDDLE))
 
 
+class Digits(tuple):
+    """Digits of frequencies as a key: its hash is computed once."""
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("hash")
+        if found is None:
+            found = self.hash = super().__hash__()
+        return found
+
+
 @lru_cache(maxsize=256)
 def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
     """The digits (d1, d2, d3) of each frequency / 2π mod 1, from the exact value of each float."""
@@ -47,7 +60,7 @@ def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], 
         top, bottom = w.as_integer_ratio()
         cycles = (top << (96 + _TWO_PI_BITS)) // (bottom * _TWO_PI)  # floor(w / 2π · 2^96)
         rows.append((cycles >> 64 & _DIGIT, cycles >> 32 & _DIGIT, cycles & _DIGIT))
-    return tuple(zip(*rows, strict=True)) if rows else ((), (), ())
+    return Digits(zip(*rows, strict=True)) if rows else Digits(((), (), ()))
 
 
 def split_frequency_tensor(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,6 +89,46 @@ def compute_phases(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtyp
         return phases_without_float64(phase)
     angle = (((phase + 2**59) & _FRACTION) - 2**59).to(torch.float64) * (math.tau / 2**60)
     return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+_phases = Kept(most=64, numbers=1 << 23)
+"""Phases of runs, for all layers of a forward pass and for the next one."""
+BLOCK = 1024
+"""Positions whose phases are made at once: decoding takes the next steps from there."""
+
+
+def phases_of_run(
+    start: int, length: int, digits: tuple[tuple[int, ...], ...], factor: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos, sin [1, length, n] times `factor` for consecutive positions. Shared: do not write to them."""
+    if not may_keep(device):
+        return _make_run(start, length, digits, factor, device, dtype)
+    key = (start, length, digits, factor, device, dtype)
+    found = _phases.get(key)
+    if found is None:
+        first = start // BLOCK
+        if length < BLOCK and start + length <= (first + 1) * BLOCK:
+            block = (first * BLOCK, BLOCK, digits, factor, device, dtype)
+            whole = _phases.get(block)
+            if whole is None:
+                whole = make_plain(lambda: _make_run(*block))
+                _phases.put(block, whole, 2 * whole[0].numel())
+            at = start - first * BLOCK
+            found = whole[0][:, at : at + length], whole[1][:, at : at + length]
+            _phases.put(key, found, 0)
+        else:
+            found = make_plain(lambda: _make_run(*key))
+            _phases.put(key, found, 2 * found[0].numel())
+    return found
+
+
+def _make_run(
+    start: int, length: int, digits: tuple[tuple[int, ...], ...], factor: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    first, second, third = (constant(digit, device, torch.int64) for digit in digits)
+    positions = torch.arange(length, device=device) + start
+    cos, sin = compute_phases(positions[None, :, None], (first, second, third), dtype)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def phases_without_float64(phase: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,13 +108,19 @@ class Plan:
                 f"the plan was made for {positions.q_length} queries and {positions.k_length} keys, "
                 f"got {q_length} and {k_length}; make it with Positions(q={q_length}, k={k_length}) or the true positions"
             )
-        for name, sides in (("query", positions.q_axes), ("key", positions.k_axes)):
+        plain_runs = positions.offset is not None and len(positions.q_axes) == 1  # no row of a batch has its own
+        for name, sides in () if plain_runs else (("query", positions.q_axes), ("key", positions.k_axes)):
             for side in sides:
                 rows = side if isinstance(side, Tensor) else side.start
                 if isinstance(rows, Tensor):
                     if rows.dim() == 2 or not isinstance(side, Tensor):
                         if rows.shape[0] not in (1, batch):
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
+        if self.rotate is not None:
+            self.rotate.check(q, k, v)
+        if not self.lookups and self.slopes is None and self.shift is None and self.decay is None:
+            if not isinstance(self.scale, Tensor):
+                return
         # Values are read on a CPU only: elsewhere that is a synchronisation, which anomaly mode pays. Inside torch.func
         # a tensor may stand for a batch of tensors, and has no values to read.
         readable = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
@@ -158,8 +164,6 @@ class Plan:
         if self.decay is not None:
             check_tensor("decay[0]", self.decay[0], (batch, heads, q_length))
             check_tensor("decay[1]", self.decay[1], (batch, heads, k_length))
-        if self.rotate is not None:
-            self.rotate.check(q, k, v)
 
 
 def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:

@@ -18,6 +18,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from .kept import may_keep
 
 Layout = Literal["half", "interleaved"]
 Phases = tuple[Tensor, Tensor]  # cos, sin: [B or 1, L, R/2], any magnitude inside, float32 or better
@@ -81,20 +84,28 @@ class Rotation:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -> Tensor:
     """Rotate the first R channels of x [B, H, L, D], in float32 or better; the result has x's dtype.
 
-    Compiled code gets the formula, which fuses into one pass; eager code gets a kernel on CUDA, and blocks that fit
-    the cache on a CPU, since the formula reads x twice.
+    Compiled code gets the formula, which fuses into one pass; eager code gets a kernel on CUDA, and on a CPU few
+    operations for a short x, blocks that fit the cache for a long one, since the formula reads x twice.
     """
     if _eager(x, cos, sin):
-        return _OnePass.apply(cos, sin, layout, False, x)[0]
+        return _rotate((x,), cos, sin, layout)[0]
     return rotate_by_formula(x, cos, sin, layout)
 
 
 def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """rotate(q), rotate(k) for queries and keys at the same positions: one launch on CUDA."""
     alike = q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]
-    if q.is_cuda and alike and q.numel() and k.numel() and _eager(q, cos, sin):
-        return _OnePass.apply(cos, sin, layout, False, q, k)
+    if alike and _eager(q, cos, sin) and q.numel() and k.numel() and (q.is_cuda or q.numel() + k.numel() < JOINT):
+        q, k = _rotate((q, k), cos, sin, layout)
+        return q, k
     return apply_rotary(q, cos, sin, layout), apply_rotary(k, cos, sin, layout)
+
+
+def _rotate(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    """In eager code; as an autograd function where a derivative may be wanted."""
+    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return _OnePass.apply(cos, sin, layout, False, *tensors)
+    return _rotate_eagerly(tensors, cos, sin, layout, False)
 
 
 def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -118,7 +129,7 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return False
-    return (x.is_cuda and _triton()) or (x.device.type == "cpu" and x.numel() >= SMALL)
+    return x.is_cpu or (x.is_cuda and _triton())
 
 
 @lru_cache(maxsize=1)
@@ -162,7 +173,49 @@ def _rotate_eagerly(
         from .rotary_kernel import rotate_tensors
 
         return rotate_tensors(tensors, cos, sin, layout, inverse)
+    if sum(x.numel() for x in tensors) < SMALL and 2 * cos.shape[-1] == tensors[0].shape[-1]:
+        return _by_partners(tensors, cos, sin, layout, inverse)
     return tuple(_in_blocks(x, cos, -sin if inverse else sin, layout) for x in tensors)
+
+
+def _by_partners(
+    tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, inverse: bool
+) -> tuple[Tensor, ...]:
+    """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
+    tensors so short that each costs more than its arithmetic."""
+    x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+    dtype = x.dtype
+    precision = cos.dtype if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
+    wide_cos, wide_sin = _both_channels(cos, sin, layout, precision)
+    if dtype != precision:
+        x = x.to(precision)
+    if layout == "half":
+        partners = x.roll(cos.shape[-1], -1)
+    else:
+        partners = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    out = torch.addcmul(x * wide_cos, partners, wide_sin, value=-1 if inverse else 1)
+    if dtype != precision:
+        out = out.to(dtype)
+    if len(tensors) == 1:
+        return (out,)
+    first, second = (tensor.shape[1] for tensor in tensors)
+    return out.narrow(1, 0, first), out.narrow(1, first, second)
+
+
+def _both_channels(cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin for each channel, [B or 1, 1, L, R]; kept with phases that are kept themselves."""
+    name = f"_posenc_{layout}"
+    kept = getattr(cos, name, None)
+    if kept is not None and kept[0] is precision and kept[1] is sin and kept[2] == (cos._version, sin._version):
+        return kept[3]
+    cos, sin, own_cos, own_sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1), cos, sin
+    if layout == "half":
+        wide = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    else:
+        wide = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+    if may_keep(cos.device) and not own_cos.is_inference() and not wide[0].is_inference():
+        setattr(own_cos, name, (precision, own_sin, (own_cos._version, own_sin._version), wide))
+    return wide
 
 
 def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -179,7 +232,9 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 SMALL = 2**16
-"""Elements below which the formula's few calls cost less than the blocks' bookkeeping."""
+"""Elements below which few operations cost less than the blocks' bookkeeping."""
+JOINT = 2**15
+"""Elements of queries and keys below which one rotation of both, side by side, is faster than two."""
 BLOCK = 2**19
 """Elements of a block: a few megabytes, which the cores' caches hold."""
 

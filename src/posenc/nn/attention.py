@@ -16,7 +16,7 @@ from ..core.positions import Positions
 from ..encodings.registry import causal_options, create
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey
-from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
+from .sequence import Sequence, consecutive, resolve_context, resolve_queries, resolve_sequence
 
 
 class Attention(nn.Module):
@@ -125,6 +125,11 @@ class Attention(nn.Module):
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
         slot = self._slot(cache, x, cross=False)
+        if (
+            positions is None and segments is None and mask is None and key_mask is None and documents is None
+            and memory is None and (slot is None or not slot.marks)
+        ):  # fmt: skip
+            return self._plain(x, slot)
         sequence = resolve_sequence(
             x, memory=0 if memory is None else memory.shape[1], cache=slot, positions=positions, segments=segments,
             key_mask=key_mask, documents=documents, absolute=self.encoding.absolute,
@@ -151,6 +156,40 @@ class Attention(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward  # nn.Module's gives Any
+
+    def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
+        """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""
+        encoding = self.encoding
+        batch, queries, _ = x.shape
+        past = 0 if slot is None else slot.length
+        new = consecutive(past, queries, past, queries)
+        if encoding.embeds:
+            x = encoding.embed(x, new)
+        shape = (batch, queries, -1, self.head_dim)
+        q = self.q_proj(x).view(shape).transpose(1, 2)
+        k = self.k_proj(x).view(shape).transpose(1, 2)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        every = new if past == 0 else consecutive(past, queries, 0, past + queries)
+        if slot is None or encoding.length_dependent:
+            plan = encoding.plan(every, x=x, host=self)
+        else:
+            rotation, plan = encoding.rotation(new), encoding.terms(every, x=x, host=self)
+            if rotation is not None:
+                if rotation.values:
+                    v = rotation.keys(v)
+                q, k = rotation.both(q, k)
+        appended = None
+        if slot is not None:
+            appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
+            k, v = appended.k, appended.v
+        out = attend(
+            q, k, v, plan, causal=self.causal, window=self.window, dropout=self.dropout if self.training else 0.0,
+            engine=self.engine,
+        )  # fmt: skip
+        out = self.o_proj(out.transpose(1, 2).flatten(2))
+        if slot is not None and appended is not None:
+            slot.commit(appended, {})  # last: an error above leaves the cache unchanged
+        return out
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         if cache is None:

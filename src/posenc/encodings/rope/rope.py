@@ -12,12 +12,19 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
+from ...core.kept import Kept, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
-from ...core.phases import LIMIT, FrequencyDigits, compute_phases, split_frequencies, split_frequency_tensor
+from ...core.phases import LIMIT, FrequencyDigits, compute_phases, phases_of_run, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
 from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation, apply_rotary
 from .scaling import Scaling
+
+
+RANGE = f"the range of rotary phases, -{LIMIT} < position < {LIMIT}"
+
+
+_rotations = Kept(most=32, numbers=1 << 23)
 
 
 class RoPE(Encoding):
@@ -99,12 +106,35 @@ class RoPE(Encoding):
 
     def rotation(self, positions: Positions) -> Rotation:
         device = self.device_of(positions)
+        if not self.length_dependent and positions.offset is not None:
+            q, k = positions.runs or (None, None)
+            if isinstance(q, Run) and isinstance(k, Run) and type(q.start) is int and type(k.start) is int:
+                return self._rotation_of_runs(q, k, device)
         digits, factor = self._frequency_digits(positions.total if self.length_dependent else 0, device)
         if digits[0].dim() == 3:
             of_queries = digits_of_last_tokens(digits, factor, positions.q_length)
             queries = self._phases(positions.q, *of_queries, device)
             return Rotation(queries, self._phases(positions.k, digits, factor, device), self.layout, self.values)
         return rotation_of(positions, self.layout, self.values, lambda side: self._phases(side, digits, factor, device))
+
+    def _rotation_of_runs(self, q: Run, k: Run, device: torch.device) -> Rotation:
+        """The same object for all layers that rotate these positions."""
+        dtype, factor = torch.promote_types(self._device_marker.dtype, torch.float32), self.attention_factor
+        key = (q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, dtype)
+        found = _rotations.get(key) if may_keep(device) else None
+        if found is not None:
+            return found
+
+        def phases(side: Run) -> Phases:
+            check_range(side, 1 - LIMIT, LIMIT - 1, RANGE)
+            assert isinstance(side.start, int)
+            return phases_of_run(side.start, side.length, self._digits, factor, device, dtype)
+
+        found = rotation_of(Positions(q, k), self.layout, self.values, phases)
+        if may_keep(device):
+            numbers = 0 if found.k is None else 2 * found.k[0].numel()
+            _rotations.put(key, found, numbers)
+        return found
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:
         """Rotate x [B, heads, L, D] alone, outside of attention. positions: (start, L), or an int tensor [L] or [B, L];
@@ -201,7 +231,7 @@ def scale_phases(both: Phases, factor: float | Tensor) -> Phases:
 
 def positions_of(side: Side, device: torch.device) -> Tensor:
     """[B or 1, L] int64, checked against the range in which phases are exact."""
-    check_range(side, 1 - LIMIT, LIMIT - 1, f"the range of rotary phases, -{LIMIT} < position < {LIMIT}")
+    check_range(side, 1 - LIMIT, LIMIT - 1, RANGE)
     positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
     return positions if positions.dim() == 2 else positions.unsqueeze(0)
 

@@ -1,6 +1,7 @@
 """PyTorch's fused CPU attention with positional terms, for contiguous positions: O(L) extra memory where tables allow it.
 
     __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
+                  ├─ short texts ───────────────▶ dense.py           one call with one mask (rules_cpu.py: which are short)
                   ├─ further axes ──────────────▶ ../further_axes.py  more channels, then as below
                   └─ terms.py (one table of each kind) ──▶ ops.py (PyTorch operators)
                         forward    forward.py          fused attention in tiles, merged by log-sum-exp
@@ -21,7 +22,7 @@ from ...core.functions import transform_reason
 from ...core.plan import holds_nan
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
-from . import decode, ops
+from . import decode, dense, ops
 from .terms import make_terms, structure_reason
 
 reads_raw_plan = False
@@ -60,5 +61,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
         if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator overwrites
             return out, None
+    if eager and dense.applies(facts):
+        whole = dense.run(q, k, v, lowered, scale)
+        if whole is not None:
+            return whole, None
     terms, band = make_terms(q, lowered)
     return ops.attend(q, k, v, terms, band, scale, facts.return_lse)

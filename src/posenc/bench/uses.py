@@ -1,0 +1,302 @@
+"""The suite of uses: what people run, beside the best code that does the same without posenc, in one run.
+
+    posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480]
+
+A cell has our call and one or more others that compute the same. Outputs (and gradients of training steps) are compared
+first; a cell that disagrees or raises is reported as failed and the run goes on. Then all are timed in turns, round by
+round, and each contender's figure is the lowest of its rounds on a CPU, the median on a GPU. ratio = ours / best other.
+`floor` is attention without positions: it computes less, and only stands beside.
+
+Clocks: "wall" is the time of a call as it is made; "graph" that of a replayed CUDA graph (device time alone); "host" the time
+until the call has returned, without waiting for the device. On a CPU with one thread (OMP_NUM_THREADS=1) the thread's own
+time counts, which other processes disturb less.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gc
+import json
+import math
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..core import files
+from .measure import Call, OtherProcesses, capture_graph, seconds
+
+Clock = Literal["wall", "graph", "host"]
+OURS = "posenc"
+GOAL = 1.05
+"""The largest ratio that is no loss: 1.00 and 5 % of noise."""
+
+
+@dataclass
+class Contest:
+    """Calls that compute the same, ready to run."""
+
+    ours: Call
+    others: Mapping[str, Call]
+    check: Callable[[], tuple[float, float]]
+    """The largest error of our results, relative in norm, and the error that is allowed."""
+    floor: Call | None = None
+    prepare: dict[str, Call] = field(default_factory=dict)
+    """By contender: what to do before each round, outside the clock."""
+    inner: int | None = None
+    """Calls in a round; None: enough for the clock."""
+    engine: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell whose figures come from elsewhere (another process): seconds by contender, and remarks."""
+
+    seconds: dict[str, float]
+    error: float
+    remarks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    name: str
+    """group/what/sizes/pass; `--only` matches it."""
+    make: Callable[[], Contest | Measured]
+    clock: Clock = "wall"
+    above: float | None = None
+    """For host times: the goal in microseconds above the floor."""
+
+    @property
+    def group(self) -> str:
+        return self.name.partition("/")[0]
+
+
+def select(cells: Iterable[Cell], only: list[str] | None) -> list[Cell]:
+    """The cells whose names match one of the patterns: a shell pattern, or a part of the name."""
+    chosen = list(cells)
+    if only:
+        chosen = [cell for cell in chosen if any(fnmatch.fnmatch(cell.name, one) or one in cell.name for one in only)]
+    return chosen
+
+
+# ---- one cell ------------------------------------------------------------------------------------------------------
+def measure(cell: Cell, device: str, budget: float = 1.0) -> dict[str, Any]:
+    """A cell's record. `budget`: seconds of timing, about."""
+    contest = cell.make()
+    if isinstance(contest, Measured):
+        return _record(contest.seconds, None, contest.error, contest.remarks)
+    error, allowed = contest.check()
+    if not error <= allowed:
+        raise WrongResult(f"results differ by {error:.1e}, {allowed:.0e} is allowed")
+    calls: dict[str, Call] = {OURS: contest.ours, **contest.others}
+    if contest.floor is not None:
+        calls["floor"] = contest.floor
+    remarks: dict[str, Any] = {}
+    if contest.engine is not None:
+        remarks["engine"] = contest.engine()
+    if cell.clock == "graph":
+        calls = _captured(calls, remarks)
+    taken = _rounds(calls, cell.clock, device, contest, budget)
+    lowest = min if device == "cpu" else statistics.median
+    found = {name: lowest(times) for name, times in taken.items()}
+    floor = found.pop("floor", None)
+    record = _record(found, floor, error, remarks)
+    record["spread"] = (max(taken[OURS]) - min(taken[OURS])) / found[OURS]
+    if cell.above is not None:
+        assert floor is not None
+        record["above_us"], record["goal_us"] = (found[OURS] - floor) * 1e6, cell.above
+    return record
+
+
+class WrongResult(RuntimeError):
+    pass
+
+
+def _captured(calls: dict[str, Call], remarks: dict[str, Any]) -> dict[str, Call]:
+    """Replays of CUDA graphs. An other that cannot be captured is left out; ours must be."""
+    replays = {}
+    for name, call in calls.items():
+        try:
+            replays[name] = capture_graph(call)
+        except RuntimeError as error:
+            if name == OURS:
+                raise RuntimeError(f"cannot be captured: {_first_line(error)}") from error
+            torch.cuda.synchronize()
+            remarks.setdefault("not captured", []).append(name)
+    return replays
+
+
+def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest, budget: float):
+    """Seconds of each contender, round by round."""
+    rough = {}
+    for name, call in calls.items():
+        _prepared(contest, name)
+        for _ in range(2):
+            call()
+        rough[name] = _once(call, clock, device, contest.inner or 1)
+    enough = (
+        0.002 if device == "cpu" else 0.004
+    )  # short rounds on a CPU: some of many fall between other processes' turns
+    longest = 200 if clock != "host" else 30  # more would fill the queue of launches, and wait for the device
+    inner = {name: contest.inner or max(1, min(longest, math.ceil(enough / max(rough[name], 1e-7)))) for name in calls}
+    a_round = sum(rough[name] * inner[name] for name in calls)
+    rounds = max(3, min(200 if device == "cpu" else 15, int(budget / max(a_round, 1e-6))))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            _prepared(contest, name)
+            taken[name].append(_once(calls[name], clock, device, inner[name]))
+    return taken
+
+
+def _prepared(contest: Contest, name: str) -> None:
+    if name in contest.prepare:
+        contest.prepare[name]()
+
+
+def _once(call: Call, clock: Clock, device: str, inner: int) -> float:
+    if device == "cpu" and torch.get_num_threads() == 1:
+        start = time.thread_time()
+        for _ in range(inner):
+            call()
+        return (time.thread_time() - start) / inner
+    if clock != "host":
+        return seconds(call, device, inner)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(inner):
+        call()
+    taken = (time.perf_counter() - start) / inner
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return taken
+
+
+def _record(found: dict[str, float], floor: float | None, error: float, remarks: dict[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in found.items() if name != OURS}
+    best = min(others, key=lambda name: others[name])
+    record: dict[str, Any] = {
+        "ours": found[OURS], "others": others, "best": best, "ratio": found[OURS] / others[best], "error": error,
+    }  # fmt: skip
+    if floor is not None:
+        record["floor"] = floor
+    return record | remarks
+
+
+# ---- all of them ---------------------------------------------------------------------------------------------------
+def run(
+    cells: list[Cell],
+    device: str,
+    path: Path,
+    *,
+    machine: dict[str, Any],
+    limit: float | None = None,
+    budget: float = 1.0,
+    missing: bool = False,
+    show: Callable[[str, float], None] = lambda line, done: None,
+) -> dict[str, Any]:
+    """Measure the cells one by one, writing each to `path`; results there of the same machine are kept.
+
+    limit: seconds after which no further cell starts; the rest is listed under "not run".
+    """
+    result = load(path)
+    if result.get("machine") != machine or result.get("device") != device:
+        result = {"suite": "uses", "device": device, "machine": machine, "cells": {}}
+    known = result["cells"]
+    if missing:
+        cells = [cell for cell in cells if "ratio" not in known.get(cell.name, {})]
+    began, left = time.monotonic(), []
+    for number, cell in enumerate(cells):
+        if limit is not None and time.monotonic() - began > limit:
+            left.append(cell.name)
+            continue
+        start, others = time.monotonic(), OtherProcesses()
+        try:
+            record = measure(cell, device, budget)
+        except Exception as error:
+            record = {
+                "failed": f"{type(error).__name__}: {_first_line(error)}",
+                "where": traceback.format_exc()[-1500:],
+            }
+        record |= {"group": cell.group, "clock": cell.clock, "took": round(time.monotonic() - start, 2)}
+        record["busy"] = round(others.share(), 2)
+        known[cell.name] = record
+        result["date"] = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        result["not run"] = left
+        save(result, path)
+        show(line(cell.name, record), (number + 1) / len(cells))
+        release(device)
+    result["not run"] = left
+    save(result, path)
+    return result
+
+
+def release(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def line(name: str, record: dict[str, Any]) -> str:
+    """One cell as text."""
+    if "failed" in record:
+        return f"{name:<44} FAILED {record['failed']}"
+    best = f"{record['best']} {duration(record['others'][record['best']])}"
+    text = f"{name:<44} {record['ratio']:5.2f}  {duration(record['ours'])}, {best}"
+    if "floor" in record:
+        text += f", without positions {duration(record['floor'])}"
+    if "above_us" in record:
+        text += f"; above it {record['above_us']:.0f} µs (goal {record['goal_us']:.0f})"
+    return text + (f"  [{record['engine']}]" if "engine" in record else "")
+
+
+def duration(value: float) -> str:
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.2f} s"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Best, median and worst ratio, what failed, what was not run; the worst cell last."""
+    cells = result["cells"]
+    ranked = sorted((record["ratio"], name) for name, record in cells.items() if "ratio" in record)
+    lines = [f"FAILED {name}: {record['failed']}" for name, record in cells.items() if "failed" in record]
+    if result.get("not run"):
+        lines.append(
+            f"not run, for lack of time: {len(result['not run'])} cells ({', '.join(result['not run'][:6])}, ..)"
+        )
+    for name, record in cells.items():
+        if record.get("above_us", 0.0) > record.get("goal_us", math.inf):
+            lines.append(f"above the goal: {line(name, record)}")
+    if ranked:
+        over = [name for ratio, name in ranked if ratio > GOAL]
+        ratios = [ratio for ratio, _ in ranked]
+        lines.append(
+            f"{len(ranked)} cells, {len(over)} above {GOAL}: best {ratios[0]:.2f}, median {statistics.median(ratios):.2f}, "
+            f"worst {ratios[-1]:.2f}"
+        )
+        lines += [line(name, cells[name]) for name in over[-10:]]
+        lines.append(f"worst: {line(ranked[-1][1], cells[ranked[-1][1]])}")
+    return "\n".join(lines)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else ""

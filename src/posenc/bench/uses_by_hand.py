@@ -1,0 +1,283 @@
+"""Attention layers as one writes them by hand: PyTorch's attention and the usual dense code of each encoding.
+
+Each class takes the weights of a `posenc.Attention`, so that both compute the same. What depends on the length alone (angles,
+rows of tables, biases without gradient) is made once, at the start, for the longest text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import Attention, Positions
+
+
+class Layer:
+    """No positions. x [B, L, d_model]; `cached` continues keys and values [B, H, longest, D] at `start`."""
+
+    def __init__(self, layer: Attention, longest: int, trains: bool):
+        self.layer, self.longest, self.trains = layer, longest, trains
+        weight = layer.q_proj.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.encoding: Any = layer.encoding
+        self.scale: float | None = None
+        self.past: tuple[Tensor, Tensor] | None = None
+        with torch.no_grad():
+            self.make()
+
+    def make(self) -> None:
+        """What is made once."""
+
+    def distances(self) -> Tensor:
+        at = torch.arange(self.longest, device=self.device)
+        return at[None, :] - at[:, None]
+
+    def embed(self, x: Tensor, start: int) -> Tensor:
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
+        causal = self.layer.causal and q.shape[2] > 1
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale)
+
+    def start_cache(self, batch: int) -> None:
+        shape = (batch, self.layer.heads, self.longest, self.layer.head_dim)
+        self.past = (
+            torch.empty(shape, device=self.device, dtype=self.dtype),
+            torch.empty(shape, device=self.device, dtype=self.dtype),
+        )
+
+    def __call__(self, x: Tensor, start: int | None = None) -> Tensor:
+        layer, first = self.layer, start or 0
+        batch, length, _ = x.shape
+        x = self.embed(x, first)
+        q = layer.q_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
+        k = layer.k_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
+        v = layer.v_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
+        q, k = self.rotate(q, k, first)
+        if start is not None:
+            assert self.past is not None
+            keys, values = self.past
+            end = start + length
+            keys[:, :, start:end] = k
+            values[:, :, start:end] = v
+            k, v = keys[:, :, :end], values[:, :, :end]
+        out = self.attend(q, k, v, x, first)
+        return layer.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Added(Layer):
+    """sinusoidal, learned: vectors added to the input."""
+
+    def make(self) -> None:
+        if not hasattr(self.encoding, "table"):
+            self.vectors = self.encoding.encode(torch.arange(self.longest, device=self.device)).to(self.dtype)
+
+    def embed(self, x: Tensor, start: int) -> Tensor:
+        vectors = self.encoding.table if hasattr(self.encoding, "table") else self.vectors
+        return x + vectors[start : start + x.shape[1]]
+
+
+class Rotary(Layer):
+    """rope, xpos: x cos + rotate_half(x) sin with angles of the whole context in memory."""
+
+    def make(self) -> None:
+        rotation = self.encoding.rotation(Positions(self.longest))
+        self.half = rotation.layout == "half"
+        repeat = (lambda a: torch.cat((a, a), -1)) if self.half else (lambda a: a.repeat_interleave(2, -1))
+        self.q_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.q]
+        self.k_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.k]
+
+    def swapped(self, x: Tensor) -> Tensor:
+        if self.half:
+            a, b = x.chunk(2, -1)
+            return torch.cat((-b, a), -1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((-b, a), -1).flatten(-2)
+
+    def rotate(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        at = slice(start, start + q.shape[2])
+        (q_cos, q_sin), (k_cos, k_sin) = self.q_angles, self.k_angles
+        q = q * q_cos[at] + self.swapped(q) * q_sin[at]
+        k = k * k_cos[at] + self.swapped(k) * k_sin[at]
+        return q, k
+
+
+class Bias(Layer):
+    """alibi, t5, clipped: a dense bias [H, L, L] as the mask of PyTorch's attention.
+
+    Without gradients it is made once; a learned table is looked up in each step, once for each distance, or (by_pair) once for
+    each pair with `embedding`.
+    """
+
+    by_pair = False
+
+    def make(self) -> None:
+        encoding = self.encoding
+        self.scale = getattr(encoding, "scale", None)
+        distances = self.distances()
+        self.learned = self.trains and hasattr(encoding, "table")
+        if not hasattr(encoding, "table"):
+            slopes = torch.tensor(encoding.start, device=self.device)
+            self.kept = self.masked(-slopes[:, None, None] * distances.abs())
+            return
+        self.rows = encoding.index.lookup(distances)
+        steps = torch.arange(1 - self.longest, self.longest, device=self.device)
+        self.step_rows = encoding.index.lookup(steps)
+        self.kept = self.masked(self.table()[:, self.rows].float())
+
+    def table(self) -> Tensor:
+        """[H, n]"""
+        table = self.encoding.table
+        return table.t() if table.shape[0] == self.encoding.index.n else table
+
+    def masked(self, bias: Tensor) -> Tensor:
+        if self.layer.causal:
+            bias = bias.masked_fill(self.distances() > 0, float("-inf"))
+        return bias.to(self.dtype)[None]
+
+    def bias(self, start: int, queries: int, keys: int) -> Tensor:
+        if not self.learned:
+            return self.kept[:, :, start : start + queries, :keys]
+        if self.by_pair:
+            found = F.embedding(self.rows[:queries, :keys], self.table().t()).permute(2, 0, 1)
+        else:
+            middle = self.longest - 1
+            found = self.table().index_select(1, self.step_rows[middle - queries + 1 : middle + keys])
+            found = found.unfold(1, keys, 1).flip(1)
+        return self.masked(found)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
+        bias = self.bias(start, q.shape[2], k.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+
+
+class BiasByPair(Bias):
+    by_pair = True
+
+
+class Content(Layer):
+    """shaw, deberta, relative_logits: products with a table, gathered for each pair, added to the scores.
+
+    fused: the sum is the mask of PyTorch's attention; else scores, softmax and sum are three steps.
+    """
+
+    fused = False
+
+    def make(self) -> None:
+        self.rows = self.encoding.index.lookup(self.distances())
+        hidden = torch.zeros(self.longest, self.longest, device=self.device, dtype=self.dtype)
+        self.hidden = hidden.masked_fill(self.distances() > 0, float("-inf")) if self.layer.causal else hidden
+
+    def added(self, q: Tensor, k: Tensor, x: Tensor, start: int) -> Tensor:
+        """What stands beside q·k inside the scale, [B, H, Lq, Lk]."""
+        raise NotImplementedError
+
+    def factor(self) -> float:
+        return self.layer.head_dim**-0.5
+
+    def gathered(self, products: Tensor, start: int, keys: int) -> Tensor:
+        """products [B, H, Lq, n]"""
+        rows = self.rows[start : start + products.shape[2], :keys]
+        return products.gather(-1, rows.expand(*products.shape[:2], -1, -1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
+        added = self.added(q, k, x, start)
+        hidden = self.hidden[start : start + q.shape[2], : k.shape[2]] if self.layer.causal else None
+        if self.fused:
+            mask = added * self.factor()
+            mask = mask if hidden is None else mask + hidden
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.factor())
+        scores = (q @ k.transpose(-1, -2) + added) * self.factor()
+        scores = scores if hidden is None else scores + hidden
+        return scores.softmax(-1) @ v
+
+
+class Shaw(Content):
+    def added(self, q, k, x, start):
+        return self.gathered(q @ self.encoding.keys[0].t(), start, k.shape[2])
+
+
+class DeBERTa(Content):
+    def factor(self) -> float:
+        return (3 * self.layer.head_dim) ** -0.5
+
+    def added(self, q, k, x, start):
+        encoding, heads = self.encoding, self.layer.heads
+        k_r, q_r = (
+            project(encoding.table).view(-1, heads, self.layer.head_dim).permute(1, 2, 0)
+            for project in (encoding.pos_key, encoding.pos_query)
+        )
+        to_positions = self.gathered(q @ k_r, start, k.shape[2])
+        rows = self.rows[start : start + q.shape[2], : k.shape[2]].t()
+        products = k @ q_r
+        to_content = products.gather(-1, rows.expand(*products.shape[:2], -1, -1)).transpose(-1, -2)
+        return to_positions + to_content
+
+
+class RelativeLogits(Content):
+    def added(self, q, k, x, start):
+        encoding = self.encoding
+        states = encoding.r_proj(x).view(*x.shape[:2], encoding.heads, encoding.d_rel).transpose(1, 2)
+        bank = F.pad(encoding.bank.flip(1), (1, 1))
+        return self.gathered(states @ bank, start, k.shape[2]) / self.factor()
+
+
+class TransformerXL(Content):
+    """The row of W_R R(i - j) of each distance, moved to its pair by the usual shift."""
+
+    def make(self) -> None:
+        from ..encodings.absolute import sinusoid
+
+        lowest = 1 - self.longest
+        highest = 0 if self.encoding.causal else self.longest - 1
+        self.count = highest - lowest + 1
+        distances = torch.arange(lowest, highest + 1, device=self.device)
+        self.waves = sinusoid(-distances, self.layer.d_model, base=self.encoding.base, layout=self.encoding.layout).to(
+            self.dtype
+        )
+        hidden = torch.zeros(self.longest, self.longest, device=self.device, dtype=self.dtype)
+        self.hidden = hidden.masked_fill(self.distances() > 0, float("-inf")) if self.layer.causal else hidden
+
+    def attend(self, q, k, v, x, start):
+        return super().attend(q + self.encoding.content_bias[:, None], k, v, x, start)
+
+    def added(self, q, k, x, start):
+        encoding, heads, keys, queries = self.encoding, self.layer.heads, k.shape[2], q.shape[2]
+        first = self.longest - 1 - (start + queries - 1)  # of the last query to the first key
+        waves = self.waves[first : first + queries + keys - 1]
+        table = encoding.position_proj(waves).view(-1, heads, self.layer.head_dim).permute(1, 2, 0)
+        q = q - encoding.content_bias[:, None] + encoding.position_bias[:, None]
+        products = q @ table  # [B, H, Lq, r]: key j of query i stands at j - i + Lq - 1
+        width = queries + keys - 1
+        wide = F.pad(products, (0, width + 1 - products.shape[-1]))
+        flat = wide.flatten(2)[:, :, queries - 1 : queries - 1 + queries * width]
+        return flat.unflatten(2, (queries, width))[..., :keys]
+
+
+def fused(kind: type[Content]) -> type[Content]:
+    return type(f"Fused{kind.__name__}", (kind,), {"fused": True})
+
+
+BY_HAND: dict[str, dict[str, type[Layer]]] = {
+    "none": {"sdpa": Layer},
+    "sinusoidal": {"sdpa": Added},
+    "learned": {"sdpa": Added},
+    "rope": {"rotary + sdpa": Rotary},
+    "xpos": {"rotary + sdpa": Rotary},
+    "alibi": {"dense bias + sdpa": Bias},
+    "t5": {"dense bias + sdpa": Bias, "bias by pair + sdpa": BiasByPair},
+    "clipped": {"dense bias + sdpa": Bias, "bias by pair + sdpa": BiasByPair},
+    "shaw": {"dense": Shaw, "dense + sdpa": fused(Shaw)},
+    "deberta": {"dense": DeBERTa, "dense + sdpa": fused(DeBERTa)},
+    "transformer_xl": {"dense": TransformerXL, "dense + sdpa": fused(TransformerXL)},
+    "relative_logits": {"dense": RelativeLogits, "dense + sdpa": fused(RelativeLogits)},
+}
+"""By encoding: the layers that one would write."""
+CAUSAL = ("none", "sinusoidal", "learned", "rope", "xpos", "alibi", "relative_logits")
+"""Encodings of decoders, whose layers are causal in every cell; the others are bidirectional except in decoding."""

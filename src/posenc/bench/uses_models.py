@@ -1,0 +1,257 @@
+"""Cells of whole models: transformers' own, as they are and with `hf.accelerate`.
+
+Weights are random, widths as published. On a CPU the models have two layers; on a GPU twelve, and two where they are compiled, so
+that the compiler takes seconds. Accelerated outputs are compared first: in float32 with the original's, in bfloat16 by
+their distance to float32, which may be at most twice the original's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .uses import OURS, Cell, Contest, Measured
+from .uses_layers import DECODED, PAST, SIZES, difference
+
+FLOAT32 = 1e-4
+GPU_SIZES = ((64, 128), (16, 512), (8, 1024))
+THEIRS = "transformers"
+
+
+def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
+    if device == "cpu":
+        for name in ("t5", "deberta", "bloom"):
+            for batch, length in sizes:
+                for training in (False, True):
+                    what = f"model/{name}/{batch}x{length}/{'step' if training else 'forward'}"
+                    yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, False))
+        yield Cell(f"model/bloom/1 after {PAST}/token", partial(one_token, "bloom", PAST, device))
+        return
+    for name in ("t5", "deberta"):
+        for batch, length in GPU_SIZES:
+            for training in (True, False):
+                what = f"model/{name}-base/{batch}x{length}/{'step' if training else 'forward'}"
+                yield Cell(what, partial(one_pass, name, 12, batch, length, training, device, False))
+    for batch, length in ((8, 512), (1, 128)):
+        yield Cell(f"generate/t5-base/{batch}x{length}/32 tokens", partial(generate, batch, length, device))
+    yield Cell("lengths/deberta-base/25 batches/longest step", partial(changing_lengths, device))
+
+
+def compiled_cells(device: str) -> Iterator[Cell]:
+    for batch, length in GPU_SIZES:
+        for name in ("t5", "deberta"):
+            for training in (False, True):
+                what = f"compiled/{name}, 2 layers/{batch}x{length}/{'step' if training else 'forward'}"
+                yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, True))
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+class Models(NamedTuple):
+    theirs: Any
+    ours: Any
+    error: float
+    allowed: float
+
+
+def make(name: str, layers: int, device: str) -> Any:
+    from transformers import (
+        BloomConfig,
+        BloomModel,
+        DebertaV2Config,
+        DebertaV2Model,
+        T5Config,
+        T5EncoderModel,
+        T5ForConditionalGeneration,
+    )  # fmt: skip
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        if name == "t5":
+            return T5EncoderModel(
+                T5Config(vocab_size=4096, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64)
+            )
+        if name == "t5-generate":
+            return T5ForConditionalGeneration(
+                T5Config(
+                    vocab_size=4096, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64,
+                    decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+                )
+            )  # fmt: skip
+        if name == "bloom":
+            return BloomModel(BloomConfig(vocab_size=4096, hidden_size=1024, n_layer=layers, n_head=16))
+        return DebertaV2Model(
+            DebertaV2Config(
+                vocab_size=4096, hidden_size=768, num_hidden_layers=layers, num_attention_heads=12,
+                intermediate_size=3072, max_position_embeddings=512, relative_attention=True, position_buckets=256,
+                norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"],
+                position_biased_input=False, type_vocab_size=0,
+            )
+        )  # fmt: skip
+
+
+def tokens(batch: int, length: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(2, 4096, (batch, length), generator=generator).to(device)
+
+
+@lru_cache(maxsize=2)
+def both(name: str, layers: int, device: str) -> Models:
+    """A model and its accelerated copy, compared."""
+    from .. import hf
+
+    theirs = make(name, layers, device).eval()
+    few = {"input_ids": tokens(2, 160, device)}
+    if name == "t5-generate":
+        few["decoder_input_ids"] = tokens(2, 16, device)
+    with torch.no_grad():
+        truth = _hidden(theirs(**few))
+        if device != "cpu":
+            theirs.to(torch.bfloat16)
+        ours = hf.accelerate(copy.deepcopy(theirs))
+        own, their = _hidden(ours(**few)), _hidden(theirs(**few))
+    if device == "cpu":
+        return Models(theirs, ours, difference([own], [truth]), FLOAT32)
+    return Models(theirs, ours, difference([own], [truth]), 2.0 * difference([their], [truth]))
+
+
+def _hidden(output: Any) -> Tensor:
+    return output.last_hidden_state if hasattr(output, "last_hidden_state") else output.logits
+
+
+def one_pass(name: str, layers: int, batch: int, length: int, training: bool, device: str, compiled: bool) -> Contest:
+    models = both(name, layers, device)
+    ids = tokens(batch, length, device)
+
+    def forward(run) -> Tensor:
+        with torch.no_grad():
+            return run(input_ids=ids).last_hidden_state
+
+    def step(run, model) -> None:
+        run(input_ids=ids).last_hidden_state.float().square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    calls = {}
+    torch._dynamo.reset()
+    for who, model in ((OURS, models.ours), (THEIRS, models.theirs)):
+        model.train(training)
+        run = torch.compile(model, dynamic=False) if compiled else model
+        calls[who] = partial(step, run, model) if training else partial(forward, run)
+
+    def check() -> tuple[float, float]:
+        """The models are compared already; of compiled ones the results of this text too."""
+        if not compiled:
+            return models.error, models.allowed
+        for model in (models.ours, models.theirs):
+            model.eval()
+        plain = forward(models.theirs)
+        run = torch.compile(models.ours, dynamic=False)
+        error = difference([forward(run)], [plain])
+        for model in (models.ours, models.theirs):
+            model.train(training)
+        return max(models.error, error / 2) if device != "cpu" else error, models.allowed
+
+    return Contest(calls[OURS], {THEIRS: calls[THEIRS]}, check)
+
+
+def one_token(name: str, past: int, device: str) -> Contest:
+    """One token after `past`, `DECODED` times in a round."""
+    models = both(name, 2, device)
+    ids = tokens(1, past + 2 * DECODED, device)
+    state: dict[str, list[Any]] = {}
+    by_name = {OURS: models.ours.eval(), THEIRS: models.theirs.eval()}
+
+    def start(who: str) -> None:
+        with torch.no_grad():
+            state[who] = [by_name[who](input_ids=ids[:, :past], use_cache=True).past_key_values, past]
+        token(who)
+
+    def token(who: str) -> Tensor:
+        cache, at = state[who]
+        state[who][1] = at + 1
+        with torch.no_grad():
+            return by_name[who](input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True).last_hidden_state
+
+    def check() -> tuple[float, float]:
+        for who in by_name:
+            start(who)
+        return difference([token(OURS)], [token(THEIRS)]), models.allowed
+
+    return Contest(
+        partial(token, OURS), {THEIRS: partial(token, THEIRS)}, check,
+        prepare={who: partial(start, who) for who in by_name}, inner=DECODED,
+    )  # fmt: skip
+
+
+def generate(batch: int, length: int, device: str, new: int = 32, layers: int = 12) -> Contest:
+    models = both("t5-generate", layers, device)
+    ids = tokens(batch, length, device)
+
+    def call(model) -> Tensor:
+        with torch.no_grad():
+            return model.generate(input_ids=ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+
+    return Contest(
+        partial(call, models.ours.eval()), {THEIRS: partial(call, models.theirs.eval())},
+        lambda: (models.error, models.allowed), inner=1,
+    )  # fmt: skip
+
+
+# ---- lengths that change ----------------------------------------------------------------------------------------------
+LENGTHS = tuple(64 + (number * 397) % 637 for number in range(25))
+"""64 to 700, as they come."""
+
+
+def changing_lengths(device: str) -> Measured:
+    """DeBERTa's training steps as lengths change, in a fresh process with an empty cache of kernels: the longest step after the
+    first. The first one, which may compile, is a remark."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "posenc.bench.uses_models", "--device", device],
+            capture_output=True, text=True, env={**os.environ, "TRITON_CACHE_DIR": folder}, timeout=200,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the process failed")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    remarks = {"first step": found["first"], "median step": found["median"]}
+    return Measured({OURS: found["longest"][OURS], THEIRS: found["longest"][THEIRS]}, found["error"], remarks)
+
+
+def step_through_lengths(device: str, layers: int = 12, lengths=LENGTHS, batch: int = 4) -> dict[str, Any]:
+    models = both("deberta", layers, device)
+    result: dict[str, Any] = {"longest": {}, "first": {}, "median": {}, "error": models.error}
+    for who, model in ((THEIRS, models.theirs), (OURS, models.ours)):
+        model.train()
+        taken = []
+        for length in lengths:
+            ids = tokens(batch, length, device)
+            start = time.perf_counter()
+            model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+            model.zero_grad(set_to_none=True)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - start)
+        result["first"][who], result["longest"][who] = taken[0], max(taken[1:])
+        result["median"][who] = sorted(taken)[len(taken) // 2]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="DeBERTa's steps as lengths change; prints JSON")
+    parser.add_argument("--device", default="cuda")
+    print(json.dumps(step_through_lengths(parser.parse_args().device)))
+
+
+if __name__ == "__main__":
+    main()

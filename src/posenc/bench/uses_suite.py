@@ -1,0 +1,74 @@
+"""The cells of a device in the order in which they run, and `posenc bench --suite uses`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import uses, uses_calls, uses_layers, uses_models
+from .run import machine
+
+LIMITS = {"cpu": None, "cuda": 450.0}
+"""Seconds after which no cell starts, unless --seconds says otherwise."""
+BUDGETS = {"cpu": 0.6, "cuda": 0.4}
+"""Seconds of timing for a cell."""
+
+
+def all_cells(device: str) -> Iterator[uses.Cell]:
+    if device == "cpu":
+        yield from uses_layers.cells(device)
+        yield from uses_models.cells(device)
+        return
+    yield from uses_calls.cells(device)
+    yield from uses_models.cells(device)
+    yield from uses_models.compiled_cells(device)
+    yield from uses_layers.cells(device)
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("transformers", "triton"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main(device: str, path: Path, *, only: list[str] | None, missing: bool, limit: float | None, listed: bool) -> int:
+    cells = uses.select(all_cells(device), only)
+    if listed:
+        print("\n".join(cell.name for cell in cells))
+        return 0
+    if not cells:
+        print(f"no cell matches {' '.join(only or [])}; --list names them", file=sys.stderr)
+        return 2
+    described: dict[str, Any] = {**machine(device), **versions()}
+    result = run_with_progress(cells, device, path, described, LIMITS[device] if limit is None else limit, missing)
+    print(uses.summary(result))
+    print(f"wrote {path}")
+    return 1 if any("failed" in record for record in result["cells"].values()) else 0
+
+
+def run_with_progress(cells, device: str, path: Path, described, limit: float | None, missing: bool) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console, is_terminal, began = Console(stderr=True), sys.stderr.isatty(), time.monotonic()
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn(), TextColumn("left:"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not is_terminal) as progress:
+        task = progress.add_task("uses", total=1.0)
+
+        def show(text: str, done: float) -> None:
+            progress.update(task, completed=done)
+            elapsed = "" if is_terminal else f"{time.monotonic() - began:4.0f} s {done:4.0%} "
+            console.print(elapsed + text, highlight=False, markup=False, soft_wrap=True)
+
+        return uses.run(
+            cells, device, path, machine=described, limit=limit, budget=BUDGETS[device], missing=missing, show=show
+        )  # fmt: skip

@@ -1,0 +1,283 @@
+"""Short texts: all terms as one mask [B or 1, H, Lq, Lk], and one call of PyTorch's attention.
+
+    bias by distance [H, n]        ─ Toeplitz ─▶  [H, Lq, Lk]        n = Lq + Lk - 1 distances,
+    states·table [B, H, Lq, n]     ─ skew ─────▶  [B, H, Lq, Lk]     key j of query i stands at j - i + Lq - 1
+    k·table      [B, H, Lk, n]     ─ skew ─────▶  [B, H, Lk, Lq]ᵀ
+
+A mask of biases alone that needs no gradient is kept, with copies of the tables it was made of: it is used again where the
+tables' numbers are the same, whichever way they were or were not changed since. Kept masks are bounded in number and size.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from ...core.kept import Kept
+from ...core.plan import holds_nan
+from .. import rules_cpu
+from ..lowering import Facts, LoweredPlan, add
+
+NEG_INF = float("-inf")
+
+
+def applies(facts: Facts) -> bool:
+    return rules_cpu.cpu_form(facts) == "dense"
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor | None:
+    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles know how."""
+    facts = lowered.facts
+    mask = _bias(lowered)
+    _, query_span, key_span, _ = facts.spans
+    if query_span is not None or key_span is not None:
+        mask = _add_content(q, k, mask, lowered, scale)
+    key_mask = lowered.mask.key_mask
+    if key_mask is not None:
+        hidden = ~key_mask[:, None, None]
+        precision = torch.promote_types(q.dtype, torch.float32)
+        shape = (q.shape[0], facts.heads, q.shape[2], k.shape[2])
+        mask = q.new_zeros(shape, dtype=precision) if mask is None else mask.expand(shape)
+        mask = mask.masked_fill(hidden, NEG_INF)
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        out = _Attend.apply(q, k, v, mask, scale)
+    else:
+        if k.shape[3] != v.shape[3]:
+            return None
+        out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=facts.heads != facts.kv_heads)
+    if (facts.is_limited or key_mask is not None) and holds_nan(out):
+        return None
+    return out
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+_masks = Kept(most=64, numbers=1 << 23)
+"""(copies of the tables, mask) by what masks are made for."""
+
+
+def _bias(lowered: LoweredPlan) -> Tensor | None:
+    """What depends on the distance alone, causality and windows included: [1, H or 1, Lq, Lk]."""
+    plan, facts = lowered.plan, lowered.facts
+    limits = (facts.left, facts.right)
+    offset = lowered.offset or 0
+    q_length, k_length = facts.q_length, facts.k_length
+    precision = torch.float64 if facts.dtype == torch.float64 else torch.float32
+    if facts.spans[0] is None and plan.slopes is None:
+        return _limits(*limits, q_length, k_length, precision) if facts.is_limited else None
+    found = [(lookup.index, lookup.bias) for lookup in plan.lookups if lookup.bias is not None]
+    tables = tuple(table for _, table in found)
+    if plan.slopes is not None:
+        tables = (*tables, plan.slopes)
+    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        return _make_bias(lowered, offset, precision)
+    indices = tuple([index for index, _ in found])
+    mask = find_bias(tables, indices, offset, q_length, k_length, *limits, precision)
+    if mask is None:
+        with torch.inference_mode(False), torch.no_grad():
+            mask = _make_bias(lowered, offset, precision)
+            key = _key(tables, indices, offset, q_length, k_length, *limits, precision)
+            _masks.put(key, (tuple([table.clone() for table in tables]), mask), mask.numel())
+    return mask
+
+
+def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
+    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    return (tuple([table.data_ptr() for table in tables]), *facts)
+
+
+def find_bias(
+    tables: tuple[Tensor, ...], indices: tuple, offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor | None:  # fmt: skip
+    """The kept mask of these numbers, or None. tables: a bias for each index, then the slopes."""
+    found = _masks.get(_key(tables, indices, offset, q_length, k_length, left, right, precision))
+    if found is None or not all([a.equal(b) for a, b in zip(found[0], tables, strict=True)]):
+        return None
+    return found[1]
+
+
+def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:
+    plan, facts = lowered.plan, lowered.facts
+    q_length, k_length = facts.q_length, facts.k_length
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    table = None if facts.spans[0] is None else lowered.bias_table(lowest, highest, precision)
+    if plan.slopes is not None:
+        away = _distances(lowest, highest, precision)
+        table = add(table, plan.slopes.to(precision)[:, None] * away)
+    assert table is not None
+    bias = _Toeplitz.apply(table, k_length)[None]
+    if facts.is_limited:
+        bias = bias + _limits(facts.left, facts.right, q_length, k_length, precision)
+    return bias
+
+
+@lru_cache(maxsize=16)
+def _distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
+    """-|r|"""
+    with torch.inference_mode(False), torch.no_grad():
+        return -torch.arange(lowest, highest + 1).abs().to(dtype)
+
+
+@lru_cache(maxsize=8)
+def _limits(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
+    """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
+    with torch.inference_mode(False), torch.no_grad():
+        steps = torch.arange(k_length) - torch.arange(k_length - q_length, k_length)[:, None]
+        hidden = torch.zeros(q_length, k_length, dtype=torch.bool)
+        if left is not None:
+            hidden |= steps < -left
+        if right is not None:
+            hidden |= steps > right
+        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(hidden, NEG_INF)
+
+
+class _Toeplitz(torch.autograd.Function):
+    """[H, Lq + Lk - 1] by distance -> [H, Lq, Lk]."""
+
+    @staticmethod
+    def forward(ctx, table: Tensor, k_length: int) -> Tensor:
+        return table.unfold(1, k_length, 1).flip(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        heads, q_length, k_length = grad.shape
+        count = q_length + k_length - 1
+        # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
+        moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
+        return moved.view(heads, q_length, count).sum(1), None
+
+
+# ---- content -----------------------------------------------------------------------------------------------------------
+def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan, scale: float) -> Tensor:
+    """mask plus the terms that depend on queries and keys: [B, H, Lq, Lk]."""
+    facts = lowered.facts
+    offset, q_length, k_length = lowered.offset or 0, facts.q_length, facts.k_length
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    precision = torch.promote_types(q.dtype, torch.float32)
+    _, query_span, key_span, _ = facts.spans
+    if query_span is not None:
+        lo, hi = _reached(query_span, lowest, highest)
+        table, states = lowered.query_table(q, lo, hi, precision)
+        assert table is not None
+        products = _multiply(q if states is None else states, table, scale)
+        mask = add(mask, _by_pair(products, lo - lowest, highest - hi, k_length))
+    if key_span is not None:
+        lo, hi = _reached(key_span, lowest, highest)
+        found = lowered.key_table(lo, hi, precision)
+        assert found is not None
+        products = _multiply(k, found.flip(1), scale)
+        mask = add(mask, _by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
+    assert mask is not None
+    return mask
+
+
+def _reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
+    lo, hi = span
+    return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
+
+
+def _multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
+    """scale states·tableᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
+    states = states if states.dtype == table.dtype else states.to(table.dtype)
+    table = table * scale
+    return states @ (table[0].t() if table.shape[0] == 1 else table.transpose(1, 2))
+
+
+def _by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
+    """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
+    first and the last column hold."""
+    rows, columns = products.shape[2:]
+    if 2 * columns < before + columns + after:
+        return products.gather(-1, _columns(before, columns, rows, keys).expand(*products.shape[:2], -1, -1))
+    if before or after:
+        parts = [products]
+        if before:
+            parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
+        if after:
+            parts.append(products[..., -1:].expand(*products.shape[:3], after))
+        products = torch.cat(parts, -1)
+    if products.requires_grad:
+        return _Skew.apply(products, keys)
+    return _skewed(products.contiguous(), keys)
+
+
+@lru_cache(maxsize=8)
+def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
+    """[R, K]: the column of each pair."""
+    with torch.inference_mode(False), torch.no_grad():
+        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
+        return steps.clamp_(0, columns - 1)
+
+
+class _Skew(torch.autograd.Function):
+    """[B, H, R, R + K - 1] by distance -> [B, H, R, K]: row i without its first R - 1 - i numbers, as a view."""
+
+    @staticmethod
+    def forward(ctx, products: Tensor, keys: int) -> Tensor:
+        ctx.shape = products.shape
+        return _skewed(products.contiguous(), keys)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        whole = grad.new_zeros(ctx.shape)
+        _skewed(whole, grad.shape[3]).copy_(grad)
+        return whole, None
+
+
+def _skewed(products: Tensor, keys: int) -> Tensor:
+    batch, heads, rows, count = products.shape
+    steps = (heads * rows * count, rows * count, max(count - 1, 1), 1)
+    return products.as_strided((batch, heads, rows, keys), steps, rows - 1)
+
+
+# ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
+class _Attend(torch.autograd.Function):
+    """PyTorch's attention has no fused form for such masks; its several steps here are three products forward and four
+    backward, of stacked heads. Heads that share keys are rows of one matrix."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        batch, heads, q_length, size = q.shape
+        _, kv_heads, k_length, v_size = v.shape
+        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+        precision = mask.dtype
+        scaled = q.to(precision).reshape(stacks, rows, size) * scale
+        keys = k.to(precision).reshape(stacks, k_length, size)
+        values = v.to(precision).reshape(stacks, k_length, v_size)
+        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+        p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
+        ctx.save_for_backward(scaled, keys, values, p)
+        ctx.scale, ctx.mask_shape, ctx.dtype = scale, mask.shape, q.dtype
+        return torch.bmm(p, values).view(batch, heads, q_length, v_size).to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        scaled, keys, values, p = ctx.saved_tensors
+        batch, heads, q_length, v_size = grad.shape
+        stacks, rows, k_length = p.shape
+        kv_heads, size = stacks // batch, keys.shape[2]
+        g = grad.to(p.dtype).reshape(stacks, rows, v_size)
+        d_v = torch.bmm(p.transpose(1, 2), g)
+        d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+        d_q = torch.bmm(d_s, keys).mul_(ctx.scale)
+        d_k = torch.bmm(d_s.transpose(1, 2), scaled)
+        d_mask = None
+        if ctx.needs_input_grad[3]:
+            d_mask = d_s.view(batch, heads, q_length, k_length)
+            for axis, length in enumerate(ctx.mask_shape):
+                if length == 1 and d_mask.shape[axis] > 1:
+                    d_mask = d_mask.sum(axis, keepdim=True)
+        return (
+            d_q.view(batch, heads, q_length, size).to(ctx.dtype),
+            d_k.view(batch, kv_heads, k_length, size).to(ctx.dtype),
+            d_v.view(batch, kv_heads, k_length, v_size).to(ctx.dtype),
+            d_mask,
+            None,
+        )

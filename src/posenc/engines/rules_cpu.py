@@ -1,0 +1,32 @@
+"""Which form of the `cpu` engine runs a call: measured rules over plain facts.
+
+    posenc bench --suite uses --only layer/      with both numbers as they are, and with both 0: both forms
+
+`dense` writes all terms into one mask [B or 1, H, Lq, Lk] and calls PyTorch's attention once; `tiles` (forward.py, backward.py)
+need O(L) memory and some hundred microseconds of bookkeeping, which short texts do not earn back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .lowering import Facts
+
+CONSTANT_PAIRS = 1 << 20
+"""Heads times pairs up to which a mask that is the same for all texts and needs no gradient is made whole: 4 MiB. It serves every
+text, and, kept, every layer and step; from 512 tokens on the tiles are as fast."""
+VARIED_PAIRS = 1 << 21
+"""The same, times the batch, where each text has its own mask (content terms, padding) or a table needs a gradient."""
+
+
+def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
+    """dense: short texts whose terms PyTorch's attention takes as one mask. tiles: everything else."""
+    bias, query, key, value = facts.spans
+    if value is not None or facts.decay or facts.return_lse or facts.further_axes:
+        return "tiles"
+    if key is not None and facts.heads != facts.kv_heads:
+        return "tiles"
+    pairs = facts.heads * facts.q_length * facts.k_length
+    if query is None and key is None and not facts.padding and not (facts.gradient and bias is not None):
+        return "dense" if pairs <= CONSTANT_PAIRS else "tiles"
+    return "dense" if facts.batch * pairs <= VARIED_PAIRS else "tiles"

@@ -1,0 +1,122 @@
+"""The suite of uses: its runner, and the agreement of the layers written by hand with ours."""
+
+import json
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from posenc.bench import uses, uses_calls, uses_layers, uses_models, uses_suite
+from posenc.bench.uses import OURS, Cell, Contest
+
+
+def contest(error=0.0, ours=0.0, other=0.0):
+    return Contest(
+        lambda: time.sleep(ours), {"fast": lambda: time.sleep(other), "slow": lambda: time.sleep(2 * other)},
+        lambda: (error, 1e-3),
+    )  # fmt: skip
+
+
+def broken():
+    raise RuntimeError("no such kernel\nand more")
+
+
+CELLS = [
+    Cell("a/good/1x16/forward", partial(contest, ours=0.002, other=0.001)),
+    Cell("a/wrong/1x16/forward", partial(contest, error=0.1)),
+    Cell("b/broken/1x16/step", broken),
+    Cell("b/faster/1x16/step", partial(contest, ours=0.001, other=0.002)),
+]
+
+
+def test_a_failed_cell_is_reported_and_the_run_goes_on(tmp_path):
+    lines = []
+    path = tmp_path / "uses.json"
+    result = uses.run(
+        CELLS, "cpu", path, machine={"cpu": "x"}, budget=0.02, show=lambda text, done: lines.append((text, done))
+    )
+    assert json.loads(path.read_text()) == result
+    cells = result["cells"]
+    assert cells["a/good/1x16/forward"]["ratio"] > 1.2
+    assert cells["a/good/1x16/forward"]["best"] == "fast"
+    assert cells["b/faster/1x16/step"]["ratio"] < 0.8
+    assert "results differ by 1.0e-01" in cells["a/wrong/1x16/forward"]["failed"]
+    assert cells["b/broken/1x16/step"]["failed"] == "RuntimeError: no such kernel"
+    assert [done for _, done in lines] == [0.25, 0.5, 0.75, 1.0]
+    text = uses.summary(result).splitlines()
+    assert sum(line.startswith("FAILED") for line in text) == 2
+    assert "2 cells, 1 above 1.05" in uses.summary(result)
+    assert text[-1].startswith("worst: a/good/1x16/forward")
+
+
+def test_a_run_continues_with_what_is_missing_and_keeps_the_rest(tmp_path):
+    path = tmp_path / "uses.json"
+    measure = partial(uses.run, device="cpu", path=path, machine={"cpu": "x"}, budget=0.01)
+    first = measure(CELLS[:1])["cells"]
+    seen = []
+    both = measure([CELLS[0], CELLS[3]], missing=True, show=lambda text, done: seen.append(text))["cells"]
+    assert len(seen) == 1
+    assert both["a/good/1x16/forward"] == first["a/good/1x16/forward"]
+    late = measure(CELLS, limit=-1.0)
+    assert late["not run"] == [cell.name for cell in CELLS]
+    assert "not run, for lack of time: 4 cells" in uses.summary(late)
+    other = uses.run(CELLS[3:], "cpu", path, machine={"cpu": "another"}, budget=0.01)
+    assert list(other["cells"]) == ["b/faster/1x16/step"]
+
+
+def test_selection_by_pattern_or_part():
+    names = [cell.name for cell in uses.select(CELLS, ["a/*/forward", "broken"])]
+    assert names == ["a/good/1x16/forward", "a/wrong/1x16/forward", "b/broken/1x16/step"]
+    assert uses.select(CELLS, None) == CELLS
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_cell_has_its_own_name(device):
+    names = [cell.name for cell in uses_suite.all_cells(device)]
+    assert len(names) == len(set(names)) > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", list(uses_layers.BY_HAND))
+def test_layers_by_hand_compute_what_ours_do(name, dtype):
+    for make in (
+        partial(uses_layers.whole_text, name, 2, 20, False, "cpu", dtype),
+        partial(uses_layers.whole_text, name, 1, 36, True, "cpu", dtype),
+        partial(uses_layers.one_token, name, 24, "cpu", dtype),
+    ):
+        error, allowed = make().check()
+        assert error <= allowed
+
+
+@pytest.mark.parametrize("name", uses_calls.PER_HEAD)
+def test_calls(name):
+    for training in (False, True):
+        error, allowed = uses_calls.one_call(name, 2, 3, 24, 16, training, "cpu").check()
+        assert error <= allowed
+    if name not in ("deberta", "transformer_xl"):
+        error, allowed = uses_calls.one_query(name, 2, 8, 2, 60, 16, "cpu").check()
+        assert error <= allowed
+
+
+def test_windows():
+    for training in (False, True):
+        cell = Cell("windows", partial(uses_calls.windows, 4, 3, 2, 8, training, "cpu"))
+        record = uses.measure(cell, "cpu", 0.01)
+        assert record["error"] < 1e-5
+        assert record["engine"]
+
+
+def test_a_host_cell_reports_what_stands_above_plain_attention():
+    cell = Cell("host", partial(uses_calls.one_call, "t5", 1, 2, 16, 8, True, "cpu"), "host", 250.0)
+    record = uses.measure(cell, "cpu", 0.01)
+    assert record["above_us"] == pytest.approx((record["ours"] - record["floor"]) * 1e6)
+
+
+def test_models_and_changing_lengths():
+    pytest.importorskip("transformers")
+    record = uses.measure(Cell("m", partial(uses_models.one_token, "bloom", 20, "cpu")), "cpu", 0.01)
+    assert record["error"] < 1e-4
+    found = uses_models.step_through_lengths("cpu", 1, (8, 16), 1)
+    assert found["error"] < 1e-4
+    assert set(found["longest"]) == {OURS, uses_models.THEIRS}
