@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .encodings.transformer_xl import XLNet as XLNet
     from .engines.choose import ENGINES as ENGINES
     from .engines.choose import register_engine as register_engine
+    from .engines.triton.warm_up import warm_up as warm_up
     from .functional import apply_rotary as apply_rotary
     from .functional import attend as attend
     from .functional import explain as explain
@@ -77,7 +78,7 @@ _NAMES = {
     "Rotation": "core.rotation",
     "Encoding": "core.encoding",
     "apply_rotary": "functional", "attend": "functional", "explain": "functional", "merge": "functional", "scores": "functional",
-    "ENGINES": "engines.choose", "register_engine": "engines.choose",
+    "ENGINES": "engines.choose", "register_engine": "engines.choose", "warm_up": "engines.triton.warm_up",
     "Attention": "nn.attention",
     "KVCache": "nn.cache",
     "Randomized": "encodings.randomized",

@@ -47,7 +47,10 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
 
     A fully masked query gives zeros.
     """
-    if engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan and is_standard():
+    if (
+        engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan
+        and not torch.compiler.is_compiling() and getattr(q, "is_cpu", False) and is_standard()
+    ):  # fmt: skip
         causal, window, key_mask = masks.get("causal", False), masks.get("window"), masks.get("key_mask")
         if window is None and key_mask is None and masks.get("documents") is None and masks.get("mask") is None:
             out = plain_call.run(q, k, v, plan, causal)

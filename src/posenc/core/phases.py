@@ -98,7 +98,12 @@ BLOCK = 1024
 
 
 def phases_of_run(
-    start: int, length: int, digits: tuple[tuple[int, ...], ...], factor: float, device: torch.device, dtype: torch.dtype
+    start: int,
+    length: int,
+    digits: tuple[tuple[int, ...], ...],
+    factor: float,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """cos, sin [1, length, n] times `factor` for consecutive positions. Shared: do not write to them."""
     if not may_keep(device):
@@ -123,7 +128,12 @@ def phases_of_run(
 
 
 def _make_run(
-    start: int, length: int, digits: tuple[tuple[int, ...], ...], factor: float, device: torch.device, dtype: torch.dtype
+    start: int,
+    length: int,
+    digits: tuple[tuple[int, ...], ...],
+    factor: float,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     first, second, third = (constant(digit, device, torch.int64) for digit in digits)
     positions = torch.arange(length, device=device) + start

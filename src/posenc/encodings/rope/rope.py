@@ -14,12 +14,18 @@ from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
 from ...core.kept import Kept, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
-from ...core.phases import LIMIT, FrequencyDigits, compute_phases, phases_of_run, split_frequencies, split_frequency_tensor
+from ...core.phases import (
+    LIMIT,
+    FrequencyDigits,
+    compute_phases,
+    phases_of_run,
+    split_frequencies,
+    split_frequency_tensor,
+)
 from ...core.plan import Plan
 from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation, apply_rotary
 from .scaling import Scaling
-
 
 RANGE = f"the range of rotary phases, -{LIMIT} < position < {LIMIT}"
 

@@ -43,6 +43,7 @@ class Numbers(NamedTuple):
     mass_lo: int = 0
     mass_hi: int = 0
     queries: int = 0  # computed at a time; 0: all
+    wide: int = 0  # 1 where whole tiles lie within the bands, if texts are long enough
 
 
 class Inputs(NamedTuple):
@@ -75,19 +76,11 @@ class Inputs(NamedTuple):
     def kind(self, num: Numbers) -> str:
         """Which tiles schedule.py chooses: "plain", "bias" or "masked bias"; "content" (row or value terms) or "keys" (a column
         term), with "wide " before them where whole tiles lie within the bands."""
-        spans = []
-        if self.table is not None:
-            spans.append(num.rows_hi - num.rows_lo)
-        if self.key_table is not None:
-            spans.append(num.cols_hi - num.cols_lo)
-        if self.value is not None:
-            spans.append(num.mass_hi - num.mass_lo)
-        if not spans:
+        if self.table is None and self.key_table is None and self.value is None:
             masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
             return "plain" if self.bias is None else masked + "bias"
-        wide = min(spans) >= schedule.WIDE and self.q.dtype != torch.float32 and not self.has_token_positions
-        return ("wide " if wide else "") + ("content" if self.key_table is None else "keys")
+        return ("wide " if num.wide else "") + ("content" if self.key_table is None else "keys")
 
     @property
     def has_token_positions(self) -> bool:
@@ -122,6 +115,10 @@ def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
             tensors[name] = decay.float().expand(facts.batch, facts.heads, length).contiguous()
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
     _add_masks(tensors, lowered.mask, facts)
+    content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
+    # by the plan's own spans, not by what a text reaches of them: lengths must not multiply the kernels
+    if content and min(content) >= schedule.WIDE and facts.dtype != torch.float32 and "p_q" not in tensors:
+        numbers["wide"] = 1
     if "table" in tensors and tensors["table"].shape[1] > LONGEST:
         numbers["queries"] = max(QUERIES, ROWS // (facts.batch * facts.heads) // 64 * 64)
     if facts.dropout:

@@ -157,7 +157,7 @@ def band_from_states(
         states = states.contiguous()
     table = table.to(states.dtype).contiguous()
     block_size = max(16, schedule.next_power_of_2(size))
-    tile = schedule.choose_band_tile(block_size, hi - lo + 1, states.dtype, states.device)
+    tile = schedule.choose_band_tile(block_size, rounded, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
     launch(

@@ -38,11 +38,19 @@ def current_stream(device: int | None) -> int:
 
 def compile_kernel(kernel, args: tuple, constants: dict):
     """The compiled kernel for arguments like these, from Triton's caches if it is there."""
-    typical = [
-        x if parameter.do_not_specialize or parameter.is_constexpr else make_typical(x)
-        for parameter, x in zip(kernel.params, args, strict=False)
-    ]
+    typical = [typical_argument(parameter, x) for parameter, x in zip(kernel.params, args, strict=False)]
     return kernel.warmup(*typical, grid=(1,), **constants)
+
+
+def typical_argument(parameter, x):
+    return x if parameter.is_constexpr else _int_like(x) if parameter.do_not_specialize else make_typical(x)
+
+
+def _int_like(x):
+    """Any integer of the same type, for a parameter that Triton does not specialise."""
+    if isinstance(x, int) and not isinstance(x, bool):
+        return 3 if -(2**31) <= x < 2**31 else 2**33
+    return 1.0 if isinstance(x, float) else x
 
 
 def trailing_arguments(kernel, args: tuple, constants: dict) -> tuple:

@@ -111,15 +111,15 @@ def choose_tile(
     return tile
 
 
-def choose_band_tile(size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    """Tokens and distances of band_from_states; size: of the states."""
+def choose_band_tile(size: int, wide: bool, dtype: torch.dtype, device: torch.device) -> Tile:
+    """Tokens and distances of band_from_states; size: of the states; wide: spans of many tiles."""
     if device.type != "cuda":
         return INTERPRETED_BANDS
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1) if size <= 128 else Tile(16, 16, 4, 1)
     if size > 128:
         return Tile(64, 32, 4, 1)
-    return BAND_WIDE if size <= 64 and span > WIDE else BAND
+    return BAND_WIDE if size <= 64 and wide else BAND
 
 
 def choose_states_tile(size: int, dtype: torch.dtype, device: torch.device) -> Tile:
