@@ -125,6 +125,7 @@ def _plan(case: Case) -> list[str]:
             "states": f"real(B, H, Lq, {width}, dtype=dtype)",
             "dot_key": f"real({h}, i{number}.n, D)",
             "add_value": f"real({h}, i{number}.n, Dv)",
+            "query_shift": f"real({h}, {width})",
         }
         lines.append(f"i{number} = {_index(table)}")
         for slot, made in shapes.items():
