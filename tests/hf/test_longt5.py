@@ -121,14 +121,28 @@ def test_output_attentions_falls_back(kind):
             assert torch.equal(a, b)
 
 
-def test_dropout_falls_on_the_weights(monkeypatch, few_rows):
-    """With the same function of the weights instead of dropout, ours equals theirs."""
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, *_, **__: x * (x > 0.1) if x.dim() > 3 else x)
+@pytest.mark.parametrize("dropped", ["window", "summaries"])
+def test_dropout_falls_on_the_weights(dropped, monkeypatch, few_rows):
+    """With all weights of the window, or of the summaries, dropped, ours equals theirs: the others are not normalised again."""
     ids, mask = batch()
     inputs = dict(input_ids=ids, attention_mask=mask)
+    summaries = ids.shape[1] // SIZES["global_block_size"]
+
+    def drop(x, p=0.5, *_, **__):
+        if x.dim() <= 3:
+            return x
+        is_summary = torch.arange(x.shape[-1]) >= x.shape[-1] - summaries  # theirs are behind the window's
+        if accelerated:
+            is_summary = torch.full_like(is_summary, x.shape[-1] == summaries)
+        return x * (is_summary if dropped == "window" else ~is_summary)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
     model = make("transient-global", LongT5EncoderModel).train()
+    accelerated = False
     theirs, their_gradients = run(model, inputs, mask)
-    ours, gradients = run(hf.accelerate(model), inputs, mask)
+    hf.accelerate(model)
+    accelerated = True
+    ours, gradients = run(model, inputs, mask)
     outputs_agree(ours, theirs)
     gradients_agree(gradients, their_gradients)
     model.eval()

@@ -74,6 +74,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
 
 def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int:
     """Queries of a block."""
+    if k_length == 0:
+        return max(1, q_length)
     left, right = limits
     row = max(1, heads * k_length)
     block = max(FEWEST, SCORES // row)
