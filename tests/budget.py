@@ -13,21 +13,24 @@ on no measured error.
     c(n)    4 + 2 sqrt(n): roundings of a sum of n terms. Errors of either sign add up as a random walk, whose
             steps are at most u times the sum of absolute values; 2 is more than three of its standard deviations
 
-    scores  E_s  = u c(D) (|s| with every factor and term made positive) + w^2 |bias| + w (operands that are rounded to
-                   q's dtype: rotated q and k and shifted q once, a shift of another dtype once more; tables, states
-                   and their product with q or k twice)
+    scores  E_s  = u c(D + n) |dot products| + u c(n) |the n terms that are added to them| + w^2 |bias| + w (operands that
+                   are rounded to q's dtype: rotated q and k and shifted q once, a shift of another dtype once more;
+                   tables, states and their product with q or k twice; a query_shift with a scale for each query, and
+                   its sum with the states, once). |x|: x with every factor and term made positive
             A table may be counted from one of its rows (a base, with differences to it): its size is |t| + max |t|
     p       log(p'/p) = -log(p_j + sum_{k != j} p_k exp(d_k - d_j)), |d| <= E_s. This is exact, so one probability of
-            1 cannot move, however large its score. To it come the roundings of exp (EXP), of the sum, and of a stored
+            1 cannot move, however large its score; it is computed in logarithms. To it come the roundings of exp (EXP), of the sum, and of a stored
             log-sum-exp, of which no more than log-sum-exp - max s can be lost where it is the score itself. A backward
-            pass that computes scores a second time, in another order, has twice u c(D) |s| more (`recomputed`)
+            pass that computes scores a second time, in another order, has twice the u of E_s more (`recomputed`)
     out     sum_j (E_p + (w + u c(Lk)) p) |v_j|                          p is rounded to q's dtype before the product
     dp      E_dp = (u c(Dv) + w) |g| . |v|,   E_D likewise for D = sum_j p dp, plus sum_j E_p |dp|
     ds      E_ds = E_p |dp - D| + p (E_dp + E_D)
     grads   the formula's own linear maps, with positive factors, of E_ds + (3 w + u c(n)) p (|dp| + |D|) (for what the
             scores read) and of E_p + (3 w + u c(n)) p (for what the values read); n terms are summed
 
-Numbers that vanish (float16 below 2^-25, probabilities below float32's) are budgeted as absolute errors.
+Numbers that vanish (float16 below 2^-25, probabilities and terms of a sum below float32's normal numbers, which some
+processors take for 0) are budgeted as absolute errors. A number may be infinite where the exact one and its budget
+together are more than its dtype holds.
 
 The names are those of `Plan.tensors`, and out, lse, q, k, v, shift, mask, pair.weight.
 """
@@ -45,12 +48,10 @@ EXP = 24
 HALF_EXP = 2.0**-12
 """The relative error of the cheaper exp that PyTorch's fused attention on a CPU takes for bfloat16 and float16."""
 SMALLEST = 2.0**-126
-"""Smaller probabilities may be taken for 0."""
-FURTHEST = 40.0
-"""Larger perturbations of a score allow any probability."""
+"""Smaller numbers of float32 and bfloat16 may be taken for 0: matrix products of some processors do."""
 
 TABLES = ("bias", "dot_query", "dot_key", "add_value")
-CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value")
+CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value", "query_shift")
 """Tensors whose last size is one of channels."""
 
 
@@ -113,8 +114,11 @@ def excess(actual: Tensor | None, expected: Tensor, bound: Tensor) -> float:
 
 
 def _ratio(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
+    most = torch.finfo(actual.dtype).max
     actual = actual.detach().to(device=expected.device, dtype=torch.float64)
-    error = torch.where(actual == expected, 0.0, (actual - expected).abs())  # infinities may be equal
+    right = actual == expected  # infinities may be equal
+    right |= actual.isinf() & (expected * actual.sign() + bound > most)  # more than the dtype holds
+    error = torch.where(right, 0.0, (actual - expected).abs())
     return torch.where(error == 0.0, 0.0, error / bound)
 
 
@@ -125,7 +129,7 @@ def assert_within(actual: Tensor | None, expected: Tensor, bound: Tensor, name: 
         return
     if actual is not None and actual.shape != expected.shape:
         raise AssertionError(f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}")
-    found = torch.zeros_like(expected) if actual is None else actual.detach().to(expected.device, torch.float64)
+    found = torch.zeros_like(expected) if actual is None else actual.detach().to(expected.device)
     ratio = _ratio(found, expected, bound).nan_to_num(nan=float("inf"))
     at = torch.unravel_index(ratio.argmax(), ratio.shape)
     element = [int(x) for x in at]
@@ -219,6 +223,7 @@ class _Units:
     tables: float
     values: float
     vanish: float  # numbers of q's dtype below this are 0
+    flushed: float  # what each term of a gradient's sum loses where such numbers are taken for 0
 
 
 def _units(q, plan, geometry, dots) -> _Units:
@@ -233,9 +238,24 @@ def _units(q, plan, geometry, dots) -> _Units:
         + (plan is not None and isinstance(plan.scale, Tensor))
     )
     extra = 0.0 if dots is None else 2 * dots
+    beside = [] if plan is None or not isinstance(plan.scale, Tensor) else [x.query_shift for x in plan.lookups]
+    tables = 2 * low + rounded + extra + 2 * low * any(shift is not None for shift in beside)  # it, and its sum
     rotated = rotation is not None and rotation.values and rotation.k is not None
     vanish = SMALLEST if q.dtype != torch.float16 else 2.0**-25
-    return _Units(sums, max(low, extra), rounded + extra, 2 * low + rounded + extra, low * rotated + extra, vanish)
+    return _Units(
+        sums, max(low, extra), rounded + extra, tables, low * rotated + extra, vanish, _flushed(q, plan)
+    )  # fmt: skip
+
+
+def _flushed(q, plan) -> float:
+    """The smallest normal number of sums, times what a sum over pairs is multiplied with after it: scale and rotation."""
+    most = lambda *tensors: max([1.0] + [float(x.detach().abs().max()) for x in tensors if x.numel()])  # noqa: E731
+    factor = 1.0
+    if plan is not None and plan.scale is not None:
+        factor = most(torch.as_tensor(plan.scale))
+    if plan is not None and plan.rotate is not None:
+        factor *= most(*(cos.abs() + sin.abs() for cos, sin in filter(None, (plan.rotate.q, plan.rotate.k))))
+    return factor * torch.finfo(torch.promote_types(q.dtype, torch.float32)).tiny
 
 
 # ---- the formula ---------------------------------------------------------------------------------------------------
@@ -290,17 +310,21 @@ class _Dense:
         return self.geometry.rows[number].expand(shape)
 
     def _scores(self) -> dict[str, Tensor]:
-        """s as a sum of parts: products of q and k, of tables, biases, and all the rest."""
+        """s as a sum of parts: products of q and k, of tables, of tables with a query_shift, biases, and all the rest."""
         leaves, plan = self.leaves, self.plan
         products = self.q @ self.k.mT
         shape = products.shape
-        tables = biases = rest = products.new_zeros(())
+        tables = biases = folded = rest = products.new_zeros(())
         for number, lookup in enumerate(() if plan is None else plan.lookups):
             name, at = f"lookups[{number}].", self._at(number, shape)
             if lookup.dot_query is not None:
                 states = self.q if lookup.states is None else leaves[name + "states"]
                 dots = states @ self._table(name + "dot_query").mT
                 tables = tables + dots.expand(*shape[:3], -1).gather(3, at)
+            if lookup.query_shift is not None:
+                table, shift = self._table(name + "dot_query"), leaves[name + "query_shift"]
+                dots = (table @ shift[:, :, None]).squeeze(-1)[None, :, None].expand(shape[0], self.heads, shape[2], -1)
+                folded = folded + dots.gather(3, at)
             if lookup.dot_key is not None:
                 dots = self._table(name + "dot_key") @ self.k.mT
                 tables = tables + dots.expand(*shape[:2], -1, -1).gather(2, at)
@@ -327,11 +351,14 @@ class _Dense:
             rest = rest + pair(plan.positions.q_positions(self.q.device), plan.positions.k_positions(self.q.device))
         if "mask" in leaves:
             rest = rest + leaves["mask"]
-        return {"products": products * scale, "tables": tables * scale, "biases": biases, "rest": rest}
+        if "scale" in leaves:  # the states carry the shift
+            tables, folded = tables + folded, products.new_zeros(())
+        inside = {"products": products, "tables": tables, "folded": folded}
+        return {**{name: x * scale for name, x in inside.items()}, "biases": biases, "rest": rest}
 
     @property
     def scores(self) -> Tensor:
-        return self.parts["products"] + self.parts["tables"] + self.parts["biases"] + self.parts["rest"]
+        return sum(self.parts.values())
 
     def values(self, weights: Tensor) -> Tensor:
         """sum_j weights_ij (v_j + add_value), differentiable in v and the tables."""
@@ -417,20 +444,23 @@ class _Errors:
         self.p, self.lse = soft.p.detach(), soft.lse.detach().nan_to_num(neginf=0.0).abs()
         u, keys = units.sums, self.p.shape[3]
         self.wide = max([given["q"].shape[3]] + [x.shape[-1] for name, x in given.items() if name.endswith("states")])
-        self.scores = size.scores.detach()
-        e_s = u * (c(self.wide) + 4) * self.scores + units.low**2 * size.parts["biases"].detach()
-        e_s = e_s + units.products * size.parts["products"].detach() + units.tables * size.parts["tables"].detach()
+        added = len(given) - 3  # every other tensor makes at most one term, and a table of biases is one itself
+        sizes = {name: x.detach() for name, x in size.parts.items()}
+        e_s = u * (c(self.wide + added) + 4) * (sizes["products"] + sizes["tables"] + sizes["folded"])
+        e_s = e_s + u * (c(added) + 4) * (sizes["biases"] + sizes["rest"])
+        self.again = 2 * e_s
+        e_s = e_s + units.low**2 * (sizes["biases"] + sizes["folded"])
+        e_s = e_s + units.products * sizes["products"] + units.tables * sizes["tables"]
         e_s = e_s.masked_fill(soft.hidden, 0.0)
-        # a probability is at most 1, so FURTHEST is enough for it; the log-sum-exp follows the scores
         self.e_lse = (soft.log_p + e_s).logsumexp(-1).clamp(min=0.0) if keys else e_s.sum(-1)
-        self.e_s = e_s.clamp(max=FURTHEST)
+        self.e_s, self.log_p = e_s, soft.log_p
         self.exp = (EXP + c(keys)) * u + exp
         self.stored = torch.minimum(4 * u * (self.lse[..., None] + 1), soft.above)
         self.sum = units.low + units.values + u * (c(keys) + 4)  # roundings of p and of its sums with values
         self.e_p = self._of_p(self.stored + self.exp)
 
     def _of_p(self, more) -> Tensor:
-        return _of_probabilities(self.p, self.e_s, more).masked_fill(self.hidden, 0.0)
+        return _of_probabilities(self.log_p, self.e_s, more).masked_fill(self.hidden, 0.0)
 
     def _weights(self, e_p: Tensor) -> Tensor:
         """Errors of the probabilities as the values' sums have them."""
@@ -451,8 +481,7 @@ class _Errors:
         u, w, p, size = self.units.sums, self.units.low, self.p, self.size
         e_p = self.e_p
         if recomputed:
-            again = 2 * u * (c(self.wide) + 4) * self.scores
-            e_p = self._of_p((self.stored + self.exp + again).clamp(max=FURTHEST))
+            e_p = self._of_p(self.stored + self.exp + self.again)
         dp, dp_size = true.of_weights(g) * self.kept, size.of_weights(g.abs()) * self.kept
         g, g_lse = g.abs(), g_lse.abs()[..., None]
         over_keys = lambda x: (p * x).sum(-1, keepdim=True)  # noqa: E731
@@ -473,22 +502,38 @@ class _Errors:
         """What comes with the terms, and the roundings of their sum and of the result in the tensor's own dtype."""
         x, last, u = self.given[name], name.split(".")[-1], self.units.sums
         terms = max(1, self.p.numel() * (x.shape[-1] if last in CHANNELS else 1) // max(1, x.numel()))
-        count = 3 * self.units.low + self.units.tables + 4 * unit(x.dtype) + u * (c(terms) + c(self.wide) + 4)
+        count = 3 * self.units.low + self.units.tables + 4 * unit(x.dtype) + u * (c(terms) + 4)
+        if last == "scale":  # its terms are dot products
+            count += u * c(self.wide)
         error = error + count * summed
         if last in TABLES and error.numel():
             error = error + error.amax(1, keepdim=True)  # a base is the whole less the others
-        return error + (2.0**-25 if x.dtype == torch.float16 else 1e-300)
+        return error + terms * self.units.flushed + (2.0**-25 if x.dtype == torch.float16 else 0.0)
 
 
 def _added(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x + other[name] for name, x in one.items()}
 
 
-def _of_probabilities(p: Tensor, e_s: Tensor, more: Tensor) -> Tensor:
-    """The largest change of p where each score moves by at most e_s, and each probability by a factor e^more."""
-    there = (p * e_s.exp(), p * (-e_s).exp())
-    grown, shrunk = ((x.sum(-1, keepdim=True) - x).clamp(min=0) for x in there)  # of the others
-    down = (p + grown * e_s.exp()).clamp(min=1.0).log() + more
-    up = more - (p + shrunk * (-e_s).exp()).clamp(1e-300, 1.0).log()
-    change = torch.maximum(-torch.expm1(-down), torch.expm1(up))
-    return torch.minimum(p * change, torch.ones_like(p)) + SMALLEST
+def _of_probabilities(log_p: Tensor, e_s: Tensor, more: Tensor) -> Tensor:
+    """The largest change of p where each score moves by at most e_s, and each probability by a factor e^more.
+
+    In logarithms, and with sums over the other keys that subtract nothing: a key that is e^-70 of the best one still
+    overtakes it where both scores move by 40.
+    """
+    if log_p.shape[-1] == 0:
+        return log_p
+    grown, shrunk = (_logsumexp_of_others(log_p + x) for x in (e_s, -e_s))
+    down = torch.logaddexp(log_p, grown + e_s).clamp(min=0.0) + more
+    up = more - torch.logaddexp(log_p, shrunk - e_s).clamp(max=0.0)
+    p, most = log_p.exp(), (log_p + up).clamp(max=0.0).exp()
+    rise = torch.where(up < 1.0, p * up.clamp(max=1.0).expm1(), most - p)
+    return torch.minimum(torch.maximum(p * -(-down).expm1(), rise), torch.ones_like(p)) + SMALLEST
+
+
+def _logsumexp_of_others(x: Tensor) -> Tensor:
+    """log sum_{k != j} exp(x_k), along the last size."""
+    none = torch.full_like(x[..., :1], float("-inf"))
+    before = torch.cat((none, x[..., :-1].logcumsumexp(-1)), -1)
+    after = torch.cat((none, x[..., 1:].flip(-1).logcumsumexp(-1)), -1).flip(-1)
+    return torch.logaddexp(before, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value")
+SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift")
 LAYOUTS = ("length first", "channels first", "slice", "every other", "one row", "one token")
 
 
@@ -113,7 +113,8 @@ def draw(random: Random) -> Case:
     case = _positions(random, case)
     case = _plan(random, case)
     case = _mask(random, case)
-    return _call(random, case)
+    case = _call(random, case)
+    return _query_shifts(random, case)
 
 
 def resize(case: Case, random: Random) -> Case:
@@ -222,7 +223,8 @@ def _table(random: Random, case: Case) -> Table:
         numbers = (random.randint(1, len(case.axes)), random.randint(0, 3), random.randint(0, 3))
     else:
         numbers = tuple(random.randint(0, 2) for _ in range(2 * (1 + len(case.axes))))
-    slots = tuple(slot for slot in SLOTS if random.random() < 0.35) or (random.choice(SLOTS),)
+    drawn = SLOTS[:-1]
+    slots = tuple(slot for slot in drawn if random.random() < 0.35) or (random.choice(drawn),)
     if "states" in slots and "dot_query" not in slots:
         slots = (*slots, "dot_query")
     return Table(kind, numbers, slots, random.random() < 0.3, random.choice((1, 8, 16, 20)))
@@ -263,6 +265,18 @@ def _call(random: Random, case: Case) -> Case:
         blocks=random.choices((0, 1, 2, 3), (50, 20, 15, 15))[0],
         poison=random.random() < 0.1,
     )
+
+
+def _query_shifts(random: Random, case: Case) -> Case:
+    """Drawn last, so that a number stands for the case that it stood for before there were any."""
+    wanted = case.wanted
+    for number, table in enumerate(case.tables):
+        if "dot_query" in table.slots and random.random() < 0.25:
+            table = replace(table, slots=(*table.slots, "query_shift"))
+            case = replace(case, tables=(*case.tables[:number], table, *case.tables[number + 1 :]))
+            if wanted and random.random() < 0.4:
+                wanted = (*wanted, f"lookups[{number}].query_shift")
+    return replace(case, wanted=wanted)
 
 
 def names(case: Case) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc import UnsupportedPlan, attend
+from posenc import UnsupportedPlan, attend, explain
 from posenc.engines import blocked
 from posenc.engines.cpu import block_sizes
 from tests import budget
@@ -114,10 +114,11 @@ def kept_by(call, options, rate: float, engine: str, lse: bool) -> Tensor:
     """What dropout multiplies each probability with under seed 1, [B, H, Lq, Lk].
 
     Values that are the unit matrix make the probabilities, dropped, the output. Values by distance are left out of
-    this call; they and the values' size must not change which ones are dropped. PyTorch draws other numbers for
+    this call, in the same engine; they and the values' size must not change which ones are dropped. PyTorch draws other numbers for
     tensors without gradients, so this call wants them where the other one does.
     """
     q, k, v, plan = call
+    engine = explain(q, k, v, plan, dropout=rate, engine=engine, return_lse=lse, **options).engine
     torch.manual_seed(1)
     unit = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
     unit = unit.requires_grad_(any(x.requires_grad for x in (q, k, v, *dict(plan.tensors()).values())))

@@ -1,7 +1,8 @@
 """Part 2: `posenc.Attention` with caches. What comes chunk by chunk must be what one prefill in float64 gives.
 
 A case is a layer (or a stack that shares one cache) and steps. Chunks are fed, caches cropped, reordered and copied,
-calls fail in between (and must leave the cache as it was), autograd's mode changes, threads run with caches of their own.
+calls fail in between (and must leave the cache as it was), autograd's mode changes, threads run with caches of their own,
+and gradients go back through all chunks. Budgets: `tests.rounding`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, KVCache, create
-from tests import budget
+from tests import budget, rounding
 
 ENCODINGS: dict[str, dict] = {
     "none": {},
@@ -32,11 +33,17 @@ ENCODINGS: dict[str, dict] = {
     "xpos": {},
     "relative_logits": {},
     "alibi": {},
+    "sinusoidal_2d": {},
+    "axial": {},
+    "mrope": {},
 }
+AXES = {"sinusoidal_2d": 2, "axial": 2, "mrope": 3}
+"""Of positions that are given. Others are patch numbers of a grid with COLUMNS, or those of text (mrope)."""
+COLUMNS = 5
 ABSOLUTE, CAUSAL = ("sinusoidal", "learned"), ("xpos", "relative_logits")
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 FAILURES = ("mask", "width", "rows", "positions", "too long")
-Step = tuple  # ("feed", n) ("crop", part) ("reorder", rows) ("fail", kind) ("copy", n) ("mode", name)
+Step = tuple  # ("feed", n) ("crop", part) ("reorder", rows) ("fail", kind) ("copy", n) ("mode", name) ("gradient", n)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,10 @@ def draw(random: Random) -> Case:
 
 
 def _step(random: Random) -> Step:
-    kind = random.choices(("feed", "crop", "reorder", "fail", "copy", "mode"), (50, 12, 10, 14, 10, 8))[0]
+    kinds = {"feed": 50, "crop": 12, "reorder": 10, "fail": 14, "copy": 10, "mode": 8, "gradient": 12}
+    kind = random.choices(list(kinds), list(kinds.values()))[0]
+    if kind == "gradient":
+        return kind, random.choice((1, 1, 2, 3))
     if kind in ("feed", "copy"):
         return kind, random.choice((1, 1, 1, 2, 3, 5, 8, 17))
     if kind == "crop":
@@ -141,6 +151,8 @@ def _valid(case: Case) -> Case:
         case = replace(case, depth=1)
     if case.segments and case.encoding != "xlnet":
         case = replace(case, segments=False)
+    if case.encoding in AXES and case.head_dim < 8:  # pairs for every axis
+        case = replace(case, head_dim=8)
     return case
 
 
@@ -176,6 +188,8 @@ def _layer(case: Case, engine: str, generator: torch.Generator) -> Attention:
     options = dict(ENCODINGS[case.encoding])
     if case.encoding == "t5":  # buckets of later keys are for layers that see some
         options["causal"] = case.causal and not case.cross
+    if case.encoding in ("sinusoidal_2d", "axial") and not case.positions:
+        options["columns"] = COLUMNS
     position = None
     if case.encoding != "none":
         position = create(case.encoding, d_model=width, heads=case.heads, head_dim=case.head_dim, **options)
@@ -216,8 +230,11 @@ class _Sequence:
         case, facts = self.case, {}
         whole = lambda low, high: torch.randint(low, high + 1, (rows, count), generator=self.generator).to(self.device)  # noqa: E731
         before = lambda name: last[name][:, -1:] if last and last[name].shape[1] else torch.zeros(rows, 1).long()  # noqa: E731
-        if case.positions:
+        axes = AXES.get(case.encoding, 1)
+        if case.positions and axes == 1:
             facts["positions"] = before("positions").to(self.device) + whole(1, 2).cumsum(1)
+        elif case.positions:
+            facts["positions"] = torch.stack([whole(0, 9) for _ in range(axes)], -1)
         if case.documents:
             facts["documents"] = before("documents").to(self.device) + (whole(0, 6) == 0).long().cumsum(1)
         if case.segments:
@@ -251,6 +268,8 @@ class _Sequence:
             self._fail(step[1])
         elif kind == "copy":
             self._branch(step[1])
+        elif kind == "gradient":
+            self._gradients(step[1])
         elif kind == "mode":
             self.mode = step[1]
 
@@ -275,38 +294,55 @@ class _Sequence:
     def _compare(self, y: Tensor, count: int) -> None:
         facts = {name: x for name, x in self.known.items() if name != "x"}
         context = None if self.context is None else self.context.double()
+
+        def run() -> dict[str, Tensor]:
+            return {"y": self._call(self.truth, self.known["x"].double(), None, facts, context)[:, -count:]}
+
         with torch.no_grad():
-            expected = self._call(self.truth, self.known["x"].double(), None, facts, context)[:, -count:]
-            bound = self._bound().expand_as(expected)
-        y, real = y.detach().clone(), facts.get("key_mask")
+            exact, allowed = rounding.expect(run, self.dtype)
+        y, expected, real = y.detach().clone(), exact["y"], facts.get("key_mask")
         if real is not None:  # what is computed at padding is nobody's output
             real = real[:, -count:, None]
             y, expected = torch.where(real, y, 0.0), torch.where(real, expected, 0.0)
+        self._assert(y, expected, allowed["y"], f"tokens {self.known['x'].shape[1] - count} to the end")
+
+    def _assert(self, ours: Tensor, expected: Tensor, allowed: Tensor, name: str) -> None:
         try:
-            budget.assert_within(y, expected, bound, f"tokens {self.known['x'].shape[1] - count} to the end")
+            budget.assert_within(ours, expected, allowed, name)
         except AssertionError as error:
             self.faults.append(str(error))
 
-    def _bound(self) -> Tensor:
-        """Roundings of the projections, the scores and the sums, times the size of what the output sums; see `budget`.
+    def _gradients(self, chunks: int) -> None:
+        """Of every parameter and token, through a cache that is filled in `chunks` calls, against one call without it."""
+        facts = {name: x for name, x in self.known.items() if name != "x"}
+        x, context = self.known["x"], self.context
+        length = x.shape[1]
+        if length == 0:
+            return
+        weights = self._real(*x.shape)
+        if "key_mask" in facts:
+            weights = weights * facts["key_mask"][..., None]
+        if not self.case.causal or context is not None:
+            chunks = 1  # earlier chunks would not see later keys
 
-        A layer above another reads its errors through its scores, which multiplies them by their size in the worst case.
-        Stacks run in float64, and half of its digits are far more than they lose.
-        """
-        unit, bound = budget.unit(self.dtype), 1.0
-        size = self.known["x"].double().abs().amax()
-        keys = max(1, self.known["x"].shape[1], self.case.cross)
-        for layer in self.truth:
-            size = size + 2.0  # an absolute encoding's own numbers
-            weight = lambda name: getattr(layer, name).weight.abs().sum(1).amax()  # noqa: B023, E731
-            q, k, v = (weight(f"{name}_proj") * size for name in "qkv")
-            tables = sum(p.abs().amax() for p in layer.encoding.parameters())
-            scores = layer.head_dim**0.5 * (q + tables) * (k + tables) + tables + keys  # slopes are at most 1
-            steps = 2 * budget.c(self.width) + budget.c(keys) + budget.EXP
-            out = weight("o_proj") * (v + tables)
-            bound = bound * (steps + 4 * budget.c(layer.head_dim) * scores) * out
-            size = size + out
-        return torch.as_tensor(unit * bound) if len(self.truth) == 1 else size * unit**0.5
+        def run(stack, dtype: torch.dtype, chunks: int) -> dict[str, Tensor]:
+            leaves = {"x": x.to(dtype, copy=True).requires_grad_(), **dict(stack.named_parameters())}
+            if context is not None:
+                leaves["context"] = context.to(dtype, copy=True).requires_grad_()
+            cache, y = KVCache() if chunks > 1 else None, []
+            with torch.inference_mode(False), torch.enable_grad():
+                for part in torch.arange(length).chunk(chunks):
+                    own = slice(int(part[0]), int(part[-1]) + 1)
+                    given_facts = {name: fact[:, own] for name, fact in facts.items()}
+                    y.append(self._call(stack, leaves["x"][:, own], cache, given_facts, leaves.get("context")))
+                given = weights.to(dtype)
+                found = torch.autograd.grad(torch.cat(y, 1), list(leaves.values()), given, allow_unused=True)
+            pairs = zip(leaves.items(), found, strict=True)
+            return {name: torch.zeros_like(leaf) if one is None else one for (name, leaf), one in pairs}
+
+        exact, allowed = rounding.expect(lambda: run(self.truth, torch.float64, 1), self.dtype)
+        for name, ours in run(self.stack, self.dtype, chunks).items():
+            self._assert(ours, exact[name], allowed[name], f"the gradient of {name}")
 
     def _crop(self, length: int) -> None:
         if self.known["x"].shape[1] == 0:

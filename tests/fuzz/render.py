@@ -125,6 +125,7 @@ def _plan(case: Case) -> list[str]:
             "states": f"real(B, H, Lq, {width}, dtype=dtype)",
             "dot_key": f"real({h}, i{number}.n, D)",
             "add_value": f"real({h}, i{number}.n, Dv)",
+            "query_shift": f"real({h}, {width})",
         }
         lines.append(f"i{number} = {_index(table)}")
         for slot, made in shapes.items():
@@ -244,7 +245,7 @@ BLOCKS = {
     3: dict(QUERY_BLOCK=16, EDGE_BLOCK=16, MIN_FAR_KEYS=1, DECODE_ROWS=1, SKEW_ROWS=5, DIAGONAL_ROWS=5, SCORE_ROWS=7, SHORT_ROWS=7, MANY_BATCH_ROWS=1, SHORT_KEYS=0, SHORT_BIAS_KEYS=0, SHARED_MEMORY=1, LARGE_MATRIX=1),
 }  # fmt: skip
 """Sizes of the cpu engine's blocks that make many blocks of few tokens."""
-BLOCKED = dict(FEWEST=16, SCORES=1)
+BLOCKED = dict(FEWEST=16, SCORES=1, LEAST=1)
 """The same for the blocked engine."""
 
 

@@ -66,6 +66,8 @@ def simpler(case: Case) -> Iterator[Case]:
         yield _valid(replace(case, lq=case.lq - 1, lk=case.lk - 1))
 
 
+BESIDE = ("states", "query_shift")
+"""Slots that go with dot_query."""
 OTHERS = ("tables", "dtype", "table_dtype", "wanted", "data")
 SIZES = ("batch", "heads", "kv_heads", "lq", "lk", "size", "v_size")
 
@@ -85,7 +87,7 @@ def _simpler_table(table: Table) -> Iterator[Table]:
     if table.kind == "clip" and table.numbers != (2, 2):
         yield replace(table, numbers=(2, 2))
     for slot in table.slots:
-        rest = tuple(x for x in table.slots if x != slot and not (slot == "dot_query" and x == "states"))
+        rest = tuple(x for x in table.slots if x != slot and not (slot == "dot_query" and x in BESIDE))
         if rest:
             yield replace(table, slots=rest)
     if table.shared:

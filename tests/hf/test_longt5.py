@@ -7,7 +7,8 @@ import torch
 from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalGeneration
 
 from posenc import hf
-from posenc.hf import layer, longt5
+from posenc.engines import blocked
+from posenc.hf import longt5
 from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 from tests.seeds import seed
 
@@ -40,8 +41,9 @@ def batch(length=37):
 
 @pytest.fixture
 def few_rows(monkeypatch):
-    """So few queries at a time that a short text has several steps, the last one not full."""
-    monkeypatch.setattr(longt5, "ROWS", 8)
+    """So few queries at a time that a short text has several blocks."""
+    for name, value in (("FEWEST", 8), ("SCORES", 1), ("LEAST", 1)):
+        monkeypatch.setattr(blocked, name, value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,29 +121,28 @@ def test_output_attentions_falls_back(kind):
             assert torch.equal(a, b)
 
 
-def test_a_step_has_only_its_visible_keys(monkeypatch, few_rows):
-    ids, mask = batch()
-    shapes = []
-    attend = layer.attend
-    monkeypatch.setattr(layer, "attend", lambda *a, **k: shapes.append(tuple(k["mask"].shape)) or attend(*a, **k))
-    model = hf.accelerate(make("transient-global", LongT5EncoderModel))
-    model(input_ids=ids, attention_mask=mask)
-    widths = {shape[3] for shape in shapes}
-    assert max(widths) == 8 + 2 * 6 + 37 // 5
-    assert {shape[:2] for shape in shapes} == {(3, 4)}
-    shapes.clear()
-    model(input_ids=ids)
-    assert {shape[:2] for shape in shapes} == {(1, 4)}, "rows without padding share a bias"
-
-
-def test_dropout_falls_on_the_weights(monkeypatch, few_rows):
-    """With the same function of the weights instead of dropout, ours equals theirs."""
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, *_, **__: x * (x > 0.1) if x.dim() > 3 else x)
+@pytest.mark.parametrize("dropped", ["window", "summaries"])
+def test_dropout_falls_on_the_weights(dropped, monkeypatch, few_rows):
+    """With all weights of the window, or of the summaries, dropped, ours equals theirs: the others are not normalised again."""
     ids, mask = batch()
     inputs = dict(input_ids=ids, attention_mask=mask)
+    summaries = ids.shape[1] // SIZES["global_block_size"]
+
+    def drop(x, p=0.5, *_, **__):
+        if x.dim() <= 3:
+            return x
+        is_summary = torch.arange(x.shape[-1]) >= x.shape[-1] - summaries  # theirs are behind the window's
+        if accelerated:
+            is_summary = torch.full_like(is_summary, x.shape[-1] == summaries)
+        return x * (is_summary if dropped == "window" else ~is_summary)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
     model = make("transient-global", LongT5EncoderModel).train()
+    accelerated = False
     theirs, their_gradients = run(model, inputs, mask)
-    ours, gradients = run(hf.accelerate(model), inputs, mask)
+    hf.accelerate(model)
+    accelerated = True
+    ours, gradients = run(model, inputs, mask)
     outputs_agree(ours, theirs)
     gradients_agree(gradients, their_gradients)
     model.eval()
@@ -160,7 +161,7 @@ def test_gradient_checkpointing(kind, reentrant, few_rows):
     gradients_agree(gradients, wanted)
 
 
-def test_dropout_is_the_same_when_a_step_is_computed_again(few_rows):
+def test_dropout_is_the_same_when_a_block_is_computed_again(few_rows):
     """The output is linear in the values: its slope is right only if the backward pass drops what the forward dropped."""
     encoder = hf.accelerate(make("transient-global", LongT5EncoderModel, dropout_rate=0.3)).double().train().encoder
     attention = encoder.block[0].layer[0].TransientGlobalSelfAttention
@@ -240,13 +241,11 @@ def test_report():
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_window_and_summaries_merge(monkeypatch, engine):
-    """The way that a GPU takes, on a CPU's engines."""
+def test_window_and_summaries_merge(engine):
     ids, mask = batch()
     inputs = dict(input_ids=ids, attention_mask=mask)
     model = make("transient-global", LongT5EncoderModel)
     theirs, their_gradients = run(model, inputs, mask)
-    monkeypatch.setattr(longt5, "runs_in_steps", lambda q: False)
     ours, gradients = run(hf.accelerate(model, engine=engine), inputs, mask)
     outputs_agree(ours, theirs)
     gradients_agree(gradients, their_gradients)
@@ -254,11 +253,9 @@ def test_window_and_summaries_merge(monkeypatch, engine):
 
 MERGED = """
 from posenc import hf
-from posenc.hf import longt5
 from tests.hf import test_longt5
 from tests.hf.compare import same
 
-longt5.runs_in_steps = lambda q: False
 ids, mask = test_longt5.batch()
 model = test_longt5.make("transient-global", test_longt5.LongT5EncoderModel, num_layers=1, num_heads=2)
 assert "LongT5TransientGlobalAttention (t5) on triton" in str(hf.report(hf.accelerate(model)))

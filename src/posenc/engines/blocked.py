@@ -1,19 +1,26 @@
-"""Any plan, a block of queries at a time: the reference formula in O(block · Lk) memory, forward and backward.
+"""Any plan, a block of queries at a time: the reference formula in O(block · visible keys) memory, forward and backward.
 
-Each block is checkpointed: nothing of size [block, Lk] outlives it, and autograd recomputes it for the gradients,
+    keys ──▶                      causality and a window say which keys a block of queries can see at most; no others
+    queries  . ╲▒▒▒▒╲ . . . .     are read. Padding, documents and dense masks hide keys within them.
+             . . . ╲▒▒▒▒╲ . .
+
+Each block is checkpointed: nothing of size [block, keys] outlives it, and autograd recomputes it for the gradients,
 those of what `pair` closes over included. This is the path for plans without a structure that could be used:
 arbitrary position tensors, documents, dense masks, dropout, a scale for each query, grids, `pair`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..core.functions import transform_reason
+from ..core.mask import Mask, Window
 from ..core.plan import Lookup, Plan
 from . import reference
 from .lowering import LoweredPlan
@@ -23,6 +30,11 @@ SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
 FEWEST = 64
 """... but at least this many query rows."""
+PARTS = 8
+"""Blocks under a limit on one side: n of them compute 1 + 1/n of the visible scores. Under limits on both sides, a block has
+half as many rows as a query has keys, and computes 1.5 of them ..."""
+LEAST = 1 << 17
+"""... but so many scores: for fewer, another block takes as long as what it saves."""
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -32,24 +44,64 @@ def supports(lowered: LoweredPlan) -> str | None:
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor]:
     """q and k are rotated already."""
     plan, mask, dropout = lowered.plan, lowered.mask, lowered.dropout
-    batch, heads, q_length, _ = q.shape
-    block = max(FEWEST, SCORES // max(1, batch * heads * k.shape[2]))
-    if q_length <= block:
-        return reference.attention(q, k, v, plan, mask, dropout)
+    heads, q_length, k_length = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
+    block = _block_rows(heads, q_length, k_length, mask.limits)
+    rows = [slice(start, min(start + block, q_length)) for start in range(0, max(1, q_length), block)]
+    columns = [_visible(one, k_length - q_length, k_length, mask.limits) for one in rows]
+    if len(rows) == 1:
+        (seen,) = columns
+        return reference.attention(q, k[:, :, seen], v[:, :, seen], plan, mask, dropout, columns=seen)
     precision = torch.promote_types(q.dtype, torch.float32)
     # in float32 here, so that the blocks' gradients are summed in float32
     k, v = k.to(precision), v.to(precision)
     plan = _cast_tables(plan, precision)
+    # the gradient of a slice is as large as the whole, that of a split is one copy: blocks share the pieces between cuts
+    cuts = sorted({0, k_length, *(one.start for one in columns), *(one.stop for one in columns)})
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    pieces = k.split(sizes, dim=2), v.split(sizes, dim=2)
+    is_large = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True)) > SCORES
     parts = []
-    for start in range(0, q_length, block):
-        rows = slice(start, min(start + block, q_length))
-        arguments = (q[:, :, rows], k, v, plan, mask, dropout, rows)
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(reference.attention, *arguments, use_reentrant=False))
+    for i, j in zip(rows, columns, strict=True):
+        own = slice(cuts.index(j.start), cuts.index(j.stop))
+        arguments = (q[:, :, i], pieces[0][own], pieces[1][own], plan, mask, dropout, i, j)
+        if is_large and torch.is_grad_enabled():
+            parts.append(checkpoint(_attention, *arguments, use_reentrant=False))
         else:
-            parts.append(reference.attention(*arguments))
+            parts.append(_attention(*arguments))
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int:
+    """Queries of a block."""
+    if k_length == 0:
+        return max(1, q_length)
+    left, right = limits
+    row = max(1, heads * k_length)
+    block = max(FEWEST, SCORES // row)
+    if left is not None and right is not None:
+        seen = left + right + 1
+        block = max(block, SCORES // max(1, heads * 2 * seen))  # of 2 seen keys, as the next line has it
+        block = min(block, max(FEWEST, seen // 2, LEAST // row))
+    elif left is not None or right is not None:
+        block = min(block, max(FEWEST, q_length // PARTS, LEAST // row))
+    return -(-q_length // max(1, -(-q_length // block))) or 1  # blocks of about the same size
+
+
+def _visible(rows: slice, offset: int, k_length: int, limits: Window) -> slice:
+    """The keys that causality and the window leave to these queries; at least one, for `pair` may need positions."""
+    left, right = limits
+    start = 0 if left is None else min(max(rows.start + offset - left, 0), max(k_length - 1, 0))
+    stop = k_length if right is None else min(rows.stop + offset + right, k_length)
+    return slice(start, max(stop, min(start + 1, k_length)))
+
+
+def _attention(
+    q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], plan: Plan, mask: Mask, dropout: float, rows: slice, columns: slice
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Pieces of keys and values are joined here, where checkpointing does not keep the result."""
+    keys, values = (x[0] if len(x) == 1 else torch.cat(list(x), 2) for x in (k, v))
+    return reference.attention(q, keys, values, plan, mask, dropout, rows, columns)
 
 
 def _cast_tables(plan: Plan, precision: torch.dtype) -> Plan:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
+from ..core.positions import Positions
 from ..core.rotation import rotate_by_formula
 from .lowering import LoweredPlan
 
@@ -51,25 +52,28 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float, rows: slice = ALL, columns: slice = ALL
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of rotated q, k, v. `rows` are the query slots that q holds: plan and mask are for all of them."""
+    """Output and log-sum-exp of rotated q, k, v. q holds the query slots `rows`, k and v the key slots `columns`; plan and
+    mask are for all of them.
+    """
     positions = plan.positions
-    probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
+    probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows, columns), mask, rows, columns, positions))
     if dropout > 0.0:
         probabilities = torch.nn.functional.dropout(probabilities, dropout)
     values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
-    out = weigh_values(probabilities, values, lambda: mask.allowed(positions.q_length, k.shape[2], q.device, rows))
+    sizes = positions.q_length, positions.k_length
+    out = weigh_values(probabilities, values, lambda: mask.allowed(*sizes, q.device, rows, columns))
     for lookup in plan.lookups:
         if lookup.add_value is not None:
             table = lookup.add_value.to(probabilities.dtype)
-            at = _expand_rows(lookup.index.of(positions, q.device, rows), probabilities)
+            at = _expand_rows(lookup.index.of(positions, q.device, rows, columns), probabilities)
             by_row = probabilities.new_zeros(*probabilities.shape[:3], table.shape[1]).scatter_add(3, at, probabilities)
             out = out + by_row @ table
     return out.to(q.dtype), lse
 
 
-def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
+def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice = ALL) -> Tensor:
     """s [B, H, Lq, Lk], before any mask, in float32 or better."""
     precision = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(precision), repeat_heads(k, q.shape[1]).to(precision)
@@ -78,7 +82,7 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     for lookup in plan.lookups:
         at = None
         if lookup.dot_query is not None:
-            at = _expand_rows(lookup.index.of(positions, device, rows), s)
+            at = _expand_rows(lookup.index.of(positions, device, rows, columns), s)
             states = q if lookup.states is None else lookup.states[:, :, rows].to(precision)
             if lookup.query_shift is not None:
                 states = states + lookup.query_shift.to(precision)[:, None, :]
@@ -86,7 +90,7 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
                 *s.shape[:3], lookup.index.n
             ).gather(3, at)
         if lookup.dot_key is not None:
-            at = _expand_rows(lookup.index.of(positions, device, rows), s) if at is None else at
+            at = _expand_rows(lookup.index.of(positions, device, rows, columns), s) if at is None else at
             s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, at)
     scale = plan.scale_of(q.shape[-1])
     if isinstance(scale, Tensor):
@@ -95,26 +99,30 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
     s = s * scale
     for lookup in plan.lookups:
         if lookup.bias is not None:
-            bias = lookup.bias.to(precision)[:, lookup.index.of(positions, device, rows)]  # [H, (B,) Lq, Lk]
+            bias = lookup.bias.to(precision)[:, lookup.index.of(positions, device, rows, columns)]  # [H, (B,) Lq, Lk]
             s = s + (bias if bias.dim() == 3 else bias.transpose(0, 1))
     if plan.slopes is not None:
-        distance = positions.distance(device, rows=rows).abs().to(precision)
+        distance = positions.distance(device, rows=rows, columns=columns).abs().to(precision)
         distance = distance if distance.dim() == 2 else distance[:, None]
         s = s - plan.slopes.to(precision)[:, None, None] * distance
     if plan.decay is not None:
         c_q, c_k = plan.decay
-        s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
+        s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k[..., columns].to(precision)[..., None, :])
     if plan.pair is not None:
-        s = s + plan.pair(positions.q_positions(device)[..., rows], positions.k_positions(device)).to(precision)
+        p_q, p_k = positions.q_positions(device)[..., rows], positions.k_positions(device)[..., columns]
+        s = s + plan.pair(p_q, p_k).to(precision)
     return s
 
 
-def masked(s: Tensor, mask: Mask, rows: slice = ALL, q_length: int | None = None) -> Tensor:
-    """s plus the additive mask, -inf where a key is masked. s holds `rows` of q_length queries."""
-    added = mask.added(rows)
+def masked(
+    s: Tensor, mask: Mask, rows: slice = ALL, columns: slice = ALL, positions: Positions | None = None
+) -> Tensor:
+    """s plus the additive mask, -inf where a key is masked. s holds `rows` and `columns` of what `positions` counts."""
+    added = mask.added(rows, columns)
     if added is not None:
         s = s + added.to(s.dtype)
-    allowed = mask.allowed(s.shape[2] if q_length is None else q_length, s.shape[3], s.device, rows)
+    lengths = (s.shape[2], s.shape[3]) if positions is None else (positions.q_length, positions.k_length)
+    allowed = mask.allowed(*lengths, s.device, rows, columns)
     return s if allowed is None else s.masked_fill(~allowed, float("-inf"))
 
 

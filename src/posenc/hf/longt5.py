@@ -7,11 +7,7 @@ Replaces LongT5Attention (modeling_longt5.py 336-531), LongT5LocalAttention (532
 (704-943) of transformers 5.22. The original cuts the text into blocks; each attends to three of them with a mask. A
 summary is the normalised sum of a block of 16 tokens (`global_block_size`).
 
-Window and summaries are two plans, whose results `merge` joins. On a CPU a window with dropout would compute the scores of
-all pairs, so there some queries at a time attend to just their visible keys, with the biases as the mask:
-
-    queries      keys            summaries        scores of one step [B, H, ROWS, ROWS + 2 radius + L / 16];
-      ▒      . ╲▒▒▒▒╲ . . .      ▒▒▒▒▒▒▒▒▒        with gradients the backward pass recomputes them
+Window and summaries are two plans, whose results `merge` joins.
 """
 
 from __future__ import annotations
@@ -20,17 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
-from torch.utils.checkpoint import checkpoint
 from transformers.models.longt5 import modeling_longt5
 
 from .. import Plan, Positions, attend, merge
 from . import masks
 from .layer import split
 from .t5 import Bucketed, SharedTable, before_stack
-
-ROWS = 128
-"""Queries of one step: more of them compute more masked scores, fewer make small products. 64 to 256 take the same time."""
 
 
 class LongT5Attention(SharedTable, modeling_longt5.LongT5Attention):
@@ -94,8 +85,7 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
                 (self.k, summaries), (self.v, summaries),
             )
         )  # fmt: skip
-        attention = self.posenc_in_steps if runs_in_steps(q) else self.posenc_merged
-        return self.o(attention(q, k, v, far_k, far_v, tables, blocks)), tables
+        return self.o(self.posenc_merged(q, k, v, far_k, far_v, tables, blocks)), tables
 
     def posenc_merged(
         self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, tables: Tensor, blocks: Blocks
@@ -112,52 +102,6 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
             **given, key_mask=blocks.is_real[:, length:] if padded else None,
         )  # fmt: skip
         return merge([near, far])[0].transpose(1, 2).flatten(2)
-
-    def posenc_in_steps(
-        self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, tables: Tensor, blocks: Blocks
-    ) -> Tensor:
-        """The same, ROWS queries at a time."""
-        length, radius, is_real = q.shape[2], self.block_len - 1, blocks.is_real
-        near = self.posenc_near(tables[0], min(ROWS, length))
-        outs = []
-        for i0 in range(0, length, ROWS):
-            i1 = min(i0 + ROWS, length)
-            j0, j1 = max(i0 - radius, 0), min(i1 + radius, length)
-            first = radius + j0 - i0
-            arguments = (
-                *(q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], far_k, far_v),
-                *(near[:, : i1 - i0, first : first + j1 - j0], tables[1], blocks.of_token[:, i0:i1]),
-                torch.cat((is_real[:, j0:j1], is_real[:, length:]), dim=1) if blocks.has_padding else None,
-            )
-            if torch.is_grad_enabled():
-                outs.append(checkpoint(self.posenc_step, *arguments, use_reentrant=False))
-            else:
-                outs.append(self.posenc_step(*arguments))
-        return torch.cat(outs, dim=1)
-
-    def posenc_near(self, table: Tensor, rows: int) -> Tensor:
-        """[H, rows, rows + 2 radius]: the window's bias, for the keys from `radius` before the first query on."""
-        radius = self.block_len - 1
-        keys = torch.arange(-radius, rows + radius, device=table.device)
-        r = keys - torch.arange(rows, device=table.device)[:, None]
-        bias = embedding(self.posenc_index.lookup(r), table).permute(2, 0, 1)
-        return bias.masked_fill(r.abs() > radius, float("-inf"))
-
-    def posenc_step(self, q, k, v, far_k, far_v, near, table, blocks, key_mask) -> Tensor:
-        """Queries of blocks [B or 1, rows] over their window and all summaries; key_mask [B, keys] where there is padding."""
-        r = torch.arange(far_k.shape[2], device=q.device) - blocks[..., None]
-        far = embedding(self.posenc_index.lookup(r), table).permute(0, 3, 1, 2)
-        bias = torch.cat((near.expand(far.shape[0], -1, -1, -1), far), dim=-1)
-        if key_mask is not None:
-            bias = bias.masked_fill(~key_mask[:, None, None], float("-inf"))
-        k, v = torch.cat((k, far_k), dim=2), torch.cat((v, far_v), dim=2)
-        plan = Plan(Positions(q.shape[2], k.shape[2]), scale=self.scaling)
-        return self.posenc_run(q, k, v, plan, {"mask": bias}, self.dropout)
-
-
-def runs_in_steps(q: Tensor) -> bool:
-    """Whether the layer computes some queries at a time: see the module's description."""
-    return q.is_cpu
 
 
 class Blocks(NamedTuple):
