@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
     from .encodings.shaw import Shaw as Shaw
+    from .encodings.sinks import Sinks as Sinks
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet
     from .engines.choose import ENGINES as ENGINES

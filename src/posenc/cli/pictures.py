@@ -212,6 +212,15 @@ def relative_logits(options: Options) -> list[str]:
     )
 
 
+def sinks(options: Options) -> list[str]:
+    reach = 12
+    curves = {f"sink {s:+d}": [n / (n + math.exp(s)) for n in range(1, reach + 1)] for s in (-2, 0, 2)}
+    return titled(
+        "Weight that the keys keep, n / (n + exp(sink)), if n keys of score 0 are visible; the sink takes the rest:",
+        terminal.chart(curves, ("1 key", "", f"{reach} keys"), low=0.0, high=1.0, rows=9),
+    )
+
+
 PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "none": none,
     "sinusoidal": sinusoidal,
@@ -229,6 +238,7 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "mrope": rope,  # the picture for text
     "relative_logits": relative_logits,
     "alibi": alibi,
+    "sinks": sinks,
 }
 
 

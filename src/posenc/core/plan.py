@@ -1,8 +1,11 @@
 """Plan: the positional terms of one attention call, in a form that every engine can run.
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
+    q <- cosine q / |q|,     k <- k / |k|                                     (where `cosine` is given)
     s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
-    o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
+    o = sum_j softmax([s + mask, sinks])_ij ( v_j + sum add_value )           r = p_k - p_q
+
+A sink is one more score of each query, which has no value: attend joins it to the output of any engine.
 
 Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
 Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 where q is).
@@ -56,12 +59,15 @@ class Plan:
     # pre-pass
     shift: Tensor | None = None  # [H, D]
     rotate: Rotation | None = None
+    cosine: Tensor | None = None  # [H]: cosine attention; the scale is then 1 where None
     # core
     lookups: tuple[Lookup, ...] = ()
-    scale: float | Tensor | None = None  # None: 1/sqrt(D); a tensor broadcasts to [B, H, Lq]
+    scale: float | Tensor | None = None  # None: 1/sqrt(D), or 1 with cosine; a tensor broadcasts to [B, H, Lq]
     slopes: Tensor | None = None  # [H]
     decay: tuple[Tensor, Tensor] | None = None  # c_q [B, H, Lq], c_k [B, H, Lk]: + c_q - c_k
     pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
+    # after the engine
+    sinks: Tensor | None = None  # [H]: a score without a value beside those of the keys
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
@@ -75,11 +81,13 @@ class Plan:
         if self.decay is not None:
             yield "decay[0]", self.decay[0]
             yield "decay[1]", self.decay[1]
+        if self.sinks is not None:
+            yield "sinks", self.sinks
 
     def scale_of(self, head_size: int) -> float | Tensor:
         """The factor of the scores: a float, or a tensor [.., H, Lq, 1] in float32 or better."""
         if self.scale is None:
-            return head_size**-0.5
+            return head_size**-0.5 if self.cosine is None else 1.0
         if isinstance(self.scale, Tensor):
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
@@ -146,10 +154,11 @@ class Plan:
         if self.shift is not None:
             _check_heads("shift", self.shift, q)
             _check_shape("shift", self.shift, [(1, heads), size])
-        if self.slopes is not None:
-            _check_heads("slopes", self.slopes, q)
-            _check_shape("slopes", self.slopes, [heads])
-            check_tensor("slopes", self.slopes)
+        for name, numbers in (("slopes", self.slopes), ("cosine", self.cosine), ("sinks", self.sinks)):
+            if numbers is not None:
+                _check_heads(name, numbers, q)
+                _check_shape(name, numbers, [heads])
+                check_tensor(name, numbers)
         if isinstance(self.scale, Tensor):
             target, shape = [batch, heads, q_length], list(self.scale.shape)
             if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):

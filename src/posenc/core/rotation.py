@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 Layout = Literal["half", "interleaved"]
-Phases = tuple[Tensor, Tensor]  # cos, sin: [B or 1, L, R/2], any magnitude inside, float32 or better
+Phases = tuple[
+    Tensor, Tensor
+]  # cos, sin: [B or 1, L, R/2] or [B or 1, heads, L, R/2], any magnitude inside, float32 or better
 
 
 FLOAT16 = 256.0
@@ -67,9 +69,14 @@ class Rotation:
             if phases is None or x is None:
                 continue
             cos, sin = phases
-            if cos.shape != sin.shape or cos.dim() != 3:
-                raise ValueError(f"cos and sin must both be [B or 1, L, R/2], got {list(cos.shape)}, {list(sin.shape)}")
-            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * cos.shape[2] > x.shape[3]:
+            if cos.shape != sin.shape or cos.dim() not in (3, 4):
+                raise ValueError(
+                    "cos and sin must both be [B or 1, L, R/2] or [B or 1, heads, L, R/2], "
+                    f"got {list(cos.shape)}, {list(sin.shape)}"
+                )
+            if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
+                raise ValueError(f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for as many")
+            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > x.shape[3]:
                 raise ValueError(
                     f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
                     f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {x.shape[3] // 2}]"
@@ -100,7 +107,9 @@ def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) 
 def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
+    cos, sin = cos.to(precision), sin.to(precision)
+    if cos.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     # cast once, so that the sum of the gradient's two parts is rounded once
     rotated, rest = x[..., :width].to(precision), x[..., width:]
     if layout == "half":
@@ -113,7 +122,15 @@ def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Te
     return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)
 
 
+def normalise(x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """x [B, H, L, D] divided by the norms of its vectors, times factor [H], in float32 or better; of x's dtype."""
+    unit = torch.nn.functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+    return (unit if factor is None else unit * factor.to(unit.dtype)[:, None, None]).to(x.dtype)
+
+
 def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if cos.dim() == 4:  # phases of each head: the formula alone has them
+        return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .rope.rope import RoPE
     from .rope.xpos import XPos
     from .shaw import Shaw
+    from .sinks import Sinks
     from .transformer_xl import TransformerXL, XLNet
 
 
@@ -107,6 +108,9 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("alibi", "bias:ALiBi", "relative, bias", "scores", "none, or heads slopes",
              "yes: stays flat far past the training length", "BLOOM, MPT",
              "s = q·k / √d - m_h |i-j|"),
+        EncodingInfo("sinks", "sinks:Sinks", "attention sink", "scores", "heads",
+             "as the encoding beside it", "gpt-oss, with rotary positions and windows",
+             "a_ij = exp(s_ij) / (exp(sink_h) + Σ_j exp(s_ij))"),
     )
 }  # fmt: skip
 
@@ -215,6 +219,8 @@ def create(name: Literal["xpos"], **options: Any) -> XPos: ...
 def create(name: Literal["relative_logits"], **options: Any) -> RelativeLogits: ...
 @overload
 def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
+@overload
+def create(name: Literal["sinks"], **options: Any) -> Sinks: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

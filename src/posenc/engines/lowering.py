@@ -246,7 +246,9 @@ def _widen_span(span: Span | None, index: Index) -> Span:
 def _requires_grad(plan: Plan) -> bool:
     """Whether any tensor of a plan does, those of the pre-pass included."""
     rotation = plan.rotate
-    prepass = [plan.shift] if rotation is None else [plan.shift, *(rotation.q or ()), *(rotation.k or ())]
+    prepass = [plan.shift, plan.cosine]
+    if rotation is not None:
+        prepass += [*(rotation.q or ()), *(rotation.k or ())]
     decay = plan.decay or ()
     if any(isinstance(x, Tensor) and x.requires_grad for x in (*prepass, plan.scale, plan.slopes, *decay)):
         return True

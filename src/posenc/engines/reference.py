@@ -47,6 +47,9 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
         if rotation.k is not None:
             k = rotate_by_formula(k, *rotation.k, rotation.layout)
             v = rotate_by_formula(v, *rotation.k, rotation.layout) if rotation.values else v
+    if plan.cosine is not None:
+        q, k = (x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12) for x in (q, k))
+        q = q * plan.cosine.to(q.dtype)[:, None, None]
     return q, k, v
 
 
@@ -55,7 +58,12 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of rotated q, k, v. `rows` are the query slots that q holds: plan and mask are for all of them."""
     positions = plan.positions
-    probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
+    s = masked(logits(q, k, plan, rows), mask, rows, positions.q_length)
+    if plan.sinks is not None:  # one more column, which has no value
+        s = torch.cat((s, plan.sinks.to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)), -1)
+    probabilities, lse = softmax_lse(s)
+    if plan.sinks is not None:
+        probabilities = probabilities[..., :-1]
     if dropout > 0.0:
         probabilities = torch.nn.functional.dropout(probabilities, dropout)
     values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
