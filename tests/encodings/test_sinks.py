@@ -42,12 +42,12 @@ def test_the_layer_is_gpt_oss(window):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
         mask = torch.zeros(1, 1, length, length).double().masked_fill(~visible, torch.finfo(torch.float64).min)
         expected = original(x, phases, mask)[0]
-    encoding = posenc.Sinks(heads=4, encoding=rope)
+    encoding = posenc.Sinks(heads=4, encoding=rope).double()
     copy(encoding.sinks, original.sinks)
     attn = posenc.Attention(
         16, 4, kv_heads=2, head_dim=8, encoding=encoding, causal=True, bias=True,
         window=None if window is None else (window - 1, 0),
-    )  # fmt: skip
+    ).double()  # fmt: skip
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         getattr(attn, name).load_state_dict(getattr(original, name).state_dict())
     oracle.check_layer(attn, lambda attn, x: attn(x), x, expected, terms=16)
