@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .functional import scores as scores
     from .nn.attention import Attention as Attention
     from .nn.cache import KVCache as KVCache
+    from .nn.latent import LatentAttention as LatentAttention
 
     rope = _rope
 
@@ -81,6 +82,7 @@ _NAMES = {
     "ENGINES": "engines.choose", "register_engine": "engines.choose",
     "Attention": "nn.attention",
     "KVCache": "nn.cache",
+    "LatentAttention": "nn.latent",
     "Randomized": "encodings.randomized",
 }  # fmt: skip
 _MODULES = {
