@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .encodings.rope.xpos import XPos as XPos
     from .encodings.shaw import Shaw as Shaw
     from .encodings.sinks import Sinks as Sinks
+    from .encodings.tempered import Tempered as Tempered
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet
     from .engines.choose import ENGINES as ENGINES

@@ -6,6 +6,7 @@ from posenc.encodings.registry import causal_options, options_of
 OPTIONS = {
     "learned": {"max_length": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"max_distance": 6, "d_rel": 4},
     "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
+    "tempered": {"alpha": 0.5, "floor": 2.0},
 }  # fmt: skip
 NAMES = posenc.list_encodings()
 BOTH_SIDES = [name for name in NAMES if not posenc.info(name).load().causal_only]

@@ -119,7 +119,7 @@ def test_gradients_of_every_parameter(name):
 
     values = [parameters[n].detach().clone().requires_grad_() for n in names]
     if not values:
-        assert name in ("none", "sinusoidal", "sinusoidal_2d", "rope", "mrope", "axial", "xpos", "alibi")
+        assert name in ("none", "sinusoidal", "sinusoidal_2d", "rope", "mrope", "axial", "xpos", "alibi", "tempered")
         return
     assert torch.autograd.gradcheck(run, values, fast_mode=True)
 

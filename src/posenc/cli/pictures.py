@@ -221,6 +221,22 @@ def sinks(options: Options) -> list[str]:
     )
 
 
+def tempered(options: Options) -> list[str]:
+    alpha, floor = options.number("alpha", 0.1), options.number("floor", 8192.0)
+    form, columns = options.get("form", "llama4"), 120
+    at = [16 * floor * n / columns for n in range(columns + 1)]
+    growth = {
+        "llama4": lambda i: math.log1p((i + 1) // floor),
+        "ministral3": lambda i: math.log1p(i // floor),
+        "log": lambda i: math.log(max((i + 1) / floor, 1.0)),
+    }
+    if form not in growth:
+        raise ValueError(f"form must be one of {', '.join(growth)}, got {form!r}")
+    curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [1 + alpha * growth[form](i) for i in at]}
+    ends = ("position 0", "", f"{16 * floor:g}")
+    return titled("Factor of a query's scores over its position:", terminal.chart(curve, ends, low=1.0, rows=8))
+
+
 PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "none": none,
     "sinusoidal": sinusoidal,
@@ -239,6 +255,7 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "relative_logits": relative_logits,
     "alibi": alibi,
     "sinks": sinks,
+    "tempered": tempered,
 }
 
 

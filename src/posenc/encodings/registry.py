@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .rope.xpos import XPos
     from .shaw import Shaw
     from .sinks import Sinks
+    from .tempered import Tempered
     from .transformer_xl import TransformerXL, XLNet
 
 
@@ -111,6 +112,9 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("sinks", "sinks:Sinks", "attention sink", "scores", "heads",
              "as the encoding beside it", "gpt-oss, with rotary positions and windows",
              "a_ij = exp(s_ij) / (exp(sink_h) + Σ_j exp(s_ij))"),
+        EncodingInfo("tempered", "tempered:Tempered", "temperature", "scores", "none",
+             "made for it, with an encoding that extrapolates", "Llama 4, Ministral 3, Mistral Large 4",
+             "s = τ_i q·k / √d,  τ_i = 1 + α ln(1 + ⌊(i+1) / floor⌋)"),
     )
 }  # fmt: skip
 
@@ -221,6 +225,8 @@ def create(name: Literal["relative_logits"], **options: Any) -> RelativeLogits: 
 def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
 @overload
 def create(name: Literal["sinks"], **options: Any) -> Sinks: ...
+@overload
+def create(name: Literal["tempered"], **options: Any) -> Tempered: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

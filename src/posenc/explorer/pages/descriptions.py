@@ -17,7 +17,7 @@ class About(NamedTuple):
 
 FAMILIES = {
     "none": "无", "absolute": "绝对位置", "rotary": "旋转", "relative, bias": "相对位置，偏置",
-    "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇",
+    "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇", "temperature": "温度",
 }  # fmt: skip
 ENTERS = {
     "nowhere": "不进入", "input": "输入", "queries and keys": "查询和键", "scores": "注意力得分",
@@ -41,6 +41,7 @@ WHEN = {
     "relative_logits": "For decoders without rotation in which each query weights distances by itself.",
     "alibi": "To train short and test long, when nearby tokens matter most.",
     "sinks": "When heads should be able to attend to nothing, above all with sliding windows; together with any other encoding.",
+    "tempered": "For long contexts: scores of far queries are multiplied, so that the softmax over more keys stays sharp.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -60,6 +61,7 @@ CHINESE = {
     "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × max_distance", "是：超出 max_distance 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
     "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
     "sinks": About("", "", "heads", "与所搭配的编码相同", "希望注意力头可以什么都不关注时，尤其是滑动窗口；与任何其他编码搭配使用。"),
+    "tempered": About("", "", "无", "为此而设，需配合可外推的编码", "长上下文：位置靠后的查询得分被放大，使更多键上的 softmax 仍然集中。"),
 }  # fmt: skip
 
 
