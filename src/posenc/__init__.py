@@ -42,14 +42,19 @@ if TYPE_CHECKING:
     from .encodings.bias import ALiBi as ALiBi
     from .encodings.bias import Clipped as Clipped
     from .encodings.deberta import DeBERTa as DeBERTa
+    from .encodings.grid.bias import GridBias as GridBias
+    from .encodings.grid.continuous import ContinuousBias as ContinuousBias
+    from .encodings.grid.decomposed import Decomposed as Decomposed
     from .encodings.none import NoPosition as NoPosition
     from .encodings.randomized import Randomized as Randomized
     from .encodings.relative_logits import RelativeLogits as RelativeLogits
     from .encodings.rope import convert as _rope
     from .encodings.rope import scaling as scaling
     from .encodings.rope.axial import AxialRoPE as AxialRoPE
+    from .encodings.rope.axial import ManyAxes as ManyAxes
     from .encodings.rope.axial import MRoPE as MRoPE
     from .encodings.rope.axial import Sinusoidal2D as Sinusoidal2D
+    from .encodings.rope.mixed import MixedRoPE as MixedRoPE
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
     from .encodings.shaw import Shaw as Shaw

@@ -119,7 +119,18 @@ def test_gradients_of_every_parameter(name):
 
     values = [parameters[n].detach().clone().requires_grad_() for n in names]
     if not values:
-        assert name in ("none", "sinusoidal", "sinusoidal_2d", "rope", "mrope", "axial", "xpos", "alibi", "tempered")
+        assert name in (
+            "none",
+            "sinusoidal",
+            "sinusoidal_2d",
+            "rope",
+            "mrope",
+            "axial",
+            "xpos",
+            "alibi",
+            "tempered",
+            "many_axes",
+        )
         return
     assert torch.autograd.gradcheck(run, values, fast_mode=True)
 
@@ -299,7 +310,9 @@ def test_an_axis_that_nobody_reads_is_an_error(name):
 
 
 def test_which_axes_are_read():
-    assert set(NAMES) - set(ONE_AXIS) == {"sinusoidal_2d", "axial", "mrope", "xlnet"}
+    assert set(NAMES) - set(ONE_AXIS) == {
+        "sinusoidal_2d", "axial", "mrope", "xlnet", "grid_bias", "continuous_bias", "decomposed", "mixed_rope", "many_axes",
+    }  # fmt: skip
     attn = layer("mrope").double()
     with pytest.raises(ValueError, match="positions have 4 axes, and MRoPE reads 3 axes"):
         attn(inputs(5), positions=torch.zeros(2, 5, 4, dtype=torch.int64))

@@ -237,6 +237,64 @@ def tempered(options: Options) -> list[str]:
     return titled("Factor of a query's scores over its position:", terminal.chart(curve, ends, low=1.0, rows=8))
 
 
+def grid_bias(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("window", (7, 7)))
+    wide, high = 2 * columns - 1, 2 * rows - 1
+    lines = [f"{row - rows + 1:>4} │{'██' * wide}" for row in range(high)] if high <= 31 else [f"{high} rows of {wide}"]
+    return titled(
+        f"One number for each of {high * wide} differences of rows and columns ({rows} × {columns} window):",
+        [*lines, f"rows   columns {1 - columns} .. {columns - 1}"],
+    )
+
+
+def continuous_bias(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("window", (8, 8)))
+    pretrained = options.get("pretrained", (rows, columns))
+    scale = max(_grid(pretrained)[1] - 1, 1)
+    x = range(1 - columns, columns)
+    curve = [math.copysign(math.log2(1 + 8 * abs(d) / scale) / 3, d) if d else 0.0 for d in x]
+    return titled(
+        "The network's input over the difference of columns, sign(x) log2(1 + 8|x| / (W - 1)) / 3:",
+        terminal.chart({"": curve}, (f"{1 - columns}", "0", f"{columns - 1}"), rows=9),
+    )
+
+
+def decomposed(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("grid", (14, 14)))
+    bars = [f"rows     {'█' * min(2 * rows - 1, 60)}  {2 * rows - 1} rows, {1 - rows} .. {rows - 1}",
+            f"columns  {'█' * min(2 * columns - 1, 60)}  {2 * columns - 1} rows, {1 - columns} .. {columns - 1}"]  # fmt: skip
+    return titled("Two tables of vectors, multiplied with the query; their sum serves every pair of patches:", bars)
+
+
+def mixed_rope(options: Options) -> list[str]:
+    size, base, reach = options.whole("head_dim", 64, 4), options.number("base", 10.0), 12
+    lengths = [base ** (-4 * c / size) for c in range(size // 4)]
+    angle = math.pi / 6
+    waves = [(w * math.cos(a), w * math.sin(a)) for a in (angle, angle + math.pi / 2) for w in lengths]
+    grid = terminal.heat_map(
+        [[sum(math.cos(r * a + c * b) for a, b in waves) / len(waves) for c in range(-reach, reach + 1)]
+         for r in range(-reach // 2, reach // 2 + 1)], low=-1, high=1,
+    )  # fmt: skip
+    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
+    title = f"Score of equal q and k over rows and columns apart, a head at 30°, {size} dimensions, base={base:g} (dark is near):"
+    return titled(title, [*rows, f"rows   columns -{reach} .. {reach}"])
+
+
+def many_axes(options: Options) -> list[str]:
+    axis_of = options.get("axis_of", (0, 1, 2) * 4)
+    return titled("Axis of each pair of channels, for example dealt out in turn:", [" ".join(map(str, axis_of))])
+
+
+def _grid(size: Any) -> tuple[int, int]:
+    if (
+        not isinstance(size, (tuple, list))
+        or len(size) != 2
+        or not all(isinstance(n, int) and 1 <= n <= 64 for n in size)
+    ):
+        raise ValueError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
+    return size[0], size[1]
+
+
 PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "none": none,
     "sinusoidal": sinusoidal,
@@ -256,6 +314,11 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "alibi": alibi,
     "sinks": sinks,
     "tempered": tempered,
+    "grid_bias": grid_bias,
+    "continuous_bias": continuous_bias,
+    "decomposed": decomposed,
+    "mixed_rope": mixed_rope,
+    "many_axes": many_axes,
 }
 
 

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from .absolute import Learned, Sinusoidal
     from .bias import T5, ALiBi, Clipped
     from .deberta import DeBERTa
+    from .grid.bias import GridBias
+    from .grid.continuous import ContinuousBias
+    from .grid.decomposed import Decomposed
     from .none import NoPosition
     from .relative_logits import RelativeLogits
-    from .rope.axial import AxialRoPE, MRoPE, Sinusoidal2D
+    from .rope.axial import AxialRoPE, ManyAxes, MRoPE, Sinusoidal2D
+    from .rope.mixed import MixedRoPE
     from .rope.rope import RoPE
     from .rope.xpos import XPos
     from .shaw import Shaw
@@ -115,6 +119,21 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("tempered", "tempered:Tempered", "temperature", "scores", "none",
              "made for it, with an encoding that extrapolates", "Llama 4, Ministral 3, Mistral Large 4",
              "s = τ_i q·k / √d,  τ_i = 1 + α ln(1 + ⌊(i+1) / floor⌋)"),
+        EncodingInfo("grid_bias", "grid.bias:GridBias", "relative, bias", "scores", "(2 rows - 1)(2 columns - 1) × heads",
+             "no: one window; resize interpolates", "Swin, MaxViT, BEiT",
+             "s = q·k / √d + b[h, row_i - row_j, column_i - column_j]"),
+        EncodingInfo("continuous_bias", "grid.continuous:ContinuousBias", "relative, bias", "scores", "3 × hidden + hidden × heads + heads",
+             "yes: other windows by the same network", "Swin v2",
+             "s = τ_h cos(q, k) + 16 sigmoid(MLP(log-spaced row and column))_h"),
+        EncodingInfo("decomposed", "grid.decomposed:Decomposed", "relative, content", "scores", "(2 rows + 2 columns - 2) × d_head",
+             "interpolated tables for other sizes", "SAM, ViTDet, MViTv2",
+             "s = q·k / √d + q·R_r[row_i - row_j] + q·R_c[column_i - column_j]"),
+        EncodingInfo("mixed_rope", "rope.mixed:MixedRoPE", "rotary", "queries and keys", "axes × heads × d_head / 2",
+             "partly: angles go on, unseen ones mislead the model", "RoPE-ViT (rope-mixed), timm",
+             "pair c of head h rotates by Σ_a p_a w[a, h, c], w learned"),
+        EncodingInfo("many_axes", "rope.axial:ManyAxes", "rotary", "queries and keys", "none",
+             "as rope on each axis", "video and vision-language models",
+             "pair c rotates by p[axis_of[c]] × frequency[c]"),
     )
 }  # fmt: skip
 
@@ -227,6 +246,16 @@ def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
 def create(name: Literal["sinks"], **options: Any) -> Sinks: ...
 @overload
 def create(name: Literal["tempered"], **options: Any) -> Tempered: ...
+@overload
+def create(name: Literal["grid_bias"], **options: Any) -> GridBias: ...
+@overload
+def create(name: Literal["continuous_bias"], **options: Any) -> ContinuousBias: ...
+@overload
+def create(name: Literal["decomposed"], **options: Any) -> Decomposed: ...
+@overload
+def create(name: Literal["mixed_rope"], **options: Any) -> MixedRoPE: ...
+@overload
+def create(name: Literal["many_axes"], **options: Any) -> ManyAxes: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

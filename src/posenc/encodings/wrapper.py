@@ -25,7 +25,10 @@ class Wrapper(Encoding):
     ):
         super().__init__()
         if encoding is None or isinstance(encoding, str):
-            encoding = create(encoding or "none", d_model=d_model, heads=heads, head_dim=head_dim)
+            try:
+                encoding = create(encoding or "none", d_model=d_model, heads=heads, head_dim=head_dim)
+            except ValueError as error:  # of an unknown name
+                raise OptionError(str(error)) from None
         if not isinstance(encoding, Encoding):
             raise OptionError(
                 f"encoding={encoding!r} must be an encoding's name or an encoding, such as "

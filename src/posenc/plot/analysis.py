@@ -30,6 +30,9 @@ LAYER_SIZES = {"d_model": 512, "heads": 8}
 # Encodings of images number the patches of a grid, row by row.
 DRAWN_OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"std": 1.0}, "learned": {"max_length": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
+    "grid_bias": {"window": (512, 16), "std": 1.0}, "continuous_bias": {"window": (512, 16)},
+    "decomposed": {"grid": (512, 16), "std": 0.1}, "mixed_rope": {"columns": 16},
+    "many_axes": {"axis_of": (0, 1, 2, 0), "text": True},
 }  # fmt: skip
 
 
@@ -147,9 +150,19 @@ def one_head(plan: Plan, head: int) -> Plan | None:
 
     if plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
         return None
+    rotate = plan.rotate
+    if rotate is not None:  # phases of each head are [B, heads, L, pairs]
+        sides = [
+            side if side is None or side[0].dim() == 3 else tuple(take_head(x, 1) for x in side)
+            for side in (rotate.q, rotate.k)
+        ]
+        rotate = replace(rotate, q=sides[0], k=sides[1])
     return replace(
         plan,
         shift=take_head(plan.shift),
+        rotate=rotate,
+        cosine=take_head(plan.cosine),
+        sinks=take_head(plan.sinks),
         slopes=take_head(plan.slopes),
         lookups=tuple(
             replace(
@@ -229,10 +242,8 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
         return Vectors(_vectors(subject, at), at, False, "dimension")
     plan = subject.plan(Positions(length))
     if plan.rotate is not None and plan.rotate.k is not None:
-        cos, sin = plan.rotate.k
-        return Vectors(
-            torch.cat((cos[0], sin[0]), dim=-1).double(), sample_positions(length), False, "cos, sin of pair"
-        )
+        cos, sin = (each[0] if each.dim() == 3 else each[0, min(head, each.shape[1] - 1)] for each in plan.rotate.k)
+        return Vectors(torch.cat((cos, sin), dim=-1).double(), sample_positions(length), False, "cos, sin of pair")
     r = torch.arange(-(length - 1), length)
     for lookup in plan.lookups:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)

@@ -258,7 +258,8 @@ def overview(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
     vectors = analysis.encoding(subject, length, head)
     if vectors is not None:
         drawn += encoding(subject, length, head, words=words)
-        bucketed = not subject.absolute and subject.plan(Positions(2)).lookups
+        plan = None if subject.absolute else subject.plan(Positions(2))
+        bucketed = plan is not None and plan.lookups and plan.positions.runs is not None  # none of a grid
         drawn += buckets(subject, words=words) if bucketed else similarity(subject, length, head, words=words)
     return drawn
 

@@ -42,6 +42,11 @@ WHEN = {
     "alibi": "To train short and test long, when nearby tokens matter most.",
     "sinks": "When heads should be able to attend to nothing, above all with sliding windows; together with any other encoding.",
     "tempered": "For long contexts: scores of far queries are multiplied, so that the softmax over more keys stays sharp.",
+    "grid_bias": "For images in windows of a fixed size: the cheapest relative position over rows and columns.",
+    "continuous_bias": "For images whose window grows after training: the bias is a function of coordinates.",
+    "decomposed": "For large images: content-dependent positions at the cost of two short tables.",
+    "mixed_rope": "For image models that are trained from scratch: each pair learns a direction, diagonals included.",
+    "many_axes": "For any other rotary convention over several axes: name the axis and the frequency of each pair.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -62,6 +67,11 @@ CHINESE = {
     "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
     "sinks": About("", "", "heads", "与所搭配的编码相同", "希望注意力头可以什么都不关注时，尤其是滑动窗口；与任何其他编码搭配使用。"),
     "tempered": About("", "", "无", "为此而设，需配合可外推的编码", "长上下文：位置靠后的查询得分被放大，使更多键上的 softmax 仍然集中。"),
+    "grid_bias": About("", "", "(2 行 - 1)(2 列 - 1) × heads", "否：只有一种窗口；resize 可插值", "固定大小窗口的图像：行列上最便宜的相对位置。"),
+    "continuous_bias": About("", "", "3 × hidden + hidden × heads + heads", "是：其他窗口用同一个网络", "训练后窗口会变大的图像：偏置是坐标的函数。"),
+    "decomposed": About("", "", "(2 行 + 2 列 - 2) × d_head", "其他尺寸用插值的表", "大图像：与内容相关的位置，只需两张短表。"),
+    "mixed_rope": About("", "", "axes × heads × d_head / 2", "部分：角度继续增长，没见过的角度会误导模型", "从头训练的图像模型：每个通道对学习一个方向，包括对角线。"),
+    "many_axes": About("", "", "无", "每个轴同 RoPE", "其他任何多轴旋转约定：给出每个通道对的轴和频率。"),
 }  # fmt: skip
 
 

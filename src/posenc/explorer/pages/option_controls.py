@@ -29,6 +29,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "std": (0.0, 2.0, 0.02),
     "max_length": (64, 8192, 64),
     "offset": (0, 8, 1),
+    "floor": (256, 8192, 256),
 }
 FURTHEST = 8192
 """The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""
