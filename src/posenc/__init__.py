@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .encodings.bias import ALiBi as ALiBi
     from .encodings.bias import Clipped as Clipped
     from .encodings.deberta import DeBERTa as DeBERTa
+    from .encodings.fox import FoX as FoX
     from .encodings.grid.bias import GridBias as GridBias
     from .encodings.grid.continuous import ContinuousBias as ContinuousBias
     from .encodings.grid.decomposed import Decomposed as Decomposed

@@ -285,6 +285,20 @@ def many_axes(options: Options) -> list[str]:
     return titled("Axis of each pair of channels, for example dealt out in turn:", [" ".join(map(str, axis_of))])
 
 
+def fox(options: Options) -> list[str]:
+    reach, start = 64, options.get("start", 0.0)
+    if not isinstance(start, (int, float)) or isinstance(start, bool):
+        raise ValueError(f"start must be a number, got {start!r}")
+    curves = {
+        f"f = sigmoid({b:+g})": [-d * math.log1p(math.exp(-b)) for d in range(reach + 1)]
+        for b in (start, start + 2, start + 4)
+    }
+    return titled(
+        "Sum of log f over distance where every gate is the same; real gates depend on the tokens:",
+        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=-12.0, high=0.0, rows=11),
+    )
+
+
 def _grid(size: Any) -> tuple[int, int]:
     if (
         not isinstance(size, (tuple, list))
@@ -319,6 +333,7 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "decomposed": decomposed,
     "mixed_rope": mixed_rope,
     "many_axes": many_axes,
+    "fox": fox,
 }
 
 

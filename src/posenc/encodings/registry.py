@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .absolute import Learned, Sinusoidal
     from .bias import T5, ALiBi, Clipped
     from .deberta import DeBERTa
+    from .fox import FoX
     from .grid.bias import GridBias
     from .grid.continuous import ContinuousBias
     from .grid.decomposed import Decomposed
@@ -134,6 +135,9 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("many_axes", "rope.axial:ManyAxes", "rotary", "queries and keys", "none",
              "as rope on each axis", "video and vision-language models",
              "pair c rotates by p[axis_of[c]] × frequency[c]"),
+        EncodingInfo("fox", "fox:FoX", "data-dependent decay", "scores", "(d_model + 1) × heads",
+             "yes: far keys are forgotten at a rate that the tokens set", "Forgetting Transformer",
+             "s = q·k / √d + Σ_{t=j+1..i} log sigmoid(w_h·x_t + b_h)"),
     )
 }  # fmt: skip
 
@@ -256,6 +260,8 @@ def create(name: Literal["decomposed"], **options: Any) -> Decomposed: ...
 def create(name: Literal["mixed_rope"], **options: Any) -> MixedRoPE: ...
 @overload
 def create(name: Literal["many_axes"], **options: Any) -> ManyAxes: ...
+@overload
+def create(name: Literal["fox"], **options: Any) -> FoX: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

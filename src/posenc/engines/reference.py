@@ -111,7 +111,7 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
         s = s - plan.slopes.to(precision)[:, None, None] * distance
     if plan.decay is not None:
         c_q, c_k = plan.decay
-        s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k.to(precision)[..., None, :])
+        s = s + (c_q[..., rows, None] - c_k[..., None, :]).to(precision)  # float64 is rounded after the difference
     if plan.pair is not None:
         s = s + plan.pair(positions.q_positions(device)[..., rows], positions.k_positions(device)).to(precision)
     return s

@@ -201,6 +201,11 @@ class Attention(nn.Module):
     def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
         if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
             raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
+        if self.encoding.keep(x[:, :0]) is not None:
+            raise ValueError(
+                f"{type(self.encoding).__name__} keeps numbers of each token along one sequence, and a context is another; "
+                "use another encoding for cross-attention, or none"
+            )
         slot = self._slot(cache, x, cross=True)
         q_side, marks = resolve_queries(x, slot, positions)
         k_side, facts = resolve_context(context, slot, context_positions, key_mask)

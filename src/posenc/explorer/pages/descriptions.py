@@ -17,7 +17,7 @@ class About(NamedTuple):
 
 FAMILIES = {
     "none": "无", "absolute": "绝对位置", "rotary": "旋转", "relative, bias": "相对位置，偏置",
-    "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇", "temperature": "温度",
+    "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇", "temperature": "温度", "data-dependent decay": "由数据决定的衰减",
 }  # fmt: skip
 ENTERS = {
     "nowhere": "不进入", "input": "输入", "queries and keys": "查询和键", "scores": "注意力得分",
@@ -47,6 +47,7 @@ WHEN = {
     "decomposed": "For large images: content-dependent positions at the cost of two short tables.",
     "mixed_rope": "For image models that are trained from scratch: each pair learns a direction, diagonals included.",
     "many_axes": "For any other rotary convention over several axes: name the axis and the frequency of each pair.",
+    "fox": "For decoders that read long texts: each token decides how much of the past fades, and no other position is needed.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -72,6 +73,7 @@ CHINESE = {
     "decomposed": About("", "", "(2 行 + 2 列 - 2) × d_head", "其他尺寸用插值的表", "大图像：与内容相关的位置，只需两张短表。"),
     "mixed_rope": About("", "", "axes × heads × d_head / 2", "部分：角度继续增长，没见过的角度会误导模型", "从头训练的图像模型：每个通道对学习一个方向，包括对角线。"),
     "many_axes": About("", "", "无", "每个轴同 RoPE", "其他任何多轴旋转约定：给出每个通道对的轴和频率。"),
+    "fox": About("", "", "(d_model + 1) × heads", "是：远处的键按词元决定的速度被遗忘", "阅读长文本的解码器：每个词元决定过去衰减多少，无需其他位置。"),
 }  # fmt: skip
 
 
