@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from .encodings.bias import ALiBi as ALiBi
     from .encodings.bias import Clipped as Clipped
     from .encodings.deberta import DeBERTa as DeBERTa
+    from .encodings.fire import Fire as Fire
     from .encodings.fox import FoX as FoX
     from .encodings.grid.bias import GridBias as GridBias
     from .encodings.grid.continuous import ContinuousBias as ContinuousBias
     from .encodings.grid.decomposed import Decomposed as Decomposed
+    from .encodings.kerple import Kerple as Kerple
     from .encodings.none import NoPosition as NoPosition
     from .encodings.randomized import Randomized as Randomized
     from .encodings.relative_logits import RelativeLogits as RelativeLogits
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from .encodings.rope.mixed import MixedRoPE as MixedRoPE
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
+    from .encodings.sandwich import Sandwich as Sandwich
     from .encodings.shaw import Shaw as Shaw
     from .encodings.sinks import Sinks as Sinks
     from .encodings.tempered import Tempered as Tempered

@@ -8,14 +8,14 @@ from posenc.encodings.registry import causal_options, options_of
 OPTIONS = {
     "learned": {"max_length": 64}, "deberta": {"max_distance": 8}, "relative_logits": {"max_distance": 6, "d_rel": 4},
     "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4},
-    "tempered": {"alpha": 0.5, "floor": 2.0},
+    "fire": {"threshold": 4.0, "hidden": 5}, "tempered": {"alpha": 0.5, "floor": 2.0},
     "grid_bias": {"window": (4, 4)}, "continuous_bias": {"window": (4, 4), "hidden": 6}, "decomposed": {"grid": (4, 4)},
     "mixed_rope": {"columns": 4}, "many_axes": {"axis_of": (0, 1), "text": True},
 }  # fmt: skip
 NAMES = posenc.list_encodings()
 BOTH_SIDES = [name for name in NAMES if not posenc.info(name).load().causal_only]
 """Encodings that a layer without a causal mask may use."""
-NETWORKS = ("continuous_bias",)
+NETWORKS = ("continuous_bias", "fire")
 """Encodings with a network, whose biases of zero put ReLUs at their kink, where no gradient is."""
 LIMITS = {"learned": 64, "xpos": 8192}
 

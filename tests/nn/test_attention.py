@@ -130,6 +130,7 @@ def test_gradients_of_every_parameter(name):
             "alibi",
             "tempered",
             "many_axes",
+            "sandwich",
         )
         return
     assert torch.autograd.gradcheck(run, values, fast_mode=True)

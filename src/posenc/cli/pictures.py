@@ -299,6 +299,45 @@ def fox(options: Options) -> list[str]:
     )
 
 
+def kerple(options: Options) -> list[str]:
+    reach, form = 512, options.get("form", "log")
+    if form not in ("log", "power"):
+        raise ValueError(f"form must be log or power, got {form!r}")
+    curves = {}
+    for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)):
+        curve = (-p * math.log1p(a * d) if form == "log" else -a * d ** (p / 2) for d in range(reach + 1))
+        curves[f"a = {a:g}, p = {p if form == 'log' else p / 2:g}"] = list(curve)
+    title = f"Bias over distance ({form}) for some a and p in the range of the start; each head learns its own:"
+    return titled(title, terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-14.0, high=0.0, rows=12))
+
+
+def sandwich(options: Options) -> list[str]:
+    heads, size = options.whole("heads", 8), options.whole("size", 128, 2)
+    frequencies = formulas.sandwich_frequencies(size, options.number("base", 10000.0))
+    factors, reach = formulas.sandwich_factors(heads), 512
+    sums = [sum(math.cos(d * w) - 1 for w in frequencies) for d in range(reach + 1)]
+    selected = sorted({0, heads // 2, heads - 1})
+    curves = {f"head {h + 1} of {heads}": [factors[h] * s for s in sums] for h in selected}
+    return titled(
+        f"Bias over distance with size={size}:",
+        terminal.chart(curves, ("distance 0", "", f"{reach}"), high=0.0, rows=12),
+    )
+
+
+def fire(options: Options) -> list[str]:
+    c, threshold, reach = options.number("c", 0.1), options.number("threshold", 512.0), 2048
+    phi = lambda x: math.log1p(abs(c * x))  # noqa: E731
+    curves = {
+        f"query at {i}": [phi(d) / phi(max(i, threshold)) if d <= i else float("nan") for d in range(reach + 1)]
+        for i in (reach // 4, reach // 2, reach)
+    }
+    curves = {name: [y for y in curve if y == y] + [1.0] * sum(y != y for y in curve) for name, curve in curves.items()}
+    return titled(
+        "What the network reads over distance, φ(i-j) / φ(max(i, T)): at most 1 for every query:",
+        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=0.0, high=1.0, rows=10),
+    )
+
+
 def _grid(size: Any) -> tuple[int, int]:
     if (
         not isinstance(size, (tuple, list))
@@ -334,6 +373,9 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "mixed_rope": mixed_rope,
     "many_axes": many_axes,
     "fox": fox,
+    "kerple": kerple,
+    "sandwich": sandwich,
+    "fire": fire,
 }
 
 

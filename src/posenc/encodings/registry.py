@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from .absolute import Learned, Sinusoidal
     from .bias import T5, ALiBi, Clipped
     from .deberta import DeBERTa
+    from .fire import Fire
     from .fox import FoX
     from .grid.bias import GridBias
     from .grid.continuous import ContinuousBias
     from .grid.decomposed import Decomposed
+    from .kerple import Kerple
     from .none import NoPosition
     from .relative_logits import RelativeLogits
     from .rope.axial import AxialRoPE, ManyAxes, MRoPE, Sinusoidal2D
     from .rope.mixed import MixedRoPE
     from .rope.rope import RoPE
     from .rope.xpos import XPos
+    from .sandwich import Sandwich
     from .shaw import Shaw
     from .sinks import Sinks
     from .tempered import Tempered
@@ -138,6 +141,15 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("fox", "fox:FoX", "data-dependent decay", "scores", "(d_model + 1) × heads",
              "yes: far keys are forgotten at a rate that the tokens set", "Forgetting Transformer",
              "s = q·k / √d + Σ_{t=j+1..i} log sigmoid(w_h·x_t + b_h)"),
+        EncodingInfo("kerple", "kerple:Kerple", "relative, bias", "scores", "2 × heads",
+             "yes: the decay goes on, logarithmically or as a power", "KERPLE",
+             "s = q·k / √d - p_h ln(1 + a_h |i-j|)   or   - a_h |i-j|^p_h"),
+        EncodingInfo("sandwich", "sandwich:Sandwich", "relative, bias", "scores", "none",
+             "yes: the decay goes on, about logarithmically", "Sandwich",
+             "s = q·k / √d + (Σ_c cos((i-j) base^(-2c/n)) - n/2) / (8h/H)"),
+        EncodingInfo("fire", "fire:Fire", "relative, bias", "scores", "2 × hidden + (hidden + 1) × heads + 2",
+             "yes: distances are relative to the query's position", "FIRE",
+             "s = q·k / √d + MLP(φ(i-j) / φ(max(i, T)))_h,  φ(x) = ln(1 + |c x|)"),
     )
 }  # fmt: skip
 
@@ -262,6 +274,12 @@ def create(name: Literal["mixed_rope"], **options: Any) -> MixedRoPE: ...
 def create(name: Literal["many_axes"], **options: Any) -> ManyAxes: ...
 @overload
 def create(name: Literal["fox"], **options: Any) -> FoX: ...
+@overload
+def create(name: Literal["kerple"], **options: Any) -> Kerple: ...
+@overload
+def create(name: Literal["sandwich"], **options: Any) -> Sandwich: ...
+@overload
+def create(name: Literal["fire"], **options: Any) -> Fire: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

@@ -48,6 +48,9 @@ WHEN = {
     "mixed_rope": "For image models that are trained from scratch: each pair learns a direction, diagonals included.",
     "many_axes": "For any other rotary convention over several axes: name the axis and the frequency of each pair.",
     "fox": "For decoders that read long texts: each token decides how much of the past fades, and no other position is needed.",
+    "kerple": "To train short and test long with decays that each head learns.",
+    "sandwich": "To train short and test long without parameters, with a decay between ALiBi's and T5's.",
+    "fire": "To train short and test long with a learned bias whose input stays in the trained range at every length.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -74,6 +77,9 @@ CHINESE = {
     "mixed_rope": About("", "", "axes × heads × d_head / 2", "部分：角度继续增长，没见过的角度会误导模型", "从头训练的图像模型：每个通道对学习一个方向，包括对角线。"),
     "many_axes": About("", "", "无", "每个轴同 RoPE", "其他任何多轴旋转约定：给出每个通道对的轴和频率。"),
     "fox": About("", "", "(d_model + 1) × heads", "是：远处的键按词元决定的速度被遗忘", "阅读长文本的解码器：每个词元决定过去衰减多少，无需其他位置。"),
+    "kerple": About("", "", "2 × heads", "是：衰减继续，对数或幂次", "短训练、长测试，且每个头学习自己的衰减时。"),
+    "sandwich": About("", "", "无", "是：衰减继续，大致为对数", "短训练、长测试且不要参数时，衰减介于 ALiBi 与 T5 之间。"),
+    "fire": About("", "", "2 × hidden + (hidden + 1) × heads + 2", "是：距离相对于查询的位置", "短训练、长测试：学习的偏置，其输入在任何长度都在训练范围内。"),
 }  # fmt: skip
 
 

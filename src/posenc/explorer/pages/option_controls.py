@@ -17,7 +17,7 @@ from ..url_state import InputError
 # options without effect on the figures, and those that no slider can set (tensors, objects)
 HIDDEN = {
     "dropout", "norm_eps", "table", "norm", "content_bias", "position_bias", "segment_bias", "scaling", "scale", "values", "bi_data", "temper",
-    "own_key_bias", "projections", "terms",
+    "own_key_bias", "projections", "terms", "eps", "least",
 }  # fmt: skip
 # (lowest, highest, step), for options where 0 to four times the default is not a good range
 RANGES: dict[str, tuple[float, float, float]] = {
