@@ -131,6 +131,8 @@ def test_they_go_with_any_encoding_and_decode():
         torch.testing.assert_close(torch.cat(steps, 1), attn(x))
         assert encoding.absolute == inner.absolute
     assert posenc.create("sinks", d_model=16, heads=4, encoding="rope").encoding.head_dim == 4
+    with pytest.raises(posenc.OptionError, match="Sinusoidal is added to the input"):
+        posenc.Sinks(heads=4, d_model=16, encoding="sinusoidal")
     with pytest.raises(posenc.OptionError, match="an encoding's name or an encoding"):
         posenc.Sinks(heads=4, encoding=3)
     q, k, v = tensors()

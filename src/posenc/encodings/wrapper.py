@@ -34,9 +34,14 @@ class Wrapper(Encoding):
                 f"encoding={encoding!r} must be an encoding's name or an encoding, such as "
                 "posenc.create('rope', head_dim=64)"
             )
+        if type(encoding).embed is not Encoding.embed:
+            raise OptionError(
+                f"{type(encoding).__name__} is added to the input and not inside attention; add it there, with its "
+                f"embed, and leave encoding= out of {type(self).__name__}"
+            )
         self.encoding = encoding
         self.absolute, self.axes = encoding.absolute, encoding.axes
-        self.length_dependent, self.embeds_whole = encoding.length_dependent, encoding.embeds_whole
+        self.length_dependent = encoding.length_dependent
         self.causal_only = encoding.causal_only
 
     def check_causal(self, causal: bool) -> str | None:
@@ -44,9 +49,6 @@ class Wrapper(Encoding):
 
     def reset_host(self, host: Host) -> None:
         self.encoding.reset_host(host)
-
-    def embed(self, x: Tensor, positions: Positions) -> Tensor:
-        return self.encoding.embed(x, positions)
 
     def rotation(self, positions: Positions) -> Rotation | None:
         return self.encoding.rotation(positions)
