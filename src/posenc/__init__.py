@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .core.positions import Positions as Positions
     from .core.positions import Run as Run
     from .core.rotation import Rotation as Rotation
+    from .encodings import contextual as contextual
     from .encodings.absolute import Learned as Learned
     from .encodings.absolute import Sinusoidal as Sinusoidal
     from .encodings.bias import T5 as T5
@@ -96,7 +97,7 @@ _NAMES = {
     "Randomized": "encodings.randomized",
 }  # fmt: skip
 _MODULES = {
-    "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
+    "contextual": "encodings.contextual", "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
 }  # fmt: skip
 
