@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .encodings.bias import T5 as T5
     from .encodings.bias import ALiBi as ALiBi
     from .encodings.bias import Clipped as Clipped
+    from .encodings.cape import Cape as Cape
     from .encodings.deberta import DeBERTa as DeBERTa
     from .encodings.fire import Fire as Fire
     from .encodings.fox import FoX as FoX
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .encodings.rope.axial import MRoPE as MRoPE
     from .encodings.rope.axial import Sinusoidal2D as Sinusoidal2D
     from .encodings.rope.mixed import MixedRoPE as MixedRoPE
+    from .encodings.rope.polar import PoPE as PoPE
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
     from .encodings.sandwich import Sandwich as Sandwich
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from .encodings.tempered import Tempered as Tempered
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet
+    from .encodings.tupe import TUPE as TUPE
     from .engines.choose import ENGINES as ENGINES
     from .engines.choose import register_engine as register_engine
     from .functional import apply_rotary as apply_rotary

@@ -132,6 +132,8 @@ def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tenso
         q, k = plan.rotate.both(q, k)
     if plan.cosine is not None:
         q, k = normalise(q, plan.cosine), normalise(k)
+    if plan.append is not None:
+        q, k = (torch.cat((x, more.to(x.dtype).expand(*x.shape[:3], -1)), -1) for x, more in zip((q, k), plan.append))
     return q, k, v
 
 

@@ -31,7 +31,7 @@ def use(encoding):
     """A forward pass at the positions that it reads; relative_logits and xlnet take their input."""
     x = torch.randn(2, 3, getattr(encoding, "d_model", 16))
     positions = posenc.Positions(torch.zeros(2, 3, 2, dtype=torch.int64) if encoding.axes not in (1, None) else 3)
-    if type(encoding).__name__ in ("Learned", "Sinusoidal", "Sinusoidal2D"):
+    if type(encoding).__name__ in ("Learned", "Sinusoidal", "Sinusoidal2D", "Cape"):
         encoding.embed(
             torch.randn(2, 3, encoding.table.shape[1] if hasattr(encoding, "table") else encoding.d_model), positions
         )

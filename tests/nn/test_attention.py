@@ -131,6 +131,7 @@ def test_gradients_of_every_parameter(name):
             "tempered",
             "many_axes",
             "sandwich",
+            "cape",
         )
         return
     assert torch.autograd.gradcheck(run, values, fast_mode=True)

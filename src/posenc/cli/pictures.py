@@ -338,6 +338,24 @@ def fire(options: Options) -> list[str]:
     )
 
 
+def tupe(options: Options) -> list[str]:
+    rows = options.whole("max_length", 512, most=10**9)
+    lines = [
+        "words      x_i W_q · x_j W_k",
+        "positions  p_i U_q · p_j U_k",
+        "           (no product of a word with a position)",
+    ]
+    return titled(f"Two products instead of one of sums; a table of {rows + 1} positions:", lines)
+
+
+def pope(options: Options) -> list[str]:
+    size, base = options.whole("head_dim", 64), options.number("base", 10000.0)
+    frequencies = formulas.inverse_frequencies(2 * size, base)
+    return _kernel(
+        frequencies, f"Score of equal magnitudes over distance, mean of cos(r w_c), {size} frequencies, base={base:g}:"
+    )
+
+
 def _grid(size: Any) -> tuple[int, int]:
     if (
         not isinstance(size, (tuple, list))
@@ -376,6 +394,9 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "kerple": kerple,
     "sandwich": sandwich,
     "fire": fire,
+    "tupe": tupe,
+    "cape": sinusoidal,
+    "pope": pope,
 }
 
 

@@ -2,6 +2,7 @@
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
     q <- cosine q / |q|,     k <- k / |k|                                     (where `cosine` is given)
+    q <- [q, append_q],      k <- [k, append_k]                               (where `append` is given)
     s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
     o = sum_j softmax([s + mask, sinks])_ij ( v_j + sum add_value )           r = p_k - p_q
 
@@ -60,6 +61,7 @@ class Plan:
     shift: Tensor | None = None  # [H, D]
     rotate: Rotation | None = None
     cosine: Tensor | None = None  # [H]: cosine attention; the scale is then 1 where None
+    append: tuple[Tensor, Tensor] | None = None  # [B or 1, H, Lq, E], [B or 1, H or 1, Lk, E]: more channels of q and k
     # core
     lookups: tuple[Lookup, ...] = ()
     scale: float | Tensor | None = None  # None: 1/sqrt(D), or 1 with cosine; a tensor broadcasts to [B, H, Lq]
@@ -154,6 +156,8 @@ class Plan:
         if self.shift is not None:
             _check_heads("shift", self.shift, q)
             _check_shape("shift", self.shift, [(1, heads), size])
+        if self.append is not None:
+            self._check_append(q, k, check_tensor)
         for name, numbers in (("slopes", self.slopes), ("cosine", self.cosine), ("sinks", self.sinks)):
             if numbers is not None:
                 _check_heads(name, numbers, q)
@@ -169,6 +173,26 @@ class Plan:
             check_tensor("decay[1]", self.decay[1], (batch, heads, k_length))
         if self.rotate is not None:
             self.rotate.check(q, k, v)
+
+    def _check_append(self, q: Tensor, k: Tensor, check_tensor: Callable) -> None:
+        assert self.append is not None
+        for name, more, x in (("append[0]", self.append[0], q), ("append[1]", self.append[1], k)):
+            check_tensor(name, more)
+            if more.dim() != 4 or any(a not in (1, b) for a, b in zip(more.shape[:3], x.shape)):
+                raise ValueError(
+                    f"{name} must be [B or 1, heads or 1, L, E] for {list(x.shape)}, got {list(more.shape)}"
+                )
+        if self.append[0].shape[3] != self.append[1].shape[3]:
+            raise ValueError(f"append adds {self.append[0].shape[3]} channels to q and {self.append[1].shape[3]} to k")
+        if self.scale is None:
+            raise ValueError("append makes heads wider, so 1/sqrt(D) is not meant; give the plan's scale")
+        if any((x.dot_query is not None and x.states is None) or x.dot_key is not None for x in self.lookups):
+            raise ValueError("append goes with no table that is multiplied with q or k; give states, or no append")
+
+    def width(self, head_size: int) -> int:
+        """Channels of queries and keys after the pre-pass."""
+        wide = 2 * head_size if self.rotate is not None and self.rotate.polar else head_size
+        return wide if self.append is None else wide + self.append[0].shape[3]
 
 
 def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:

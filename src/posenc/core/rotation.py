@@ -39,18 +39,33 @@ class Rotation:
     values: bool = False
     magnitude: float = 1.0
     """The largest factor of q or k, where it can leave a dtype's range."""
+    polar: bool = False
+    """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
 
     def queries(self, q: Tensor) -> Tensor:
         self._check_range(q)
-        return q if self.q is None else apply_rotary(q, *self.q, self.layout)
+        return q if self.q is None else apply_rotary(self._pairs(q), *self.q, self.layout)
 
     def keys(self, k: Tensor) -> Tensor:
         self._check_range(k)
-        return k if self.k is None else apply_rotary(k, *self.k, self.layout)
+        return k if self.k is None else apply_rotary(self._pairs(k), *self.k, self.layout)
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """x, or pairs (softplus(x), 0) of it."""
+        if not self.polar:
+            return x
+        size = torch.nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+        return torch.cat((size, torch.zeros_like(size)), -1)
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: one launch where they share their phases."""
-        if self.q is not None and self.k is not None and self.q[0] is self.k[0] and self.q[1] is self.k[1]:
+        if (
+            self.q is not None
+            and self.k is not None
+            and self.q[0] is self.k[0]
+            and self.q[1] is self.k[1]
+            and not self.polar
+        ):
             return rotate_both(q, k, *self.q, self.layout)
         return self.queries(q), self.keys(k)
 
@@ -76,10 +91,11 @@ class Rotation:
                 )
             if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
                 raise ValueError(f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for as many")
-            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > x.shape[3]:
+            room = 2 * x.shape[3] if self.polar else x.shape[3]
+            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
                 raise ValueError(
                     f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
-                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {x.shape[3] // 2}]"
+                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {room // 2}]"
                 )
             if cos.device != x.device:
                 raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")

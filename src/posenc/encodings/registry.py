@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..core.encoding import Encoding
     from .absolute import Learned, Sinusoidal
     from .bias import T5, ALiBi, Clipped
+    from .cape import Cape
     from .deberta import DeBERTa
     from .fire import Fire
     from .fox import FoX
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .relative_logits import RelativeLogits
     from .rope.axial import AxialRoPE, ManyAxes, MRoPE, Sinusoidal2D
     from .rope.mixed import MixedRoPE
+    from .rope.polar import PoPE
     from .rope.rope import RoPE
     from .rope.xpos import XPos
     from .sandwich import Sandwich
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .sinks import Sinks
     from .tempered import Tempered
     from .transformer_xl import TransformerXL, XLNet
+    from .tupe import TUPE
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,15 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("fire", "fire:Fire", "relative, bias", "scores", "2 × hidden + (hidden + 1) × heads + 2",
              "yes: distances are relative to the query's position", "FIRE",
              "s = q·k / √d + MLP(φ(i-j) / φ(max(i, T)))_h,  φ(x) = ln(1 + |c x|)"),
+        EncodingInfo("tupe", "tupe:TUPE", "absolute", "scores", "(max_length + 1) × d_model + 2 d_model²",
+             "no: undefined past max_length", "TUPE",
+             "s = (q·k + (U_q p_i)·(U_k p_j)) / √(2d)"),
+        EncodingInfo("cape", "cape:Cape", "absolute", "input", "none",
+             "partly: shifts and stretches of training widen the range", "CAPE (speech, images, text)",
+             "x_p + [sin(p' w_c), cos(p' w_c)],  p' = (p + Δ + δ_p) λ in training"),
+        EncodingInfo("pope", "rope.polar:PoPE", "rotary", "queries and keys", "heads × d_head",
+             "better than rope, by its authors", "PoPE",
+             "s = Σ_c softplus(q_c) softplus(k_c) cos((j-i) w_c + δ[h,c]) / √d"),
     )
 }  # fmt: skip
 
@@ -280,6 +292,12 @@ def create(name: Literal["kerple"], **options: Any) -> Kerple: ...
 def create(name: Literal["sandwich"], **options: Any) -> Sandwich: ...
 @overload
 def create(name: Literal["fire"], **options: Any) -> Fire: ...
+@overload
+def create(name: Literal["tupe"], **options: Any) -> TUPE: ...
+@overload
+def create(name: Literal["cape"], **options: Any) -> Cape: ...
+@overload
+def create(name: Literal["pope"], **options: Any) -> PoPE: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

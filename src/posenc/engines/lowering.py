@@ -194,7 +194,8 @@ def lower_plan(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float = 0.0, return_lse: bool = False
 ) -> LoweredPlan:
     """q, k and v before or after their rotation: only shapes and flags are read."""
-    batch, heads, q_length, head_dim = q.shape
+    batch, heads, q_length, size = q.shape
+    head_dim = plan.width(size)
     _, kv_heads, k_length, value_dim = v.shape
     has_tensor_scale = isinstance(plan.scale, Tensor)
     bias = query = key = value = None
@@ -246,7 +247,7 @@ def _widen_span(span: Span | None, index: Index) -> Span:
 def _requires_grad(plan: Plan) -> bool:
     """Whether any tensor of a plan does, those of the pre-pass included."""
     rotation = plan.rotate
-    prepass = [plan.shift, plan.cosine]
+    prepass = [plan.shift, plan.cosine, *(plan.append or ())]
     if rotation is not None:
         prepass += [*(rotation.q or ()), *(rotation.k or ())]
     decay = plan.decay or ()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
@@ -42,6 +43,8 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
         q = q + plan.shift.to(q.dtype)[:, None, :]
     rotation = plan.rotate
     if rotation is not None:
+        if rotation.polar:
+            q, k = (torch.cat((x, torch.zeros_like(x)), -1) for x in (softplus(q), softplus(k)))
         if rotation.q is not None:
             q = rotate_by_formula(q, *rotation.q, rotation.layout)
         if rotation.k is not None:
@@ -50,6 +53,8 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
     if plan.cosine is not None:
         q, k = (x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12) for x in (q, k))
         q = q * plan.cosine.to(q.dtype)[:, None, None]
+    if plan.append is not None:
+        q, k = (torch.cat((x, more.to(x.dtype).expand(*x.shape[:3], -1)), -1) for x, more in zip((q, k), plan.append))
     return q, k, v
 
 

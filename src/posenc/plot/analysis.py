@@ -30,6 +30,7 @@ LAYER_SIZES = {"d_model": 512, "heads": 8}
 # Encodings of images number the patches of a grid, row by row.
 DRAWN_OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"std": 1.0}, "learned": {"max_length": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
+    "cape": {"shift": 0.0, "jitter": 0.0}, "tupe": {"max_length": 8192, "std": 1.0},
     "grid_bias": {"window": (512, 16), "std": 1.0}, "continuous_bias": {"window": (512, 16)},
     "decomposed": {"grid": (512, 16), "std": 0.1}, "mixed_rope": {"columns": 16},
     "many_axes": {"axis_of": (0, 1, 2, 0), "text": True},
@@ -167,6 +168,7 @@ def one_head(plan: Plan, head: int) -> Plan | None:
         shift=take_head(plan.shift),
         rotate=rotate,
         cosine=take_head(plan.cosine),
+        append=None if plan.append is None else tuple(take_head(x, 1) for x in plan.append),
         sinks=take_head(plan.sinks),
         slopes=take_head(plan.slopes),
         lookups=tuple(

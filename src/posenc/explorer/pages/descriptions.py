@@ -51,6 +51,9 @@ WHEN = {
     "kerple": "To train short and test long with decays that each head learns.",
     "sandwich": "To train short and test long without parameters, with a decay between ALiBi's and T5's.",
     "fire": "To train short and test long with a learned bias whose input stays in the trained range at every length.",
+    "tupe": "For text encoders: words and positions are compared separately, and the class token is free of position.",
+    "cape": "For absolute positions that should generalise: training sees them shifted and stretched.",
+    "pope": "For decoders in which what a token is and where it stands should not mix.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -80,6 +83,9 @@ CHINESE = {
     "kerple": About("", "", "2 × heads", "是：衰减继续，对数或幂次", "短训练、长测试，且每个头学习自己的衰减时。"),
     "sandwich": About("", "", "无", "是：衰减继续，大致为对数", "短训练、长测试且不要参数时，衰减介于 ALiBi 与 T5 之间。"),
     "fire": About("", "", "2 × hidden + (hidden + 1) × heads + 2", "是：距离相对于查询的位置", "短训练、长测试：学习的偏置，其输入在任何长度都在训练范围内。"),
+    "tupe": About("", "", "(max_length + 1) × d_model + 2 d_model²", "否：超过 max_length 没有定义", "文本编码器：词与位置分别比较，类别词元不受位置影响。"),
+    "cape": About("", "", "无", "部分：训练中的平移和缩放扩大了范围", "希望绝对位置能泛化时：训练中位置被随机平移和缩放。"),
+    "pope": About("", "", "heads × d_head", "据作者优于 RoPE", "希望词元的内容与位置互不混合的解码器。"),
 }  # fmt: skip
 
 
