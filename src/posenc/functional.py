@@ -63,6 +63,7 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         with no_autocast(q.device):
             out, lse = chosen.run(q, k, v, lowered)
     if sinks is not None:
+        assert lse is not None  # the facts ask for it
         out, lse = join_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
 

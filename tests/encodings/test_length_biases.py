@@ -59,7 +59,7 @@ def naive_fire(encoding, i, j):
     c, edge = encoding.c, (encoding.multiplier * encoding.threshold).abs()
     phi = lambda x: torch.log((c * x).abs() + 1)  # noqa: E731
     part = phi(torch.tensor(float(i - j)).double()) / (phi(torch.maximum(torch.tensor(float(i)).double(), edge)) + 1e-6)
-    return encoding.mlp(part.reshape(1, 1))[0]
+    return encoding.last(torch.relu(encoding.first(part.reshape(1, 1))))[0]
 
 
 @pytest.mark.parametrize("multiplier", [0.8, 2.0, -1.4])

@@ -36,7 +36,7 @@ class Fire(Encoding):
             require_number("eps", eps, least=0.0),
         )
         self.start = require_number("c", c)
-        self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
+        self.first, self.last = nn.Linear(1, hidden), nn.Linear(hidden, heads)
         self.c = nn.Parameter(torch.empty(()))
         self.multiplier = nn.Parameter(torch.empty(()))
         self._read: tuple[int, float] | None = None
@@ -52,7 +52,7 @@ class Fire(Encoding):
         edge = (self.multiplier.to(dtype) * self.threshold).abs()
         reach = edge if at is None else torch.maximum(at.to(dtype), edge)
         part = self._phi(distances.to(dtype)) / (self._phi(reach) + self.eps)
-        first, _, last = self.mlp
+        first, last = self.first, self.last
         hidden = torch.relu(part[..., None] * first.weight.to(dtype)[:, 0] + first.bias.to(dtype))
         return nn.functional.linear(hidden, last.weight.to(dtype), last.bias.to(dtype))
 

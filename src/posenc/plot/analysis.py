@@ -156,19 +156,23 @@ def one_head(plan: Plan, head: int) -> Plan | None:
 
     if plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
         return None
+
+    def take_both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        """Of a pair [B, heads, ..]; phases without heads are left as they are."""
+        if pair is None or pair[0].dim() != 4:
+            return pair
+        first, second = (x if x.shape[1] == 1 else x.narrow(1, head, 1) for x in pair)
+        return first, second
+
     rotate = plan.rotate
-    if rotate is not None:  # phases of each head are [B, heads, L, pairs]
-        sides = [
-            side if side is None or side[0].dim() == 3 else tuple(take_head(x, 1) for x in side)
-            for side in (rotate.q, rotate.k)
-        ]
-        rotate = replace(rotate, q=sides[0], k=sides[1])
+    if rotate is not None:
+        rotate = replace(rotate, q=take_both(rotate.q), k=take_both(rotate.k))
     return replace(
         plan,
         shift=take_head(plan.shift),
         rotate=rotate,
         cosine=take_head(plan.cosine),
-        append=None if plan.append is None else tuple(take_head(x, 1) for x in plan.append),
+        append=take_both(plan.append),
         sinks=take_head(plan.sinks),
         slopes=take_head(plan.slopes),
         lookups=tuple(

@@ -70,7 +70,7 @@ class ContinuousBias(Encoding):
 
     def table(self) -> Tensor:
         """The bias of every difference query - key, [heads, (2 rows - 1)(2 columns - 1)]."""
-        weight = self.mlp[0].weight
+        weight = next(self.mlp.parameters())
         return (self.bound * self.mlp(self.coordinates(weight.device, weight.dtype)).sigmoid()).t()
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:

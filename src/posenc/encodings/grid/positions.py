@@ -35,7 +35,7 @@ def rows_and_columns(
 
     Positions with one axis number the tokens: the class token first, if there is one, then the patches row by row.
     """
-    sides = []
+    sides: list[tuple[Tensor, Tensor]] = []
     for axes, other in ((positions.q_axes, positions.k_axes), (positions.k_axes, positions.q_axes)):
         if sides and all(a is b for a, b in zip(axes, other, strict=True)):
             sides.append(sides[0])

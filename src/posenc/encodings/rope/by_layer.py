@@ -30,12 +30,14 @@ def by_layer(config: Any) -> list[Encoding]:
     rotated = _rotated(config, types, layers)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = any(isinstance(value, Mapping) for value in parameters.values())
-    made: dict[Any, Encoding] = {}
-    for kind, turns in zip(types, rotated, strict=True):
-        key = (kind if nested else None) if turns else False
+    made: dict[tuple[bool, str | None], Encoding] = {}
+    found = []
+    for kind, is_rotated in zip(types, rotated, strict=True):
+        key = is_rotated, kind if nested and is_rotated else None
         if key not in made:
-            made[key] = _rotary(config, key, parameters) if turns else _plain(config)
-    return [made[(kind if nested else None) if turns else False] for kind, turns in zip(types, rotated)]
+            made[key] = _rotary(config, key[1], parameters) if is_rotated else _plain(config)
+        found.append(made[key])
+    return found
 
 
 def _rotated(config: Any, types: list, layers: int) -> list[bool]:

@@ -68,7 +68,7 @@ class MixedRoPE(Encoding):
             both = [torch.cat((lengths * f(angle), lengths * f(across)), -1) for f in (torch.cos, torch.sin)]
             self.frequencies.copy_(torch.stack(both)[..., :pairs])
         else:
-            directions = nn.functional.normalize(torch.randn(self.axes, self.kv_heads, 1), dim=0)
+            directions = nn.functional.normalize(torch.randn(len(self.frequencies), self.kv_heads, 1), dim=0)
             self.frequencies.copy_(directions * torch.cat((lengths, lengths))[:pairs])
 
     def rotation(self, positions: Positions) -> Rotation:
