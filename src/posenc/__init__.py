@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .encodings.tupe import TUPE as TUPE
     from .engines.choose import ENGINES as ENGINES
     from .engines.choose import register_engine as register_engine
+    from .flex import to_flex as to_flex
     from .functional import apply_rotary as apply_rotary
     from .functional import attend as attend
     from .functional import explain as explain
@@ -93,6 +94,7 @@ _NAMES = {
     "Rotation": "core.rotation",
     "Encoding": "core.encoding",
     "apply_rotary": "functional", "attend": "functional", "explain": "functional", "merge": "functional", "scores": "functional",
+    "to_flex": "flex",
     "ENGINES": "engines.choose", "register_engine": "engines.choose",
     "Attention": "nn.attention",
     "KVCache": "nn.cache",

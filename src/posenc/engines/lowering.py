@@ -220,7 +220,7 @@ def lower_plan(
             value = _widen_span(value, index)
     has_pair = plan.pair is not None
     if plan.pair is not None:
-        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads))
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads, plan.pair_axes))
     left, right = mask.limits
     extra: Literal["none", "bool", "float", "learned"] = "none"
     if mask.extra is not None:
@@ -256,10 +256,11 @@ def _requires_grad(plan: Plan) -> bool:
     return any(tensor.requires_grad for lookup in plan.lookups for _, tensor in lookup.tensors())
 
 
-def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
+def _call_pair(pair: Callable, batch: int, heads: int, every_axis: bool, p_q: Tensor, p_k: Tensor) -> Tensor:
     """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
     added = pair(p_q, p_k)
-    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
+    length = -2 if every_axis else -1
+    shape = [batch, heads, p_q.shape[length], p_k.shape[length]]
     expected = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
     if not isinstance(added, Tensor):
         raise TypeError(f"{expected}, got {type(added).__name__}")

@@ -118,7 +118,11 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:
         c_q, c_k = plan.decay
         s = s + (c_q[..., rows, None] - c_k[..., None, :]).to(precision)  # float64 is rounded after the difference
     if plan.pair is not None:
-        s = s + plan.pair(positions.q_positions(device)[..., rows], positions.k_positions(device)).to(precision)
+        if plan.pair_axes:
+            added = plan.pair(positions.every_axis(0, device)[..., rows, :], positions.every_axis(1, device))
+        else:
+            added = plan.pair(positions.q_positions(device)[..., rows], positions.k_positions(device))
+        s = s + added.to(precision)
     return s
 
 
