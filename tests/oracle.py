@@ -2,7 +2,10 @@
 whose float32 parts are widened, so that what is left of a difference is a difference of formulas."""
 
 import copy as copies
+import importlib.util
 import json
+import sys
+import types
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,3 +95,22 @@ def assert_rotated(ours, theirs, x, furthest, magnitude=1.0):
     """
     allowed = budget.unit(x.dtype) * (3 * furthest + 8) * 2 * magnitude * x.abs().max().item()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=allowed)
+
+
+def timm_layer(name):
+    """A module of timm.layers, without the rest of timm, which needs torchvision."""
+    found = importlib.util.find_spec("timm")
+    if found is None:
+        pytest.skip("needs timm")
+    folder = Path(found.submodule_search_locations[0])
+    with pytest.MonkeyPatch.context() as patch:
+        for package, path in (("timm", folder), ("timm.layers", folder / "layers")):
+            bare = types.ModuleType(package)
+            bare.__path__ = [str(path)]
+            patch.setitem(sys.modules, package, bare)
+        before = set(sys.modules)
+        loaded = importlib.import_module(f"timm.layers.{name}")
+        for other in set(sys.modules) - before:  # whoever imports timm next gets all of it
+            if other.startswith("timm."):
+                del sys.modules[other]
+    return loaded

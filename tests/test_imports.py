@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "encodings": {"core", "encodings"},
     "engines": {"core", "engines"},
     "functional": {"core", "engines"},
+    "flex": {"core", "engines", "functional"},
     "nn": {"core", "encodings", "functional", "nn"},
     "cli": {"__init__", "core", "encodings", "cli"},
     **{

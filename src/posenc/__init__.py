@@ -36,28 +36,44 @@ if TYPE_CHECKING:
     from .core.positions import Positions as Positions
     from .core.positions import Run as Run
     from .core.rotation import Rotation as Rotation
+    from .encodings import contextual as contextual
     from .encodings.absolute import Learned as Learned
     from .encodings.absolute import Sinusoidal as Sinusoidal
     from .encodings.bias import T5 as T5
     from .encodings.bias import ALiBi as ALiBi
     from .encodings.bias import Clipped as Clipped
+    from .encodings.cape import Cape as Cape
     from .encodings.deberta import DeBERTa as DeBERTa
+    from .encodings.fire import Fire as Fire
+    from .encodings.fox import FoX as FoX
+    from .encodings.grid.bias import GridBias as GridBias
+    from .encodings.grid.continuous import ContinuousBias as ContinuousBias
+    from .encodings.grid.decomposed import Decomposed as Decomposed
+    from .encodings.kerple import Kerple as Kerple
     from .encodings.none import NoPosition as NoPosition
     from .encodings.randomized import Randomized as Randomized
     from .encodings.relative_logits import RelativeLogits as RelativeLogits
     from .encodings.rope import convert as _rope
     from .encodings.rope import scaling as scaling
     from .encodings.rope.axial import AxialRoPE as AxialRoPE
+    from .encodings.rope.axial import ManyAxes as ManyAxes
     from .encodings.rope.axial import MRoPE as MRoPE
     from .encodings.rope.axial import Sinusoidal2D as Sinusoidal2D
+    from .encodings.rope.mixed import MixedRoPE as MixedRoPE
+    from .encodings.rope.polar import PoPE as PoPE
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
+    from .encodings.sandwich import Sandwich as Sandwich
     from .encodings.shaw import Shaw as Shaw
+    from .encodings.sinks import Sinks as Sinks
+    from .encodings.tempered import Tempered as Tempered
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet
+    from .encodings.tupe import TUPE as TUPE
     from .engines.choose import ENGINES as ENGINES
     from .engines.choose import register_engine as register_engine
     from .engines.triton.warm_up import warm_up as warm_up
+    from .flex import to_flex as to_flex
     from .functional import apply_rotary as apply_rotary
     from .functional import attend as attend
     from .functional import explain as explain
@@ -65,6 +81,7 @@ if TYPE_CHECKING:
     from .functional import scores as scores
     from .nn.attention import Attention as Attention
     from .nn.cache import KVCache as KVCache
+    from .nn.latent import LatentAttention as LatentAttention
 
     rope = _rope
 
@@ -78,13 +95,15 @@ _NAMES = {
     "Rotation": "core.rotation",
     "Encoding": "core.encoding",
     "apply_rotary": "functional", "attend": "functional", "explain": "functional", "merge": "functional", "scores": "functional",
+    "to_flex": "flex",
     "ENGINES": "engines.choose", "register_engine": "engines.choose", "warm_up": "engines.triton.warm_up",
     "Attention": "nn.attention",
     "KVCache": "nn.cache",
+    "LatentAttention": "nn.latent",
     "Randomized": "encodings.randomized",
 }  # fmt: skip
 _MODULES = {
-    "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
+    "contextual": "encodings.contextual", "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Unpack, overload
 
 import torch
@@ -13,7 +14,7 @@ from .core.mask import MaskOptions, make_mask
 from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
-from .core.rotation import apply_rotary
+from .core.rotation import apply_rotary, normalise
 from .engines import plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.lowering import LoweredPlan, lower_plan
@@ -45,7 +46,7 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return_lse  also return the log of each query's sum of exp(score), [B, H, Lq], float32 or better, -inf for a fully
                 masked query. With it, attention over several sets of keys becomes attention over all: see `merge`.
 
-    A fully masked query gives zeros.
+    A fully masked query gives zeros. The log-sum-exp includes the plan's sinks.
     """
     if (
         engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan
@@ -58,14 +59,21 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 return out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
+    sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)
         lowered.fold_query_shifts(q)
+        sinks = lowered.plan.sinks
+        if sinks is not None:
+            lowered.plan = replace(lowered.plan, sinks=None)
     if not autocast_is_on(q.device):
         out, lse = chosen.run(q, k, v, lowered)
     else:
         with no_autocast(q.device):
             out, lse = chosen.run(q, k, v, lowered)
+    if sinks is not None:
+        assert lse is not None  # the facts ask for it
+        out, lse = join_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
 
 
@@ -78,7 +86,9 @@ def explain(
 
 
 def scores(q: Tensor, k: Tensor, plan: Plan | None = None, **masks: Unpack[MaskOptions]) -> Tensor:
-    """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked."""
+    """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked.
+    A plan's sinks, which belong to no key, are not among them.
+    """
     lowered = _lower(q, k, k, plan, 0.0, False, masks, values=False)
     with no_autocast(q.device):
         return reference.scores(q, k, lowered)
@@ -112,14 +122,28 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return total.to(parts[0][0].dtype), lse
 
 
+def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention whose softmax has one more score for each query, of its head's sink [H], that takes weight and no value.
+
+    exp(lse) is the sum over the keys, so the keys keep exp(lse) / (exp(lse) + exp(sink)) of the weight.
+    """
+    sink = sinks.to(lse.dtype)[:, None]
+    kept = (lse.masked_fill(lse == float("-inf"), 0.0) - sink).sigmoid()  # fully masked: the output is zero already
+    return (out.to(lse.dtype) * kept[..., None]).to(out.dtype), torch.logaddexp(lse, sink)
+
+
 def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """q <- rotate(q + shift), k <- rotate(k): done once, before the engine."""
+    """q <- rotate(q + shift), k <- rotate(k), and their norms: done once, before the engine."""
     if plan.shift is not None:
         q = q + plan.shift.to(q.dtype)[:, None, :]
     if plan.rotate is not None:
         if plan.rotate.values:
             v = plan.rotate.keys(v)
         q, k = plan.rotate.both(q, k)
+    if plan.cosine is not None:
+        q, k = normalise(q, plan.cosine), normalise(k)
+    if plan.append is not None:
+        q, k = (torch.cat((x, more.to(x.dtype).expand(*x.shape[:3], -1)), -1) for x, more in zip((q, k), plan.append))
     return q, k, v
 
 
@@ -133,7 +157,7 @@ def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> Lo
     mask = make_mask(q, k, **masks)
     if mask.causal:
         _warn_alignment(plan)
-    return lower_plan(q, k, v, plan, mask, dropout, return_lse)
+    return lower_plan(q, k, v, plan, mask, dropout, return_lse or plan.sinks is not None)
 
 
 def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:

@@ -12,7 +12,12 @@ from posenc.encodings.randomized import Randomized
 from posenc.encodings.registry import ENCODINGS, options_of
 
 SIZES = {"d_model": 16, "heads": 4, "head_dim": 4}
-REQUIRED = {"learned": {"max_length": 64}, "axial": {"columns": 4}, "sinusoidal_2d": {"columns": 4}}
+REQUIRED = {
+    "learned": {"max_length": 64},
+    "axial": {"columns": 4},
+    "sinusoidal_2d": {"columns": 4},
+    "many_axes": {"axis_of": (0, 1)},
+}
 JUNK = (None, -1, 0, 2.5, "x", True, 10**12, 10**400, float("nan"), float("inf"), (), (1, 2), [3], torch.zeros(2))
 CASES = [(name, option) for name in posenc.list_encodings() for option in options_of(name)]
 
@@ -26,7 +31,7 @@ def use(encoding):
     """A forward pass at the positions that it reads; relative_logits and xlnet take their input."""
     x = torch.randn(2, 3, getattr(encoding, "d_model", 16))
     positions = posenc.Positions(torch.zeros(2, 3, 2, dtype=torch.int64) if encoding.axes not in (1, None) else 3)
-    if type(encoding).__name__ in ("Learned", "Sinusoidal", "Sinusoidal2D"):
+    if type(encoding).__name__ in ("Learned", "Sinusoidal", "Sinusoidal2D", "Cape"):
         encoding.embed(
             torch.randn(2, 3, encoding.table.shape[1] if hasattr(encoding, "table") else encoding.d_model), positions
         )

@@ -113,3 +113,29 @@ def test_dropout_acts_before_both_sums_and_keeps_the_mean():
     plain = posenc.attend(q, k, v, plan, engine="reference")
     assert (kept - plain).abs().mean() < 0.1
     assert not torch.equal(kept, plain)
+
+
+@pytest.mark.parametrize("engine", ["blocked", "reference"])
+def test_a_pair_function_may_read_every_axis(engine, monkeypatch):
+    """Rows and columns of an image: the Euclidean distance, which no table of a grid's axes holds."""
+    from posenc.engines import blocked
+
+    monkeypatch.setattr(blocked, "SCORES", 1)
+    monkeypatch.setattr(blocked, "FEWEST", 2)
+    q, k, v = tensors(lq=6, lk=6)
+    at = torch.stack((torch.arange(6) // 3, torch.arange(6) % 3), -1)[None].expand(2, 6, 2)
+    weight = torch.randn(4, dtype=torch.float64, requires_grad=True)
+
+    def pair(p_q, p_k):
+        assert p_q.shape[-1] == p_k.shape[-1] == 2
+        distance = (p_q[..., :, None, :] - p_k[..., None, :, :]).double().norm(dim=-1)
+        return weight[:, None, None] * distance[:, None]
+
+    plan = Plan(Positions(at), pair=pair, pair_axes=True)
+    expected = q @ k.repeat_interleave(2, 1).mT * 8**-0.5 + pair(at, at)
+    out = posenc.attend(q, k, v, plan, engine=engine)
+    torch.testing.assert_close(out, expected.softmax(-1) @ v.repeat_interleave(2, 1))
+    grad = torch.autograd.grad(out.sum(), weight)[0]
+    assert grad.abs().min() > 0
+    with pytest.raises(ValueError, match="pair must return"):
+        posenc.attend(q, k, v, Plan(Positions(at), pair=lambda a, b: torch.zeros(4, 6), pair_axes=True), engine=engine)

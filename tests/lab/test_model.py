@@ -17,7 +17,7 @@ def make(encoding, **changes):
 
 @pytest.mark.parametrize("encoding", posenc.list_encodings())
 def test_every_encoding_trains(encoding):
-    grid = ":columns=4" if encoding in ("axial", "sinusoidal_2d") else ""
+    grid = ":columns=4" if encoding in ("axial", "sinusoidal_2d", "mixed_rope") else ""
     try:
         model = make(encoding + grid)
     except posenc.OptionError as error:

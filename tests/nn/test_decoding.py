@@ -98,7 +98,7 @@ def test_a_decoder_with_a_context_continues(name, cuts, fails):
     close(stack(x.flip(0), context.flip(0), cache=cache), whole.flip(0))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fox"])
 def test_one_module_has_a_slot_for_itself_and_one_for_its_context(name):
     attn = layer(name).double()
     x, context = inputs(6), inputs(4)

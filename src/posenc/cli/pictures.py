@@ -212,6 +212,160 @@ def relative_logits(options: Options) -> list[str]:
     )
 
 
+def sinks(options: Options) -> list[str]:
+    reach = 12
+    curves = {f"sink {s:+d}": [n / (n + math.exp(s)) for n in range(1, reach + 1)] for s in (-2, 0, 2)}
+    return titled(
+        "Weight that the keys keep, n / (n + exp(sink)), if n keys of score 0 are visible; the sink takes the rest:",
+        terminal.chart(curves, ("1 key", "", f"{reach} keys"), low=0.0, high=1.0, rows=9),
+    )
+
+
+def tempered(options: Options) -> list[str]:
+    alpha, floor = options.number("alpha", 0.1), options.number("floor", 8192.0)
+    form, columns = options.get("form", "llama4"), 120
+    at = [16 * floor * n / columns for n in range(columns + 1)]
+    growth = {
+        "llama4": lambda i: math.log1p((i + 1) // floor),
+        "ministral3": lambda i: math.log1p(i // floor),
+        "log": lambda i: math.log(max((i + 1) / floor, 1.0)),
+    }
+    if form not in growth:
+        raise ValueError(f"form must be one of {', '.join(growth)}, got {form!r}")
+    curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [1 + alpha * growth[form](i) for i in at]}
+    ends = ("position 0", "", f"{16 * floor:g}")
+    return titled("Factor of a query's scores over its position:", terminal.chart(curve, ends, low=1.0, rows=8))
+
+
+def grid_bias(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("window", (7, 7)))
+    wide, high = 2 * columns - 1, 2 * rows - 1
+    lines = [f"{row - rows + 1:>4} │{'██' * wide}" for row in range(high)] if high <= 31 else [f"{high} rows of {wide}"]
+    return titled(
+        f"One number for each of {high * wide} differences of rows and columns ({rows} × {columns} window):",
+        [*lines, f"rows   columns {1 - columns} .. {columns - 1}"],
+    )
+
+
+def continuous_bias(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("window", (8, 8)))
+    pretrained = options.get("pretrained", (rows, columns))
+    scale = max(_grid(pretrained)[1] - 1, 1)
+    x = range(1 - columns, columns)
+    curve = [math.copysign(math.log2(1 + 8 * abs(d) / scale) / 3, d) if d else 0.0 for d in x]
+    return titled(
+        "The network's input over the difference of columns, sign(x) log2(1 + 8|x| / (W - 1)) / 3:",
+        terminal.chart({"": curve}, (f"{1 - columns}", "0", f"{columns - 1}"), rows=9),
+    )
+
+
+def decomposed(options: Options) -> list[str]:
+    rows, columns = _grid(options.get("grid", (14, 14)))
+    bars = [f"rows     {'█' * min(2 * rows - 1, 60)}  {2 * rows - 1} rows, {1 - rows} .. {rows - 1}",
+            f"columns  {'█' * min(2 * columns - 1, 60)}  {2 * columns - 1} rows, {1 - columns} .. {columns - 1}"]  # fmt: skip
+    return titled("Two tables of vectors, multiplied with the query; their sum serves every pair of patches:", bars)
+
+
+def mixed_rope(options: Options) -> list[str]:
+    size, base, reach = options.whole("head_dim", 64, 4), options.number("base", 10.0), 12
+    lengths = [base ** (-4 * c / size) for c in range(size // 4)]
+    angle = math.pi / 6
+    waves = [(w * math.cos(a), w * math.sin(a)) for a in (angle, angle + math.pi / 2) for w in lengths]
+    grid = terminal.heat_map(
+        [[sum(math.cos(r * a + c * b) for a, b in waves) / len(waves) for c in range(-reach, reach + 1)]
+         for r in range(-reach // 2, reach // 2 + 1)], low=-1, high=1,
+    )  # fmt: skip
+    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
+    title = f"Score of equal q and k over rows and columns apart, a head at 30°, {size} dimensions, base={base:g} (dark is near):"
+    return titled(title, [*rows, f"rows   columns -{reach} .. {reach}"])
+
+
+def many_axes(options: Options) -> list[str]:
+    axis_of = options.get("axis_of", (0, 1, 2) * 4)
+    return titled("Axis of each pair of channels, for example dealt out in turn:", [" ".join(map(str, axis_of))])
+
+
+def fox(options: Options) -> list[str]:
+    reach, start = 64, options.get("start", 0.0)
+    if not isinstance(start, (int, float)) or isinstance(start, bool):
+        raise ValueError(f"start must be a number, got {start!r}")
+    curves = {
+        f"f = sigmoid({b:+g})": [-d * math.log1p(math.exp(-b)) for d in range(reach + 1)]
+        for b in (start, start + 2, start + 4)
+    }
+    return titled(
+        "Sum of log f over distance where every gate is the same; real gates depend on the tokens:",
+        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=-12.0, high=0.0, rows=11),
+    )
+
+
+def kerple(options: Options) -> list[str]:
+    reach, form = 512, options.get("form", "log")
+    if form not in ("log", "power"):
+        raise ValueError(f"form must be log or power, got {form!r}")
+    curves = {}
+    for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)):
+        curve = (-p * math.log1p(a * d) if form == "log" else -a * d ** (p / 2) for d in range(reach + 1))
+        curves[f"a = {a:g}, p = {p if form == 'log' else p / 2:g}"] = list(curve)
+    title = f"Bias over distance ({form}) for some a and p in the range of the start; each head learns its own:"
+    return titled(title, terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-14.0, high=0.0, rows=12))
+
+
+def sandwich(options: Options) -> list[str]:
+    heads, size = options.whole("heads", 8), options.whole("size", 128, 2)
+    frequencies = formulas.sandwich_frequencies(size, options.number("base", 10000.0))
+    factors, reach = formulas.sandwich_factors(heads), 512
+    sums = [sum(math.cos(d * w) - 1 for w in frequencies) for d in range(reach + 1)]
+    selected = sorted({0, heads // 2, heads - 1})
+    curves = {f"head {h + 1} of {heads}": [factors[h] * s for s in sums] for h in selected}
+    return titled(
+        f"Bias over distance with size={size}:",
+        terminal.chart(curves, ("distance 0", "", f"{reach}"), high=0.0, rows=12),
+    )
+
+
+def fire(options: Options) -> list[str]:
+    c, threshold, reach = options.number("c", 0.1), options.number("threshold", 512.0), 2048
+    phi = lambda x: math.log1p(abs(c * x))  # noqa: E731
+    curves = {
+        f"query at {i}": [phi(d) / phi(max(i, threshold)) if d <= i else float("nan") for d in range(reach + 1)]
+        for i in (reach // 4, reach // 2, reach)
+    }
+    curves = {name: [y for y in curve if y == y] + [1.0] * sum(y != y for y in curve) for name, curve in curves.items()}
+    return titled(
+        "What the network reads over distance, φ(i-j) / φ(max(i, T)): at most 1 for every query:",
+        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=0.0, high=1.0, rows=10),
+    )
+
+
+def tupe(options: Options) -> list[str]:
+    rows = options.whole("max_length", 512, most=10**9)
+    lines = [
+        "words      x_i W_q · x_j W_k",
+        "positions  p_i U_q · p_j U_k",
+        "           (no product of a word with a position)",
+    ]
+    return titled(f"Two products instead of one of sums; a table of {rows + 1} positions:", lines)
+
+
+def pope(options: Options) -> list[str]:
+    size, base = options.whole("head_dim", 64), options.number("base", 10000.0)
+    frequencies = formulas.inverse_frequencies(2 * size, base)
+    return _kernel(
+        frequencies, f"Score of equal magnitudes over distance, mean of cos(r w_c), {size} frequencies, base={base:g}:"
+    )
+
+
+def _grid(size: Any) -> tuple[int, int]:
+    if (
+        not isinstance(size, (tuple, list))
+        or len(size) != 2
+        or not all(isinstance(n, int) and 1 <= n <= 64 for n in size)
+    ):
+        raise ValueError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
+    return size[0], size[1]
+
+
 PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "none": none,
     "sinusoidal": sinusoidal,
@@ -229,6 +383,20 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "mrope": rope,  # the picture for text
     "relative_logits": relative_logits,
     "alibi": alibi,
+    "sinks": sinks,
+    "tempered": tempered,
+    "grid_bias": grid_bias,
+    "continuous_bias": continuous_bias,
+    "decomposed": decomposed,
+    "mixed_rope": mixed_rope,
+    "many_axes": many_axes,
+    "fox": fox,
+    "kerple": kerple,
+    "sandwich": sandwich,
+    "fire": fire,
+    "tupe": tupe,
+    "cape": sinusoidal,
+    "pope": pope,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import is_dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,14 @@ class Host(Protocol):
     k_proj: nn.Linear
     v_proj: nn.Linear
     o_proj: nn.Linear
+
+
+class Kept(NamedTuple):
+    """What an encoding keeps of each key's token, and which of them belong together."""
+
+    numbers: Tensor  # [B, Lk, n], as `keep` returned them
+    documents: Tensor | None = None  # int ids [B, Lk]
+    key_mask: Tensor | None = None  # bool [B, Lk], True for real tokens
 
 
 class _Recorded(nn.Module):
@@ -86,16 +94,20 @@ class Encoding(_Recorded):
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
         return Plan(positions)
 
-    def plan(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+    def keep(self, x: Tensor) -> Tensor | None:
+        """Numbers of each token of x [B, L, d_model] that later queries need too, [B, L, n]: a cache keeps them beside its
+        keys. `terms` gets those of all keys as `kept`; of an encoding that keeps nothing it takes no such argument."""
+        return None
+
+    def plan(
+        self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None, kept: Kept | None = None
+    ) -> Plan:
         """Everything this encoding does inside attention, for these positions."""
         self.check_axes(positions)
         rotation = self.rotation(positions)
-        plan = self.terms(positions, x=x, host=host)
-        if rotation is None:
-            return plan
-        return Plan(  # `replace` takes longer, and every layer comes here
-            plan.positions, plan.shift, rotation, plan.lookups, plan.scale, plan.slopes, plan.decay, plan.pair
-        )  # fmt: skip
+        more: dict[str, Any] = {} if kept is None else {"kept": kept}
+        plan = self.terms(positions, x=x, host=host, **more)
+        return plan if rotation is None else plan.with_rotation(rotation)
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

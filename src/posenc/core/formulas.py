@@ -184,6 +184,16 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
+def sandwich_frequencies(size: int, base: float) -> tuple[float, ...]:
+    """base^(-2c/size) for c = 1 .. size // 2: Sandwich counts from 1."""
+    return tuple(base ** (-2.0 * c / size) for c in range(1, size // 2 + 1))
+
+
+def sandwich_factors(heads: int) -> tuple[float, ...]:
+    """H / (8h) for h = 1 .. H."""
+    return tuple(heads / (8.0 * h) for h in range(1, heads + 1))
+
+
 def xpos_decays(size: int, gamma: float) -> tuple[float, ...]:
     """zeta_c = (2c/size + gamma) / (1 + gamma) for each rotary pair c: xPos decays its score as zeta_c^(distance / scale_base)."""
     return tuple((2.0 * c / size + gamma) / (1.0 + gamma) for c in range(size // 2))

@@ -1,8 +1,12 @@
 """Plan: the positional terms of one attention call, in a form that every engine can run.
 
     q <- rotate(q + shift),  k <- rotate(k)                                   (pre-pass, once, by attend)
+    q <- cosine q / |q|,     k <- k / |k|                                     (where `cosine` is given)
+    q <- [q, append_q],      k <- [k, append_k]                               (where `append` is given)
     s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
-    o = sum_j softmax(s + mask)_ij ( v_j + sum add_value )                    r = p_k - p_q
+    o = sum_j softmax([s + mask, sinks])_ij ( v_j + sum add_value )           r = p_k - p_q
+
+A sink is one more score of each query, which has no value: attend joins it to the output of any engine.
 
 Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
 Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 where q is).
@@ -56,12 +60,17 @@ class Plan:
     # pre-pass
     shift: Tensor | None = None  # [H, D]
     rotate: Rotation | None = None
+    cosine: Tensor | None = None  # [H]: cosine attention; the scale is then 1 where None
+    append: tuple[Tensor, Tensor] | None = None  # [B or 1, H, Lq, E], [B or 1, H or 1, Lk, E]: more channels of q and k
     # core
     lookups: tuple[Lookup, ...] = ()
-    scale: float | Tensor | None = None  # None: 1/sqrt(D); a tensor broadcasts to [B, H, Lq]
+    scale: float | Tensor | None = None  # None: 1/sqrt(D), or 1 with cosine; a tensor broadcasts to [B, H, Lq]
     slopes: Tensor | None = None  # [H]
     decay: tuple[Tensor, Tensor] | None = None  # c_q [B, H, Lq], c_k [B, H, Lk]: + c_q - c_k
     pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
+    pair_axes: bool = False  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
+    # after the engine
+    sinks: Tensor | None = None  # [H]: a score without a value beside those of the keys
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
@@ -75,11 +84,19 @@ class Plan:
         if self.decay is not None:
             yield "decay[0]", self.decay[0]
             yield "decay[1]", self.decay[1]
+        if self.sinks is not None:
+            yield "sinks", self.sinks
+
+    def with_rotation(self, rotation: Rotation) -> Plan:
+        """`replace(self, rotate=rotation)`, which takes longer, and every layer comes here."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__, rotate=rotation)
+        return plan
 
     def scale_of(self, head_size: int) -> float | Tensor:
         """The factor of the scores: a float, or a tensor [.., H, Lq, 1] in float32 or better."""
         if self.scale is None:
-            return head_size**-0.5
+            return head_size**-0.5 if self.cosine is None else 1.0
         if isinstance(self.scale, Tensor):
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
@@ -118,8 +135,14 @@ class Plan:
                             raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
         if self.rotate is not None:
             self.rotate.check(q, k, v)
-        if not self.lookups and self.slopes is None and self.shift is None and self.decay is None:
-            if not isinstance(self.scale, Tensor):
+        if (
+            not self.lookups
+            and self.slopes is None
+            and self.shift is None
+            and self.decay is None
+            and self.cosine is None
+        ):
+            if not isinstance(self.scale, Tensor) and self.append is None and self.sinks is None:
                 return
         # Values are read on a CPU only: elsewhere that is a synchronisation, which anomaly mode pays. Inside torch.func
         # a tensor may stand for a batch of tensors, and has no values to read.
@@ -152,10 +175,13 @@ class Plan:
         if self.shift is not None:
             _check_heads("shift", self.shift, q)
             _check_shape("shift", self.shift, [(1, heads), size])
-        if self.slopes is not None:
-            _check_heads("slopes", self.slopes, q)
-            _check_shape("slopes", self.slopes, [heads])
-            check_tensor("slopes", self.slopes)
+        if self.append is not None:
+            self._check_append(q, k, check_tensor)
+        for name, numbers in (("slopes", self.slopes), ("cosine", self.cosine), ("sinks", self.sinks)):
+            if numbers is not None:
+                _check_heads(name, numbers, q)
+                _check_shape(name, numbers, [heads])
+                check_tensor(name, numbers)
         if isinstance(self.scale, Tensor):
             target, shape = [batch, heads, q_length], list(self.scale.shape)
             if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
@@ -164,6 +190,26 @@ class Plan:
         if self.decay is not None:
             check_tensor("decay[0]", self.decay[0], (batch, heads, q_length))
             check_tensor("decay[1]", self.decay[1], (batch, heads, k_length))
+
+    def _check_append(self, q: Tensor, k: Tensor, check_tensor: Callable) -> None:
+        assert self.append is not None
+        for name, more, x in (("append[0]", self.append[0], q), ("append[1]", self.append[1], k)):
+            check_tensor(name, more)
+            if more.dim() != 4 or any(a not in (1, b) for a, b in zip(more.shape[:3], x.shape)):
+                raise ValueError(
+                    f"{name} must be [B or 1, heads or 1, L, E] for {list(x.shape)}, got {list(more.shape)}"
+                )
+        if self.append[0].shape[3] != self.append[1].shape[3]:
+            raise ValueError(f"append adds {self.append[0].shape[3]} channels to q and {self.append[1].shape[3]} to k")
+        if self.scale is None:
+            raise ValueError("append makes heads wider, so 1/sqrt(D) is not meant; give the plan's scale")
+        if any((x.dot_query is not None and x.states is None) or x.dot_key is not None for x in self.lookups):
+            raise ValueError("append goes with no table that is multiplied with q or k; give states, or no append")
+
+    def width(self, head_size: int) -> int:
+        """Channels of queries and keys after the pre-pass."""
+        wide = 2 * head_size if self.rotate is not None and self.rotate.polar else head_size
+        return wide if self.append is None else wide + self.append[0].shape[3]
 
 
 def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:

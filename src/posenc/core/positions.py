@@ -210,6 +210,11 @@ class Positions:
         """[Lk] or [B, Lk], int64."""
         return _positions(self.k_axes[axis], device)
 
+    def every_axis(self, side: int, device=None) -> Tensor:
+        """Positions on all axes of the queries (side 0) or keys (1): [L, axes] or [B, L, axes], int64."""
+        axes = [_positions(each, device) for each in (self.q_axes, self.k_axes)[side]]
+        return torch.stack(torch.broadcast_tensors(*axes), dim=-1)
+
     def distance(self, device=None, axis: int = 0, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """r = p_k - p_q, [Lq, Lk] or [B, Lq, Lk]; `rows` and `columns` select a block."""
         q = self.q_positions(device, axis)[..., rows]

@@ -23,7 +23,9 @@ from torch.autograd import forward_ad
 from .kept import may_keep
 
 Layout = Literal["half", "interleaved"]
-Phases = tuple[Tensor, Tensor]  # cos, sin: [B or 1, L, R/2], any magnitude inside, float32 or better
+Phases = tuple[
+    Tensor, Tensor
+]  # cos, sin: [B or 1, L, R/2] or [B or 1, heads, L, R/2], any magnitude inside, float32 or better
 
 
 FLOAT16 = 256.0
@@ -40,18 +42,33 @@ class Rotation:
     values: bool = False
     magnitude: float = 1.0
     """The largest factor of q or k, where it can leave a dtype's range."""
+    polar: bool = False
+    """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
 
     def queries(self, q: Tensor) -> Tensor:
         self._check_range(q)
-        return q if self.q is None else apply_rotary(q, *self.q, self.layout)
+        return q if self.q is None else apply_rotary(self._pairs(q), *self.q, self.layout)
 
     def keys(self, k: Tensor) -> Tensor:
         self._check_range(k)
-        return k if self.k is None else apply_rotary(k, *self.k, self.layout)
+        return k if self.k is None else apply_rotary(self._pairs(k), *self.k, self.layout)
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """x, or pairs (softplus(x), 0) of it."""
+        if not self.polar:
+            return x
+        size = torch.nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+        return torch.cat((size, torch.zeros_like(size)), -1)
 
     def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: one launch where they share their phases."""
-        if self.q is not None and self.k is not None and self.q[0] is self.k[0] and self.q[1] is self.k[1]:
+        if (
+            self.q is not None
+            and self.k is not None
+            and self.q[0] is self.k[0]
+            and self.q[1] is self.k[1]
+            and not self.polar
+        ):
             return rotate_both(q, k, *self.q, self.layout)
         return self.queries(q), self.keys(k)
 
@@ -70,12 +87,18 @@ class Rotation:
             if phases is None or x is None:
                 continue
             cos, sin = phases
-            if cos.shape != sin.shape or cos.dim() != 3:
-                raise ValueError(f"cos and sin must both be [B or 1, L, R/2], got {list(cos.shape)}, {list(sin.shape)}")
-            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * cos.shape[2] > x.shape[3]:
+            if cos.shape != sin.shape or cos.dim() not in (3, 4):
+                raise ValueError(
+                    "cos and sin must both be [B or 1, L, R/2] or [B or 1, heads, L, R/2], "
+                    f"got {list(cos.shape)}, {list(sin.shape)}"
+                )
+            if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
+                raise ValueError(f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for as many")
+            room = 2 * x.shape[3] if self.polar else x.shape[3]
+            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
                 raise ValueError(
                     f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
-                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {x.shape[3] // 2}]"
+                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {room // 2}]"
                 )
             if cos.device != x.device:
                 raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")
@@ -111,7 +134,9 @@ def _rotate(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layou
 def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     precision = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1)
+    cos, sin = cos.to(precision), sin.to(precision)
+    if cos.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     # cast once, so that the sum of the gradient's two parts is rounded once
     rotated, rest = x[..., :width].to(precision), x[..., width:]
     if layout == "half":
@@ -124,7 +149,15 @@ def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Te
     return out if width == x.shape[-1] else torch.cat((out, rest), dim=-1)
 
 
+def normalise(x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """x [B, H, L, D] divided by the norms of its vectors, times factor [H], in float32 or better; of x's dtype."""
+    unit = torch.nn.functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+    return (unit if factor is None else unit * factor.to(unit.dtype)[:, None, None]).to(x.dtype)
+
+
 def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if cos.dim() == 4:  # phases of each head: the formula alone has them
+        return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.encoding import Encoding, Host
+from ..core.encoding import Encoding, Host, Kept
 from ..core.errors import OptionError
 from ..core.formulas import FARTHEST
 from ..core.options import require_int
@@ -63,9 +63,16 @@ class Randomized(Encoding):
     def rotation(self, positions: Positions) -> Rotation | None:
         return self.encoding.rotation(self.draw(positions))
 
-    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
-        return self.encoding.terms(self.draw(positions), x=x, host=host)
+    def keep(self, x: Tensor) -> Tensor | None:
+        return self.encoding.keep(x)
 
-    def plan(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None, **kept) -> Plan:
+        return self.encoding.terms(self.draw(positions), x=x, host=host, **kept)
+
+    def plan(
+        self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None, kept: Kept | None = None
+    ) -> Plan:
         self.check_axes(positions)
-        return self.encoding.plan(self.draw(positions), x=x, host=host)  # one draw for the rotation and the terms
+        return self.encoding.plan(
+            self.draw(positions), x=x, host=host, kept=kept
+        )  # one draw for the rotation and the terms

@@ -15,14 +15,27 @@ if TYPE_CHECKING:
     from ..core.encoding import Encoding
     from .absolute import Learned, Sinusoidal
     from .bias import T5, ALiBi, Clipped
+    from .cape import Cape
     from .deberta import DeBERTa
+    from .fire import Fire
+    from .fox import FoX
+    from .grid.bias import GridBias
+    from .grid.continuous import ContinuousBias
+    from .grid.decomposed import Decomposed
+    from .kerple import Kerple
     from .none import NoPosition
     from .relative_logits import RelativeLogits
-    from .rope.axial import AxialRoPE, MRoPE, Sinusoidal2D
+    from .rope.axial import AxialRoPE, ManyAxes, MRoPE, Sinusoidal2D
+    from .rope.mixed import MixedRoPE
+    from .rope.polar import PoPE
     from .rope.rope import RoPE
     from .rope.xpos import XPos
+    from .sandwich import Sandwich
     from .shaw import Shaw
+    from .sinks import Sinks
+    from .tempered import Tempered
     from .transformer_xl import TransformerXL, XLNet
+    from .tupe import TUPE
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,48 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("alibi", "bias:ALiBi", "relative, bias", "scores", "none, or heads slopes",
              "yes: stays flat far past the training length", "BLOOM, MPT",
              "s = q·k / √d - m_h |i-j|"),
+        EncodingInfo("sinks", "sinks:Sinks", "attention sink", "scores", "heads",
+             "as the encoding beside it", "gpt-oss, with rotary positions and windows",
+             "a_ij = exp(s_ij) / (exp(sink_h) + Σ_j exp(s_ij))"),
+        EncodingInfo("tempered", "tempered:Tempered", "temperature", "scores", "none",
+             "made for it, with an encoding that extrapolates", "Llama 4, Ministral 3, Mistral Large 4",
+             "s = τ_i q·k / √d,  τ_i = 1 + α ln(1 + ⌊(i+1) / floor⌋)"),
+        EncodingInfo("grid_bias", "grid.bias:GridBias", "relative, bias", "scores", "(2 rows - 1)(2 columns - 1) × heads",
+             "no: one window; resize interpolates", "Swin, MaxViT, BEiT",
+             "s = q·k / √d + b[h, row_i - row_j, column_i - column_j]"),
+        EncodingInfo("continuous_bias", "grid.continuous:ContinuousBias", "relative, bias", "scores", "3 × hidden + hidden × heads + heads",
+             "yes: other windows by the same network", "Swin v2",
+             "s = τ_h cos(q, k) + 16 sigmoid(MLP(log-spaced row and column))_h"),
+        EncodingInfo("decomposed", "grid.decomposed:Decomposed", "relative, content", "scores", "(2 rows + 2 columns - 2) × d_head",
+             "interpolated tables for other sizes", "SAM, ViTDet, MViTv2",
+             "s = q·k / √d + q·R_r[row_i - row_j] + q·R_c[column_i - column_j]"),
+        EncodingInfo("mixed_rope", "rope.mixed:MixedRoPE", "rotary", "queries and keys", "axes × heads × d_head / 2",
+             "partly: angles go on, unseen ones mislead the model", "RoPE-ViT (rope-mixed), timm",
+             "pair c of head h rotates by Σ_a p_a w[a, h, c], w learned"),
+        EncodingInfo("many_axes", "rope.axial:ManyAxes", "rotary", "queries and keys", "none",
+             "as rope on each axis", "video and vision-language models",
+             "pair c rotates by p[axis_of[c]] × frequency[c]"),
+        EncodingInfo("fox", "fox:FoX", "data-dependent decay", "scores", "(d_model + 1) × heads",
+             "yes: far keys are forgotten at a rate that the tokens set", "Forgetting Transformer",
+             "s = q·k / √d + Σ_{t=j+1..i} log sigmoid(w_h·x_t + b_h)"),
+        EncodingInfo("kerple", "kerple:Kerple", "relative, bias", "scores", "2 × heads",
+             "yes: the decay goes on, logarithmically or as a power", "KERPLE",
+             "s = q·k / √d - p_h ln(1 + a_h |i-j|)   or   - a_h |i-j|^p_h"),
+        EncodingInfo("sandwich", "sandwich:Sandwich", "relative, bias", "scores", "none",
+             "yes: the decay goes on, about logarithmically", "Sandwich",
+             "s = q·k / √d + (Σ_c cos((i-j) base^(-2c/n)) - n/2) / (8h/H)"),
+        EncodingInfo("fire", "fire:Fire", "relative, bias", "scores", "2 × hidden + (hidden + 1) × heads + 2",
+             "yes: distances are relative to the query's position", "FIRE",
+             "s = q·k / √d + MLP(φ(i-j) / φ(max(i, T)))_h,  φ(x) = ln(1 + |c x|)"),
+        EncodingInfo("tupe", "tupe:TUPE", "absolute", "scores", "(max_length + 1) × d_model + 2 d_model²",
+             "no: undefined past max_length", "TUPE",
+             "s = (q·k + (U_q p_i)·(U_k p_j)) / √(2d)"),
+        EncodingInfo("cape", "cape:Cape", "absolute", "input", "none",
+             "partly: shifts and stretches of training widen the range", "CAPE (speech, images, text)",
+             "x_p + [sin(p' w_c), cos(p' w_c)],  p' = (p + Δ + δ_p) λ in training"),
+        EncodingInfo("pope", "rope.polar:PoPE", "rotary", "queries and keys", "heads × d_head",
+             "better than rope, by its authors", "PoPE",
+             "s = Σ_c softplus(q_c) softplus(k_c) cos((j-i) w_c + δ[h,c]) / √d"),
     )
 }  # fmt: skip
 
@@ -215,6 +270,34 @@ def create(name: Literal["xpos"], **options: Any) -> XPos: ...
 def create(name: Literal["relative_logits"], **options: Any) -> RelativeLogits: ...
 @overload
 def create(name: Literal["alibi"], **options: Any) -> ALiBi: ...
+@overload
+def create(name: Literal["sinks"], **options: Any) -> Sinks: ...
+@overload
+def create(name: Literal["tempered"], **options: Any) -> Tempered: ...
+@overload
+def create(name: Literal["grid_bias"], **options: Any) -> GridBias: ...
+@overload
+def create(name: Literal["continuous_bias"], **options: Any) -> ContinuousBias: ...
+@overload
+def create(name: Literal["decomposed"], **options: Any) -> Decomposed: ...
+@overload
+def create(name: Literal["mixed_rope"], **options: Any) -> MixedRoPE: ...
+@overload
+def create(name: Literal["many_axes"], **options: Any) -> ManyAxes: ...
+@overload
+def create(name: Literal["fox"], **options: Any) -> FoX: ...
+@overload
+def create(name: Literal["kerple"], **options: Any) -> Kerple: ...
+@overload
+def create(name: Literal["sandwich"], **options: Any) -> Sandwich: ...
+@overload
+def create(name: Literal["fire"], **options: Any) -> Fire: ...
+@overload
+def create(name: Literal["tupe"], **options: Any) -> TUPE: ...
+@overload
+def create(name: Literal["cape"], **options: Any) -> Cape: ...
+@overload
+def create(name: Literal["pope"], **options: Any) -> PoPE: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(

@@ -13,6 +13,7 @@ from ..core.index import Index
 from ..core.options import WIDEST, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from .tempered import temperatures
 
 
 class RelativeLogits(Encoding):
@@ -87,9 +88,5 @@ def plan_bank(
     lookup = Lookup(index, dot_query=table, states=states / scale)
     if temper is None:
         return Plan(positions, lookups=(lookup,), scale=scale)
-    alpha, floor = temper
-    count = positions.q_positions(states.device).to(torch.promote_types(bank.dtype, torch.float32)) + 1.0
-    temperature = 1.0 + alpha * (count / floor).clamp(min=1.0).log()
-    return Plan(
-        positions, lookups=(lookup,), scale=scale * (temperature if temperature.dim() == 1 else temperature[:, None])
-    )
+    factor = temperatures(positions, states.device, bank.dtype, *temper, form="log")
+    return Plan(positions, lookups=(lookup,), scale=scale * factor)

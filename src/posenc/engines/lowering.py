@@ -193,7 +193,8 @@ def lower_plan(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, mask: Mask, dropout: float = 0.0, return_lse: bool = False
 ) -> LoweredPlan:
     """q, k and v before or after their rotation: only shapes and flags are read."""
-    batch, heads, q_length, head_dim = q.shape
+    batch, heads, q_length, size = q.shape
+    head_dim = plan.width(size)
     _, kv_heads, k_length, value_dim = v.shape
     has_tensor_scale = isinstance(plan.scale, Tensor)
     bias = query = key = value = None
@@ -218,7 +219,7 @@ def lower_plan(
             value = _widen_span(value, index)
     has_pair = plan.pair is not None
     if plan.pair is not None:
-        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads))
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads, plan.pair_axes))
     left, right = mask.limits
     extra: Literal["none", "bool", "float", "learned"] = "none"
     if mask.extra is not None:
@@ -245,17 +246,20 @@ def _widen_span(span: Span | None, index: Index) -> Span:
 def _requires_grad(plan: Plan) -> bool:
     """Whether any tensor of a plan does, those of the pre-pass included."""
     rotation = plan.rotate
-    prepass = [plan.shift] if rotation is None else [plan.shift, *(rotation.q or ()), *(rotation.k or ())]
+    prepass = [plan.shift, plan.cosine, *(plan.append or ())]
+    if rotation is not None:
+        prepass += [*(rotation.q or ()), *(rotation.k or ())]
     decay = plan.decay or ()
     if any(isinstance(x, Tensor) and x.requires_grad for x in (*prepass, plan.scale, plan.slopes, *decay)):
         return True
     return any(tensor.requires_grad for lookup in plan.lookups for _, tensor in lookup.tensors())
 
 
-def _call_pair(pair: Callable, batch: int, heads: int, p_q: Tensor, p_k: Tensor) -> Tensor:
+def _call_pair(pair: Callable, batch: int, heads: int, every_axis: bool, p_q: Tensor, p_k: Tensor) -> Tensor:
     """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
     added = pair(p_q, p_k)
-    shape = [batch, heads, p_q.shape[-1], p_k.shape[-1]]
+    length = -2 if every_axis else -1
+    shape = [batch, heads, p_q.shape[length], p_k.shape[length]]
     expected = f"pair must return [lq, lk] or [B or 1, H or 1, lq, lk] = {shape}"
     if not isinstance(added, Tensor):
         raise TypeError(f"{expected}, got {type(added).__name__}")

@@ -48,6 +48,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         return None  # a warning may be due
     if plan.shift is not None or plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
         return None
+    if plan.cosine is not None or plan.append is not None or plan.sinks is not None:
+        return None
     if len(positions.q_axes) > 1:
         return None
     mask = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
@@ -43,11 +44,18 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
         q = q + plan.shift.to(q.dtype)[:, None, :]
     rotation = plan.rotate
     if rotation is not None:
+        if rotation.polar:
+            q, k = (torch.cat((x, torch.zeros_like(x)), -1) for x in (softplus(q), softplus(k)))
         if rotation.q is not None:
             q = rotate_by_formula(q, *rotation.q, rotation.layout)
         if rotation.k is not None:
             k = rotate_by_formula(k, *rotation.k, rotation.layout)
             v = rotate_by_formula(v, *rotation.k, rotation.layout) if rotation.values else v
+    if plan.cosine is not None:
+        q, k = (x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12) for x in (q, k))
+        q = q * plan.cosine.to(q.dtype)[:, None, None]
+    if plan.append is not None:
+        q, k = (torch.cat((x, more.to(x.dtype).expand(*x.shape[:3], -1)), -1) for x, more in zip((q, k), plan.append))
     return q, k, v
 
 
@@ -58,7 +66,12 @@ def attention(
     mask are for all of them.
     """
     positions = plan.positions
-    probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows, columns), mask, rows, columns, positions))
+    s = masked(logits(q, k, plan, rows, columns), mask, rows, columns, positions)
+    if plan.sinks is not None:  # one more column, which has no value
+        s = torch.cat((s, plan.sinks.to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)), -1)
+    probabilities, lse = softmax_lse(s)
+    if plan.sinks is not None:
+        probabilities = probabilities[..., :-1]
     if dropout > 0.0:
         probabilities = torch.nn.functional.dropout(probabilities, dropout)
     values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
@@ -107,9 +120,13 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice =
         s = s - plan.slopes.to(precision)[:, None, None] * distance
     if plan.decay is not None:
         c_q, c_k = plan.decay
-        s = s + (c_q[..., rows].to(precision)[..., :, None] - c_k[..., columns].to(precision)[..., None, :])
+        # float64 is rounded after the difference
+        s = s + (c_q[..., rows, None] - c_k[..., None, columns]).to(precision)
     if plan.pair is not None:
-        p_q, p_k = positions.q_positions(device)[..., rows], positions.k_positions(device)[..., columns]
+        if plan.pair_axes:
+            p_q, p_k = positions.every_axis(0, device)[..., rows, :], positions.every_axis(1, device)[..., columns, :]
+        else:
+            p_q, p_k = positions.q_positions(device)[..., rows], positions.k_positions(device)[..., columns]
         s = s + plan.pair(p_q, p_k).to(precision)
     return s
 

@@ -11,7 +11,7 @@ import posenc
 from ..encodings import spec
 from .errors import LabError
 
-SHARED = {"t5"}
+SHARED = {"t5", "kerple"}
 """Encodings whose authors use one table for the whole stack; the others get one instance a layer."""
 
 EXTENSIONS = {"linear": "Linear", "ntk": "NTK", "dynamic": "DynamicNTK", "yarn": "YaRN", "llama3": "Llama3"}

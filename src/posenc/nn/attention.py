@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.encoding import Encoding
+from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
 from ..core.plan import Plan
 from ..core.positions import Positions
@@ -140,13 +140,14 @@ class Attention(nn.Module):
         states = self.encoding.embed(states, sequence.inputs)
         x = states if memory is None else states[:, memory.shape[1] :]
         q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+        kept = self._kept(states, slot, sequence)
         if slot is None:
-            plan = self.encoding.plan(sequence.all, x=x, host=self)
+            plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
             return self._attend(q, k, v, plan, self.causal, sequence.key_mask, sequence.documents, mask)
         if self.encoding.length_dependent:
-            plan = self.encoding.plan(sequence.all, x=x, host=self)
+            plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
         else:
-            k, v, plan = self._rotate_new_keys(k, v, sequence, x)
+            k, v, plan = self._rotate_new_keys(k, v, sequence, x, kept)
         appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
         out = self._attend(
             q, appended.k, appended.v, plan, self.causal, sequence.key_mask, sequence.documents, mask
@@ -212,10 +213,23 @@ class Attention(nn.Module):
         """Whether autograd may save the keys: storage must not be written in place then."""
         return q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
 
-    def _rotate_new_keys(self, k: Tensor, v: Tensor, sequence: Sequence, x: Tensor) -> tuple[Tensor, Tensor, Plan]:
+    def _kept(self, states: Tensor, slot: LayerCache | None, sequence: Sequence) -> Kept | None:
+        """What the encoding keeps of every token, the cached ones included; the slot's marks take it over."""
+        numbers = self.encoding.keep(states)
+        if numbers is None:
+            return None
+        if slot is not None:
+            if slot.length:
+                numbers = torch.cat((slot.marks["kept"], numbers), dim=1)
+            sequence.marks["kept"] = numbers
+        return Kept(numbers, None if sequence.documents is None else sequence.documents[1], sequence.key_mask)
+
+    def _rotate_new_keys(
+        self, k: Tensor, v: Tensor, sequence: Sequence, x: Tensor, kept: Kept | None
+    ) -> tuple[Tensor, Tensor, Plan]:
         """Rotate new keys (and values) before they are cached, where the rotation does not depend on the length."""
         rotation = self.encoding.rotation(sequence.new)
-        plan = self.encoding.terms(sequence.all, x=x, host=self)
+        plan = self.encoding.terms(sequence.all, x=x, host=self, **({} if kept is None else {"kept": kept}))
         if rotation is not None:
             if rotation.values:
                 v = rotation.keys(v)
@@ -226,6 +240,11 @@ class Attention(nn.Module):
     def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
         if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
             raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
+        if self.encoding.keep(x[:, :0]) is not None:
+            raise ValueError(
+                f"{type(self.encoding).__name__} keeps numbers of each token along one sequence, and a context is another; "
+                "use another encoding for cross-attention, or none"
+            )
         slot = self._slot(cache, x, cross=True)
         q_side, marks = resolve_queries(x, slot, positions)
         k_side, facts = resolve_context(context, slot, context_positions, key_mask)

@@ -30,6 +30,10 @@ LAYER_SIZES = {"d_model": 512, "heads": 8}
 # Encodings of images number the patches of a grid, row by row.
 DRAWN_OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"std": 1.0}, "learned": {"max_length": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
+    "cape": {"shift": 0.0, "jitter": 0.0}, "tupe": {"max_length": 8192, "std": 1.0},
+    "grid_bias": {"window": (512, 16), "std": 1.0}, "continuous_bias": {"window": (512, 16)},
+    "decomposed": {"grid": (512, 16), "std": 0.1}, "mixed_rope": {"columns": 16},
+    "many_axes": {"axis_of": (0, 1, 2, 0), "text": True},
 }  # fmt: skip
 
 
@@ -47,6 +51,11 @@ class Subject:
         """The encoding's plan for these positions, with an input of ones."""
         device = next((parameter.device for parameter in self.encoding.parameters()), None)
         x = torch.ones(1, positions.q_length, self.d_model, device=device)
+        gates = self.encoding.keep(x[:, :1])
+        if gates is not None:  # tokens are all alike, so what they accumulate is a multiple of the distance
+            at = positions.q_positions(device), positions.k_positions(device)
+            c_q, c_k = (gates.transpose(1, 2).double() * p for p in at)
+            return Plan(positions, decay=(c_q, c_k))
         try:
             return self.encoding.plan(positions, x=x)
         except ValueError:
@@ -147,9 +156,24 @@ def one_head(plan: Plan, head: int) -> Plan | None:
 
     if plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
         return None
+
+    def take_both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        """Of a pair [B, heads, ..]; phases without heads are left as they are."""
+        if pair is None or pair[0].dim() != 4:
+            return pair
+        first, second = (x if x.shape[1] == 1 else x.narrow(1, head, 1) for x in pair)
+        return first, second
+
+    rotate = plan.rotate
+    if rotate is not None:
+        rotate = replace(rotate, q=take_both(rotate.q), k=take_both(rotate.k))
     return replace(
         plan,
         shift=take_head(plan.shift),
+        rotate=rotate,
+        cosine=take_head(plan.cosine),
+        append=take_both(plan.append),
+        sinks=take_head(plan.sinks),
         slopes=take_head(plan.slopes),
         lookups=tuple(
             replace(
@@ -229,10 +253,8 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
         return Vectors(_vectors(subject, at), at, False, "dimension")
     plan = subject.plan(Positions(length))
     if plan.rotate is not None and plan.rotate.k is not None:
-        cos, sin = plan.rotate.k
-        return Vectors(
-            torch.cat((cos[0], sin[0]), dim=-1).double(), sample_positions(length), False, "cos, sin of pair"
-        )
+        cos, sin = (each[0] if each.dim() == 3 else each[0, min(head, each.shape[1] - 1)] for each in plan.rotate.k)
+        return Vectors(torch.cat((cos, sin), dim=-1).double(), sample_positions(length), False, "cos, sin of pair")
     r = torch.arange(-(length - 1), length)
     for lookup in plan.lookups:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)

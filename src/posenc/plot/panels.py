@@ -258,9 +258,15 @@ def overview(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
     vectors = analysis.encoding(subject, length, head)
     if vectors is not None:
         drawn += encoding(subject, length, head, words=words)
-        bucketed = not subject.absolute and subject.plan(Positions(2)).lookups
+        bucketed = not subject.absolute and _reads_buckets(subject)
         drawn += buckets(subject, words=words) if bucketed else similarity(subject, length, head, words=words)
     return drawn
+
+
+def _reads_buckets(subject: Subject) -> bool:
+    """Whether tables by distance are all there is: a grid's plan has positions of its own, FIRE's far ones a function."""
+    runs, tokens = (subject.plan(positions) for positions in (Positions(2), Positions(torch.arange(2))))
+    return bool(runs.lookups and tokens.lookups) and runs.positions.runs is not None
 
 
 def _check_head(subject: Subject, head: int) -> None:

@@ -37,19 +37,56 @@ Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
 
 class ManyAxes(Encoding):
-    """Pairs that read one axis each. A subclass gives the axis and the frequency of each pair, and the layout."""
+    """Rotary positions on any number of axes: for each pair of channels its axis and its frequency.
+
+        pair c is rotated by  p[axis_of[c]] · frequencies[c]
+
+        axis_of=(0, 0, 1, 1)         rows, then columns           axis_of=(0, 1, 0, 1)    dealt out in turn
+        axis_of=(0, 0, 0, 1, 1, 2)   unequal shares, any order    a pair more than an axis has is no problem
+
+    Without `frequencies` each axis has a ladder of its own, base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its
+    pairs. Positions are [B, L, axes]; with `text`, a single axis stands for the same position on all of them. The first
+    2 len(axis_of) channels of a head are rotated, the others pass. mrope and axial are such encodings, with the
+    conventions of published models.
+    """
 
     columns: int | None = None
     """The columns of the grid whose patches positions with a single axis number, row by row."""
 
     def __init__(
-        self, *, axis_of: tuple[int, ...], frequencies: tuple[float, ...], layout: Layout, factor: float = 1.0
+        self,
+        *,
+        axis_of: tuple[int, ...],
+        frequencies: tuple[float, ...] | None = None,
+        head_dim: int | None = None,
+        base: float = 10000.0,
+        layout: Layout = "half",
+        factor: float = 1.0,
+        text: bool | None = None,
     ):
         super().__init__()
-        self.axis_of, self.pair_frequencies, self.layout = axis_of, frequencies, layout
-        self.attention_factor = factor
-        self.axes: int = max(axis_of, default=0) + 1
-        self._digits = split_frequencies(frequencies)
+        if not isinstance(axis_of, (tuple, list)) or not axis_of:
+            raise OptionError(f"axis_of={axis_of!r} must name the axis of each pair, such as (0, 0, 1, 1)")
+        for axis in axis_of:
+            require_int("an axis", axis, most=255)
+        require_choice("layout", layout, ("half", "interleaved"))
+        base = require_number("base", base, above=0.0)
+        if frequencies is None:
+            ladders = {axis: iter(inverse_frequencies(2 * axis_of.count(axis), base)) for axis in set(axis_of)}
+            frequencies = tuple(next(ladders[axis]) for axis in axis_of)
+        if not isinstance(frequencies, (tuple, list)) or len(frequencies) != len(axis_of):
+            raise OptionError(f"frequencies must be {len(axis_of)} numbers, one for each pair of axis_of")
+        for frequency in frequencies:
+            require_number("a frequency", frequency)
+        if head_dim is not None and 2 * len(axis_of) > require_int("head_dim", head_dim, least=1, most=WIDEST):
+            raise OptionError(f"axis_of has {len(axis_of)} pairs; head_dim={head_dim} has {head_dim // 2}")
+        if text is not None:
+            self.text = require_bool("text", text)
+        self.axis_of, self.pair_frequencies = tuple(axis_of), tuple(map(float, frequencies))
+        self.layout: Layout = layout
+        self.attention_factor = require_number("factor", factor)
+        self.axes: int = max(axis_of) + 1
+        self._digits = split_frequencies(self.pair_frequencies)
 
     def rotation(self, positions: Positions) -> Rotation:
         device = self.device_of(positions)

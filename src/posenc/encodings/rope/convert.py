@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ...core.errors import OptionError
+from .by_layer import by_layer
 from .configs import write
 from .long_context import dual_chunk, rerope, self_extend
 from .position_ids import clip_positions, grid_positions, mixed_positions, random_positions
 from .rope import RoPE
 
 __all__ = [
-    "clip_positions", "convert", "dual_chunk", "from_config", "grid_positions", "mixed_positions", "random_positions",
+    "by_layer", "clip_positions", "convert", "dual_chunk", "from_config", "grid_positions", "mixed_positions", "random_positions",
     "rerope", "self_extend", "to_config",
 ]  # fmt: skip
 

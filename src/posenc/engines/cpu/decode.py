@@ -156,8 +156,8 @@ def _add_content(
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             mask = add(mask, found * scale)
     if plan.decay is not None:
-        c_q, c_k = (c.to(precision) for c in plan.decay)
-        mask = add(mask, c_q[..., None] - c_k[..., -keys:].unsqueeze(2))
+        c_q, c_k = plan.decay
+        mask = add(mask, (c_q[..., None] - c_k[..., -keys:].unsqueeze(2)).to(precision))
     return mask
 
 

@@ -173,11 +173,11 @@ class TileRunner:
                 keys = keys[..., : terms.table_k.shape[2]]
             mask = self.head_block.column_constants(end, keys, tile, self.scale, base)
             if mask is not None:
-                mask = mask[None].expand(1, self.heads, tile.i1 - tile.i0, tile.j1 - tile.j0)
+                mask = mask.to(self.precision)[None].expand(1, self.heads, tile.i1 - tile.i0, tile.j1 - tile.j0)
         out, lse = self.attend(tile, q, mask)
         constant = self.head_block.row_constant(end, self.states(tile), self.scale)
         if terms.decay_q is not None and base is not None:
-            constant = add(constant, terms.decay_q[:, tile.i0 : tile.i1] - base)
+            constant = add(constant, (terms.decay_q[:, tile.i0 : tile.i1] - base).to(self.precision))
         if constant is not None:
             lse = lse + constant
         if terms.table_v is not None:

@@ -62,7 +62,7 @@ def _meta_plan(word: str, length: int) -> Plan:
 def _tables(word: str) -> Plan | None:
     """A plan whose tables serve every length; None if they depend on the positions."""
     subject = _subject(word)
-    if subject.absolute:
+    if subject.absolute or subject.encoding.axes != 1:  # a grid's plan has positions of its own
         return None
     plan = _meta_plan(word, 16)
     depends = plan.rotate is not None or plan.decay is not None or plan.pair is not None

@@ -17,7 +17,7 @@ class About(NamedTuple):
 
 FAMILIES = {
     "none": "无", "absolute": "绝对位置", "rotary": "旋转", "relative, bias": "相对位置，偏置",
-    "relative, content": "相对位置，与内容相关",
+    "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇", "temperature": "温度", "data-dependent decay": "由数据决定的衰减",
 }  # fmt: skip
 ENTERS = {
     "nowhere": "不进入", "input": "输入", "queries and keys": "查询和键", "scores": "注意力得分",
@@ -40,6 +40,20 @@ WHEN = {
     "xpos": "For decoders whose attention should decay smoothly: rotation with a decay over distance.",
     "relative_logits": "For decoders without rotation in which each query weights distances by itself.",
     "alibi": "To train short and test long, when nearby tokens matter most.",
+    "sinks": "When heads should be able to attend to nothing, above all with sliding windows; together with any other encoding.",
+    "tempered": "For long contexts: scores of far queries are multiplied, so that the softmax over more keys stays sharp.",
+    "grid_bias": "For images in windows of a fixed size: the cheapest relative position over rows and columns.",
+    "continuous_bias": "For images whose window grows after training: the bias is a function of coordinates.",
+    "decomposed": "For large images: content-dependent positions at the cost of two short tables.",
+    "mixed_rope": "For image models that are trained from scratch: each pair learns a direction, diagonals included.",
+    "many_axes": "For any other rotary convention over several axes: name the axis and the frequency of each pair.",
+    "fox": "For decoders that read long texts: each token decides how much of the past fades, and no other position is needed.",
+    "kerple": "To train short and test long with decays that each head learns.",
+    "sandwich": "To train short and test long without parameters, with a decay between ALiBi's and T5's.",
+    "fire": "To train short and test long with a learned bias whose input stays in the trained range at every length.",
+    "tupe": "For text encoders: words and positions are compared separately, and the class token is free of position.",
+    "cape": "For absolute positions that should generalise: training sees them shifted and stretched.",
+    "pope": "For decoders in which what a token is and where it stands should not mix.",
 }
 CHINESE = {
     "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
@@ -58,6 +72,20 @@ CHINESE = {
     "xpos": About("", "", "无", "是，配合分块注意力；仅限因果", "希望平滑遗忘的解码器：旋转加上随距离的衰减。"),
     "relative_logits": About("", "", "d_model × heads × d_rel + d_rel × max_distance", "是：超出 max_distance 不再加任何值", "不用旋转的解码器，由每个词元决定距离如何起作用。"),
     "alibi": About("", "", "无，或 heads 个斜率", "是：远超训练长度仍保持平稳", "短训练、长测试，且附近的词元最重要时。"),
+    "sinks": About("", "", "heads", "与所搭配的编码相同", "希望注意力头可以什么都不关注时，尤其是滑动窗口；与任何其他编码搭配使用。"),
+    "tempered": About("", "", "无", "为此而设，需配合可外推的编码", "长上下文：位置靠后的查询得分被放大，使更多键上的 softmax 仍然集中。"),
+    "grid_bias": About("", "", "(2 行 - 1)(2 列 - 1) × heads", "否：只有一种窗口；resize 可插值", "固定大小窗口的图像：行列上最便宜的相对位置。"),
+    "continuous_bias": About("", "", "3 × hidden + hidden × heads + heads", "是：其他窗口用同一个网络", "训练后窗口会变大的图像：偏置是坐标的函数。"),
+    "decomposed": About("", "", "(2 行 + 2 列 - 2) × d_head", "其他尺寸用插值的表", "大图像：与内容相关的位置，只需两张短表。"),
+    "mixed_rope": About("", "", "axes × heads × d_head / 2", "部分：角度继续增长，没见过的角度会误导模型", "从头训练的图像模型：每个通道对学习一个方向，包括对角线。"),
+    "many_axes": About("", "", "无", "每个轴同 RoPE", "其他任何多轴旋转约定：给出每个通道对的轴和频率。"),
+    "fox": About("", "", "(d_model + 1) × heads", "是：远处的键按词元决定的速度被遗忘", "阅读长文本的解码器：每个词元决定过去衰减多少，无需其他位置。"),
+    "kerple": About("", "", "2 × heads", "是：衰减继续，对数或幂次", "短训练、长测试，且每个头学习自己的衰减时。"),
+    "sandwich": About("", "", "无", "是：衰减继续，大致为对数", "短训练、长测试且不要参数时，衰减介于 ALiBi 与 T5 之间。"),
+    "fire": About("", "", "2 × hidden + (hidden + 1) × heads + 2", "是：距离相对于查询的位置", "短训练、长测试：学习的偏置，其输入在任何长度都在训练范围内。"),
+    "tupe": About("", "", "(max_length + 1) × d_model + 2 d_model²", "否：超过 max_length 没有定义", "文本编码器：词与位置分别比较，类别词元不受位置影响。"),
+    "cape": About("", "", "无", "部分：训练中的平移和缩放扩大了范围", "希望绝对位置能泛化时：训练中位置被随机平移和缩放。"),
+    "pope": About("", "", "heads × d_head", "据作者优于 RoPE", "希望词元的内容与位置互不混合的解码器。"),
 }  # fmt: skip
 
 

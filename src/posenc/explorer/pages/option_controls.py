@@ -17,7 +17,7 @@ from ..url_state import InputError
 # options without effect on the figures, and those that no slider can set (tensors, objects)
 HIDDEN = {
     "dropout", "norm_eps", "table", "norm", "content_bias", "position_bias", "segment_bias", "scaling", "scale", "values", "bi_data", "temper",
-    "own_key_bias", "projections", "terms",
+    "own_key_bias", "projections", "terms", "eps", "least",
 }  # fmt: skip
 # (lowest, highest, step), for options where 0 to four times the default is not a good range
 RANGES: dict[str, tuple[float, float, float]] = {
@@ -29,6 +29,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "std": (0.0, 2.0, 0.02),
     "max_length": (64, 8192, 64),
     "offset": (0, 8, 1),
+    "floor": (256, 8192, 256),
 }
 FURTHEST = 8192
 """The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""

@@ -1,0 +1,88 @@
+"""FIRE: a small network of the distance relative to the query's position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..core import index
+from ..core.encoding import Encoding
+from ..core.options import WIDEST, require_int, require_number
+from ..core.plan import Lookup, Plan
+from ..core.positions import Positions, Run
+
+
+class Fire(Encoding):
+    """Functional interpolation of relative positions (Li et al. 2023, arXiv:2310.04418).
+
+        s = q·k / sqrt(d) + MLP(φ(i - j) / φ(max(i, T)))_h,     φ(x) = ln(1 + |c x|),     T = |multiplier · threshold|
+
+    MLP: 1 -> hidden, ReLU, hidden -> heads. c and the multiplier are learned, from 0.1 and 1. The network's input lies in
+    [0, 1] at every length, so longer texts ask it for nothing new. i counts from 0, and padding and documents count their
+    own tokens. Up to T the bias is a function of the distance, a table that engines are fast with; past T it depends on the
+    query too, by a function that no table holds, and attention runs block by block.
+    """
+
+    absolute = True
+
+    def __init__(
+        self, *, heads: int, hidden: int = 32, threshold: float = 512.0, c: float = 0.1, eps: float = 1e-6
+    ):  # fmt: skip
+        super().__init__()
+        require_int("heads", heads, least=1, most=WIDEST)
+        require_int("hidden", hidden, least=1, most=WIDEST)
+        self.threshold, self.eps = (
+            require_number("threshold", threshold, above=0.0),
+            require_number("eps", eps, least=0.0),
+        )
+        self.start = require_number("c", c)
+        self.first, self.last = nn.Linear(1, hidden), nn.Linear(hidden, heads)
+        self.c = nn.Parameter(torch.empty(()))
+        self.multiplier = nn.Parameter(torch.empty(()))
+        self._read: tuple[int, float] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.c, self.start)
+        nn.init.ones_(self.multiplier)
+
+    def bias(self, distances: Tensor, at: Tensor | None = None) -> Tensor:
+        """[.., heads] of distances [..] to queries at positions `at` [..]; None: up to T."""
+        dtype = torch.promote_types(self.c.dtype, torch.float32)
+        edge = (self.multiplier.to(dtype) * self.threshold).abs()
+        reach = edge if at is None else torch.maximum(at.to(dtype), edge)
+        part = self._phi(distances.to(dtype)) / (self._phi(reach) + self.eps)
+        first, last = self.first, self.last
+        hidden = torch.relu(part[..., None] * first.weight.to(dtype)[:, 0] + first.bias.to(dtype))
+        return nn.functional.linear(hidden, last.weight.to(dtype), last.bias.to(dtype))
+
+    def _phi(self, x: Tensor) -> Tensor:
+        return (self.c.to(x.dtype) * x).abs().log1p()
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
+        if self._is_near(positions):
+            rows = index.exact(positions)
+            return Plan(positions, lookups=(Lookup(rows, bias=self.bias(rows.distances_on(self.c.device)).t()),))
+        return Plan(positions, pair=self.pair)
+
+    def pair(self, p_q: Tensor, p_k: Tensor) -> Tensor:
+        """[B or 1, heads, lq, lk]: the plan's function of both positions."""
+        distances = p_k[..., None, :] - p_q[..., :, None]
+        bias = self.bias(distances, p_q[..., :, None]).movedim(-1, -3)
+        return bias if bias.dim() == 4 else bias[None]
+
+    def _is_near(self, positions: Positions) -> bool:
+        """Whether no query lies past T, so that the bias is a function of the distance. T is read once an update: on a GPU
+        that is a synchronisation; compiled code, which may not wait, takes the general form."""
+        side, device = positions.q, self.c.device
+        if not isinstance(side, Run) or isinstance(side.start, Tensor) or torch.compiler.is_compiling():
+            return False
+        last = side.start + side.length - 1
+        if device.type == "meta":
+            return last <= self.threshold
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return False
+        version = self.multiplier._version if not self.multiplier.is_inference() else -1
+        if self._read is None or self._read[0] != version or version < 0:
+            self._read = version, abs(float(self.multiplier.detach())) * self.threshold
+        return last <= self._read[1]

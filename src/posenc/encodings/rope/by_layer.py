@@ -1,0 +1,71 @@
+"""The encoding of each layer of a model: rotation in some layers only, a rotation for each type of layer, temperatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.encoding import Encoding
+from ...core.errors import OptionError
+from ..none import NoPosition
+from ..tempered import Tempered
+from .rope import RoPE
+
+SLIDING = "sliding_attention"
+
+
+def by_layer(config: Any) -> list[Encoding]:
+    """One encoding for each layer of a configuration of transformers; layers that rotate alike share one.
+
+        no_rope_layers   [1, 1, 1, 0, ...], 0: not rotated          Llama 4, SmolLM3
+        layer_types      only sliding layers are rotated            Cohere2, EXAONE 4 with a window
+        rope_parameters  a rotation for each type of layer          Gemma 3, OLMo 3, ModernBERT
+        temperatures     of Llama 4's unrotated layers; of all of Ministral 3's
+
+    Windows and chunks are no positions: give them to each `Attention`.
+    """
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = config.num_hidden_layers
+    types = getattr(config, "layer_types", None) or [None] * layers
+    rotated = _rotated(config, types, layers)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = any(isinstance(value, Mapping) for value in parameters.values())
+    made: dict[tuple[bool, str | None], Encoding] = {}
+    found = []
+    for kind, is_rotated in zip(types, rotated, strict=True):
+        key = is_rotated, kind if nested and is_rotated else None
+        if key not in made:
+            made[key] = _rotary(config, key[1], parameters) if is_rotated else _plain(config)
+        found.append(made[key])
+    return found
+
+
+def _rotated(config: Any, types: list, layers: int) -> list[bool]:
+    listed = getattr(config, "no_rope_layers", None)
+    if listed:
+        if len(listed) < layers:
+            raise OptionError(f"no_rope_layers has {len(listed)} entries for {layers} layers; give one for each")
+        return [bool(each) for each in listed[:layers]]
+    kind = getattr(config, "model_type", "")
+    if kind.startswith("cohere2"):
+        return [each == SLIDING for each in types]
+    if kind.startswith("exaone") and getattr(config, "sliding_window", None) is not None:
+        return [each == SLIDING for each in types]
+    return [True] * layers
+
+
+def _rotary(config: Any, layer_type: str | None, parameters: Mapping) -> Encoding:
+    beta = parameters.get("llama_4_scaling_beta")
+    if beta is None:
+        return RoPE.from_config(config, layer_type=layer_type)
+    others = {key: value for key, value in parameters.items() if key != "llama_4_scaling_beta"}
+    rope = RoPE.from_config({**config.to_dict(), "rope_parameters": others})
+    floor = parameters["original_max_position_embeddings"]
+    return Tempered(head_dim=rope.head_dim, encoding=rope, alpha=beta, floor=float(floor), form="ministral3")
+
+
+def _plain(config: Any) -> Encoding:
+    if not getattr(config, "attn_temperature_tuning", False):
+        return NoPosition()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Tempered(head_dim=size, alpha=config.attn_scale, floor=float(config.floor_scale))

@@ -1,0 +1,66 @@
+"""Sandwich: the similarity of sinusoidal positions as a bias."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..core import formulas, index
+from ..core.constants import constant
+from ..core.encoding import Encoding
+from ..core.options import WIDEST, require_int, require_number
+from ..core.plan import Lookup, Plan
+from ..core.positions import Positions
+
+
+class Sandwich(Encoding):
+    """The inner product of two sinusoidal positions, added to the score (Chi et al. 2022, arXiv:2212.10356).
+
+        s = q·k / sqrt(d) + (Σ_{c = 1 .. size/2} cos((i - j) base^(-2c/size)) - size/2) / (8h/H),   h = 1 .. H
+
+    No parameters. The bias is 0 at distance 0 and falls about logarithmically; head 1 falls fastest. `size` is that of the
+    sinusoids, 128 in the paper, and not the model's. Symmetric, so it serves bidirectional attention too.
+    """
+
+    def __init__(self, *, heads: int, size: int = 128, base: float = 10000.0):
+        super().__init__()
+        self.heads = require_int("heads", heads, least=1, most=WIDEST)
+        self.size = require_int("size", size, least=2, most=WIDEST)
+        self.base = require_number("base", base, above=0.0)
+        self.factors = formulas.sandwich_factors(heads)
+        self.frequencies = formulas.sandwich_frequencies(size, self.base)
+
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
+        rows, device = index.exact(positions), self.device_of(positions, x)
+        distances = rows.distances_on(device).abs()
+        if torch.compiler.is_compiling():
+            sums = _sums(distances, self.frequencies)
+        else:
+            # a power of two of them at a time: decoding would otherwise compute all of them at each step
+            most = max(abs(part) for part in (rows.lo, rows.hi)) if isinstance(rows, index.Index) else None
+            if most is None:
+                sums = _sums(distances, self.frequencies)
+            else:
+                sums = _kept_sums(1 << most.bit_length(), self.frequencies, device)[distances]
+        bias = constant(self.factors, device, torch.float64)[:, None] * sums
+        return Plan(positions, lookups=(Lookup(rows, bias=bias.to(self._dtype())),))
+
+    def _dtype(self) -> torch.dtype:
+        return torch.promote_types(self._device_marker.dtype, torch.float32)
+
+
+def _sums(distances: Tensor, frequencies: tuple[float, ...]) -> Tensor:
+    """Σ cos(d w) - size/2 of distances [n], float64, a few frequencies at a time."""
+    total = torch.zeros(distances.shape, dtype=torch.float64, device=distances.device)
+    for frequency in frequencies:
+        total += (distances.double() * frequency).cos() - 1.0
+    return total
+
+
+@lru_cache(maxsize=16)
+def _kept_sums(count: int, frequencies: tuple[float, ...], device: torch.device) -> Tensor:
+    """Of distances 0 .. count - 1."""
+    with torch.inference_mode(False), torch.no_grad():
+        return _sums(torch.arange(count, device=device, dtype=torch.float64), frequencies)

@@ -1,0 +1,196 @@
+"""LatentAttention: keys and values from a small latent, with a rotated part beside it (multi-head latent attention)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.encoding import Encoding
+from ..core.errors import OptionError
+from ..core.options import WIDEST, require_bool, require_int
+from ..core.plan import Plan
+from ..encodings.rope.rope import RoPE
+from ..encodings.rope.scaling import YaRN
+from ..functional import attend
+from .cache import KVCache, LayerCache, LayerKey
+from .sequence import resolve_sequence
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention with decoupled rotary positions (DeepSeek-AI 2024, arXiv:2405.04434).
+
+        c_j = norm(W_dkv x_j)                    the latent, [kv_rank]: all that is cached, with r_j
+        r_j = R(j) W_kr x_j                      the rotated part of every head's key, [rope_dim]
+        s_ij = (q^r_i · r_j + q^n_i · W_uk c_j) / sqrt(nope_dim + rope_dim),     v_j = W_uv c_j  [v_dim]
+
+        prefill    keys [r, W_uk c] of nope_dim + rope_dim, values of v_dim             heads as usual
+        decoding   q' = [q^r, W_ukᵀ q^n], keys [r, c], values c, then W_uv of the output one key head for all
+
+    Rotation would stand between q and W_uk, which could then not be multiplied together: hence the part of its own.
+    A step with few queries attends to the latents themselves (absorbed): the cache is never expanded.
+
+    q_rank     the rank of the queries' projection; None: a full one
+    encoding   rotates the rope_dim channels; default RoPE(rotary_dim=rope_dim, layout="interleaved"). It may add
+               terms by distance and sinks, but none that reads queries, keys or values
+    absorb     None: absorb where that takes fewer operations
+
+    Parameters have the names of DeepSeek's layers in transformers, whose `state_dict` can be loaded as it is.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_rank: int = 512,
+        q_rank: int | None = None,
+        nope_dim: int = 128,
+        rope_dim: int = 64,
+        v_dim: int = 128,
+        encoding: Encoding | None = None,
+        causal: bool = True,
+        bias: bool = False,
+        eps: float = 1e-6,
+        absorb: bool | None = None,
+        engine: str = "auto",
+        layer_idx: int | None = None,
+    ):
+        super().__init__()
+        sizes = {"d_model": d_model, "heads": heads, "kv_rank": kv_rank, "nope_dim": nope_dim, "rope_dim": rope_dim}
+        for name, size in {**sizes, "v_dim": v_dim, "q_rank": 1 if q_rank is None else q_rank}.items():
+            require_int(name, size, least=1, most=WIDEST)
+        if absorb is not None:
+            require_bool("absorb", absorb)
+        if encoding is None:
+            encoding = RoPE(head_dim=nope_dim + rope_dim, rotary_dim=rope_dim, layout="interleaved")
+        if not isinstance(encoding, Encoding):
+            raise TypeError(f"encoding must be an Encoding or None, got {type(encoding).__name__}")
+        self.d_model, self.heads, self.kv_rank, self.q_rank = d_model, heads, kv_rank, q_rank
+        self.nope_dim, self.rope_dim, self.v_dim = nope_dim, rope_dim, v_dim
+        self.encoding, self.causal, self.absorb, self.engine = encoding, causal, absorb, engine
+        self.layer_idx, self.layer_key = layer_idx, LayerKey()
+        encoding.check_causal(causal)
+        width = heads * (nope_dim + rope_dim)
+        if q_rank is None:
+            self.q_proj = nn.Linear(d_model, width, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(d_model, q_rank, bias=bias)
+            self.q_a_layernorm = nn.RMSNorm(q_rank, eps=eps)
+            self.q_b_proj = nn.Linear(q_rank, width, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(d_model, kv_rank + rope_dim, bias=bias)
+        self.kv_a_layernorm = nn.RMSNorm(kv_rank, eps=eps)
+        self.kv_b_proj = nn.Linear(kv_rank, heads * (nope_dim + v_dim), bias=False)
+        self.o_proj = nn.Linear(heads * v_dim, d_model, bias=bias)
+
+    @classmethod
+    def from_config(cls, config: Any, **more: Any) -> LatentAttention:
+        """The layer of a DeepSeek V2 or V3 configuration of transformers (or of a model with the same fields)."""
+        sizes = dict(nope_dim=config.qk_nope_head_dim, rope_dim=config.qk_rope_head_dim, v_dim=config.v_head_dim)
+        encoding = RoPE.from_config(config)
+        if isinstance(encoding.scaling, YaRN) and encoding.scaling.mscale_all_dim:
+            # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
+            scaling = replace(encoding.scaling, scale_scores=True)
+            encoding = RoPE(
+                head_dim=encoding.head_dim, rotary_dim=encoding.rotary_dim, base=encoding.base,
+                layout=encoding.layout, scaling=scaling,
+            )  # fmt: skip
+        return cls(
+            config.hidden_size, config.num_attention_heads, kv_rank=config.kv_lora_rank, q_rank=config.q_lora_rank,
+            bias=config.attention_bias, **{**sizes, "encoding": encoding, **more},
+        )  # fmt: skip
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | LayerCache | None = None,
+    ) -> Tensor:
+        """x [B, L, d_model] -> [B, L, d_model]; the arguments are those of `Attention`."""
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        slot = cache
+        if isinstance(cache, KVCache):
+            slot = cache.slot_of(self, False, x.shape[1])
+        elif cache is not None and not isinstance(cache, LayerCache):
+            raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
+        assert slot is None or isinstance(slot, LayerCache)
+        if slot is not None:
+            slot.check(x.shape[0], False)
+        sequence = resolve_sequence(
+            x, memory=0, cache=slot, positions=positions, segments=None, key_mask=key_mask, documents=documents,
+            absolute=self.encoding.absolute, length_dependent=self.encoding.length_dependent,
+        )  # fmt: skip
+        self.encoding.check_axes(sequence.all)
+        plan = self.encoding.terms(sequence.all, x=x)
+        self._check(plan)
+        q = self._queries(x)
+        latent, rotated = self.kv_a_proj_with_mqa(x).unsqueeze(1).split([self.kv_rank, self.rope_dim], dim=-1)
+        latent = self.kv_a_layernorm(latent)
+        follows_length = self.encoding.length_dependent
+        rotation = self.encoding.rotation(sequence.all if follows_length else sequence.new)
+        if rotation is not None:
+            q = rotation.queries(q)
+            rotated = rotated if follows_length else rotation.keys(rotated)
+        appended = None
+        if slot is not None:
+            trains = q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+            appended = slot.append(rotated, latent, differentiable=torch.is_grad_enabled() and trains)
+            rotated, latent = appended.k, appended.v
+        if rotation is not None and follows_length:
+            rotated = rotation.keys(rotated)
+        scale = plan.scale_of(self.rope_dim + self.nope_dim)
+        plan = replace(plan, scale=scale.squeeze(-1) if isinstance(scale, Tensor) else scale)
+        masks = dict(causal=self.causal, key_mask=sequence.key_mask, documents=sequence.documents, mask=mask)
+        run = self._absorbed if self._absorbs(slot, x.shape[1]) else self._expanded
+        out = self.o_proj(run(q, rotated, latent, plan, masks).transpose(1, 2).flatten(2))
+        if slot is not None and appended is not None:
+            slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
+        return out
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's gives Any
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """[B, heads, L, rope_dim + nope_dim], the channels to be rotated first; the projections have them last."""
+        q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        nope, rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
+        return torch.cat((rope, nope), dim=-1)
+
+    def _absorbs(self, slot: LayerCache | None, queries: int) -> bool:
+        """Whether attention to the latents takes fewer operations: it costs each pair 2 kv_rank - nope_dim - v_dim more,
+        and spares each key its expansion, kv_rank (nope_dim + v_dim)."""
+        if self.absorb is not None:
+            return self.absorb
+        heads = self.nope_dim + self.v_dim
+        return slot is not None and queries * (2 * self.kv_rank - heads) < self.kv_rank * heads
+
+    def _expanded(self, q: Tensor, rotated: Tensor, latent: Tensor, plan: Plan, masks: dict) -> Tensor:
+        expanded = self.kv_b_proj(latent.squeeze(1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        nope, v = expanded.split([self.nope_dim, self.v_dim], dim=-1)
+        k = torch.cat((rotated.expand(-1, self.heads, -1, -1), nope), dim=-1)
+        return attend(q, k, v, plan, engine=self.engine, **masks)
+
+    def _absorbed(self, q: Tensor, rotated: Tensor, latent: Tensor, plan: Plan, masks: dict) -> Tensor:
+        weight = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))  # [heads, nope + v, rank]
+        of_keys, of_values = weight.split([self.nope_dim, self.v_dim], dim=1)
+        rope, nope = q.split([self.rope_dim, self.nope_dim], dim=-1)
+        absorbed = torch.cat((rope, nope @ of_keys.to(nope.dtype)), dim=-1)
+        k = torch.cat((rotated, latent), dim=-1)
+        out = attend(absorbed, k, latent, plan, engine=self.engine, **masks)
+        return out @ of_values.mT.to(out.dtype)
+
+    def _check(self, plan: Plan) -> None:
+        reads = [x for x in plan.lookups if not (x.dot_query is None and x.dot_key is None and x.add_value is None)]
+        if reads or plan.shift is not None or plan.cosine is not None:
+            raise OptionError(
+                f"{type(self.encoding).__name__} reads queries, keys or values, which latent attention has in another "
+                "form when it decodes; use a rotation, a bias by distance, slopes or sinks"
+            )
