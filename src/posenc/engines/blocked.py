@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..core.dropout import as_dropout
 from ..core.functions import transform_reason
 from ..core.plan import Lookup, Plan
 from . import reference
@@ -36,6 +37,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     block = max(FEWEST, SCORES // max(1, batch * heads * k.shape[2]))
     if q_length <= block:
         return reference.attention(q, k, v, plan, mask, dropout)
+    if dropout and not torch.compiler.is_compiling():
+        dropout = as_dropout(dropout, q.device)  # one draw for all blocks
     precision = torch.promote_types(q.dtype, torch.float32)
     # in float32 here, so that the blocks' gradients are summed in float32
     k, v = k.to(precision), v.to(precision)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..core.dropout import as_dropout
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
 from ..core.rotation import rotate_by_formula
@@ -57,7 +58,7 @@ def attention(
     positions = plan.positions
     probabilities, lse = softmax_lse(masked(logits(q, k, plan, rows), mask, rows, positions.q_length))
     if dropout > 0.0:
-        probabilities = torch.nn.functional.dropout(probabilities, dropout)
+        probabilities = drop(probabilities, dropout, rows)
     values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
     out = weigh_values(probabilities, values, lambda: mask.allowed(positions.q_length, k.shape[2], q.device, rows))
     for lookup in plan.lookups:
@@ -67,6 +68,17 @@ def attention(
             by_row = probabilities.new_zeros(*probabilities.shape[:3], table.shape[1]).scatter_add(3, at, probabilities)
             out = out + by_row @ table
     return out.to(q.dtype), lse
+
+
+def drop(probabilities: Tensor, dropout: float, rows: slice) -> Tensor:
+    """Dropout on `rows` of the probabilities. A pair's draw depends on its slots alone, not on the block it is computed in;
+    compiled code and torch.func, which know PyTorch's random numbers only, draw those."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.nn.functional.dropout(probabilities, dropout)
+    batch, heads, count, keys = probabilities.shape
+    draw = as_dropout(dropout, probabilities.device)
+    first = rows.start or 0
+    return probabilities * draw.factors(batch, heads, range(first, first + count), range(keys), probabilities.dtype)
 
 
 def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL) -> Tensor:

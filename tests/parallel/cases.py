@@ -1,0 +1,152 @@
+"""What the ranks compute: one process's attention over the whole sequence, and their part of the parallel one."""
+
+import torch
+import torch.distributed as dist
+
+import posenc
+from posenc import parallel
+from posenc.parallel.layout import take_order
+
+D_MODEL, HEADS, SIZE, BATCH = 24, 12, 2 * 2, 2
+ENCODINGS = {
+    "none": ("none", {}),
+    "rope": ("rope", {}),
+    "xpos": ("xpos", {}),
+    "alibi": ("alibi", {"learnable": True}),
+    "t5": ("t5", {"buckets": 8, "max_distance": 9, "causal": False}),
+    "clipped": ("clipped", {"max_distance": 3, "std": 1.0}),
+    "shaw": ("shaw", {"max_distance": 3, "keys": True, "values": True, "std": 1.0}),
+    "shaw per head": ("shaw", {"left": 2, "right": 4, "per_head": True, "values": True, "outside": "zero", "std": 1.0}),
+    "deberta": ("deberta", {"max_distance": 4, "std": 1.0}),
+    "deberta paper": ("deberta", {"max_distance": 9, "buckets": 4, "sign": "paper", "normalise": True, "std": 1.0}),
+    "transformer_xl": ("transformer_xl", {"std": 1.0}),
+    "transformer_xl clamped": ("transformer_xl", {"std": 1.0, "clamp_length": 5, "causal": True}),
+    "xlnet": ("xlnet", {"std": 1.0}),
+}
+CAUSAL = {"xpos", "transformer_xl clamped"}
+MASKS = ("open", "causal", "window", "causal window", "padding", "documents", "bool mask", "float mask", "all")
+
+
+def make_encoding(name, dtype=torch.float64):
+    kind, options = ENCODINGS[name]
+    return posenc.create(kind, d_model=D_MODEL, heads=HEADS, head_dim=SIZE, **options).to(dtype)
+
+
+def make_masks(kind, length, generator):
+    """Masks of the whole sequence, as `attend` takes them."""
+    masks = {}
+    if kind in ("causal", "causal window", "all"):
+        masks["causal"] = True
+    if kind in ("window", "causal window", "all"):
+        masks["window"] = (5, 3) if kind == "window" else (length // 2, None) if kind == "all" else 4
+    if kind in ("padding", "all"):
+        key_mask = torch.ones(BATCH, length, dtype=torch.bool)
+        key_mask[0, : length // 3] = False
+        key_mask[1, -2:] = False
+        masks["key_mask"] = key_mask
+    if kind in ("documents", "all"):
+        starts = torch.rand(BATCH, length, generator=generator) < 0.15
+        masks["documents"] = starts.cumsum(-1)
+    if kind == "bool mask":
+        masks["mask"] = torch.rand(BATCH, 1, length, length, generator=generator) < 0.7
+    if kind in ("float mask", "all"):
+        masks["mask"] = torch.randn(1, HEADS, length, length, generator=generator, dtype=torch.float64)
+    return masks
+
+
+def local(x, cp, dim):
+    """This rank's tokens of a tensor."""
+    return take_order(x, cp.size, cp.balance, dim).chunk(cp.size, dim)[cp.rank]
+
+
+def local_masks(masks, cp):
+    found = dict(masks)
+    for name in ("key_mask", "documents"):
+        if name in found:
+            found[name] = local(found[name], cp, 1)
+    if "mask" in found and found["mask"].shape[-2] > 1:
+        found["mask"] = local(found["mask"], cp, 2)
+    return found
+
+
+def compare(group, encoding, strategy, balance, mask, options):
+    """The largest difference between one process's results and this rank's; dtype, lengths, ... in `options`."""
+    dtype = options.get("dtype", torch.float64)
+    cp = parallel.ContextParallel(group, strategy=strategy, balance=balance, timeout=30.0)
+    length = options.get("length", 4 * cp.unit)
+    kv_heads = options.get("kv_heads", HEADS)
+    engine = options.get("engine", "auto")
+    generator = torch.Generator().manual_seed(options.get("seed", 0))
+    torch.manual_seed(7)
+    module = None if encoding is None else make_encoding(encoding, dtype)
+    masks = make_masks(mask, length, generator)
+    if encoding in CAUSAL:
+        masks["causal"] = True
+    if "mask" in masks and masks["mask"].is_floating_point():
+        masks["mask"] = masks["mask"].to(dtype)
+        masks["mask"].requires_grad_()
+    shape = (BATCH, HEADS, length, SIZE)
+    q = torch.randn(shape, generator=generator, dtype=dtype)
+    k, v = (torch.randn(BATCH, kv_heads, length, SIZE, generator=generator, dtype=dtype) for _ in range(2))
+    w_out = torch.randn(shape, generator=generator, dtype=dtype)
+    w_lse = torch.randn(shape[:3], generator=generator, dtype=dtype)
+    positions = make_positions(options.get("positions"), length, generator)
+
+    # one process, the reference formula
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    parameters = [] if module is None else [p for p in module.parameters() if p.requires_grad]
+    more = [masks["mask"]] if "mask" in masks and masks["mask"].requires_grad else []
+    all_positions = posenc.Positions(length if positions is None else positions)
+    plan = None if module is None else module.plan(all_positions)
+    out, lse = posenc.attend(*inputs, plan, engine=options.get("oracle", "reference"), return_lse=True, **masks)
+    seen = lse > float("-inf")
+    loss = (out * w_out).sum() + (lse.masked_fill(~seen, 0.0) * w_lse).sum()
+    exact = torch.autograd.grad(loss, [*inputs, *parameters, *more], allow_unused=True)
+
+    # this rank's part
+    own = [local(x, cp, 2).clone().requires_grad_() for x in (q, k, v)]
+    own_masks = local_masks(masks, cp)
+    if more:
+        own_masks["mask"] = own_masks["mask"].detach().clone().requires_grad_()
+    found = parallel.attend(
+        *own, module, context_parallel=cp, engine=engine, return_lse=True,
+        positions=None if positions is None else local(positions, cp, positions.dim() - 1 if positions.dim() < 3 else 1),
+        **own_masks,
+    )
+    own_seen = found[1] > float("-inf")
+    loss = (found[0] * local(w_out, cp, 2)).sum()
+    loss = loss + (found[1].masked_fill(~own_seen, 0.0) * local(w_lse, cp, 2)).sum()
+    more = [own_masks["mask"]] if more else []
+    grads = torch.autograd.grad(loss, [*own, *parameters, *more], allow_unused=True)
+
+    assert torch.equal(own_seen, local(seen, cp, 2)), "other queries are fully masked"
+    pairs = [(found[0], local(out, cp, 2)), (found[1][own_seen], local(lse, cp, 2)[own_seen])]
+    pairs += [(a, local(b, cp, 2)) for a, b in zip(grads[:3], exact[:3], strict=True)]
+    for a, b in zip(grads[3:], exact[3:], strict=True):
+        if b is None:
+            assert a is None or not a.any()
+            continue
+        pairs.append((a, local(b, cp, 2) if more and b is exact[-1] else b))
+    return [float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs]
+
+
+def make_positions(kind, length, generator):
+    if kind is None:
+        return None
+    if kind == "jump":
+        return torch.randint(0, 3 * length, (BATCH, length), generator=generator).sort(-1).values
+    return torch.arange(length) + 5
+
+
+def compare_all(group, cases, tolerance):
+    """Every case; those that fail, with their differences."""
+    failed = []
+    for case in cases:
+        try:
+            errors = compare(group, *case)
+        except Exception as error:
+            raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+        if not max(errors) <= tolerance:
+            failed.append((case, errors))
+    assert not failed, "\n".join(f"{case}: {errors}" for case, errors in failed)
+    return len(cases)
