@@ -18,10 +18,11 @@ MAY_IMPORT = {
     "encodings": {"core", "encodings"},
     "engines": {"core", "engines"},
     "functional": {"core", "engines"},
-    "nn": {"core", "encodings", "functional", "nn"},
+    "parallel": {"core", "functional", "parallel"},
+    "nn": {"core", "encodings", "functional", "parallel", "nn"},
     "cli": {"__init__", "core", "encodings", "cli"},
     **{
-        name: {"__init__", "core", "encodings", "functional", "nn", "cli"} | APPLICATIONS
+        name: {"__init__", "core", "encodings", "functional", "parallel", "nn", "cli"} | APPLICATIONS
         for name in sorted(APPLICATIONS)
     },
 }

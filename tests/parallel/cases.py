@@ -1,7 +1,6 @@
 """What the ranks compute: one process's attention over the whole sequence, and their part of the parallel one."""
 
 import torch
-import torch.distributed as dist
 
 import posenc
 from posenc import parallel
@@ -127,7 +126,12 @@ def compare(group, encoding, strategy, balance, mask, options):
             assert a is None or not a.any()
             continue
         pairs.append((a, local(b, cp, 2) if more and b is exact[-1] else b))
-    return [float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs]
+    return [difference(a, b) for a, b in pairs]
+
+
+def difference(a, b):
+    """Relative to the largest number of a tensor, where that is above 1."""
+    return float(((a - b).abs().max() / b.abs().max().clamp(min=1.0)).detach()) if a.numel() else 0.0
 
 
 def make_positions(kind, length, generator):
@@ -150,3 +154,104 @@ def compare_all(group, cases, tolerance):
             failed.append((case, errors))
     assert not failed, "\n".join(f"{case}: {errors}" for case, errors in failed)
     return len(cases)
+
+
+LAYERS = {
+    # name: (encoding, options of the encoding, options of the layer, what the forward gets)
+    "t5": ("t5", {"causal": True}, {"causal": True}, ()),
+    "t5 padded": ("t5", {}, {}, ("key_mask",)),
+    "rope packed": ("rope", {}, {"causal": True, "kv_heads": 4}, ("documents",)),
+    "rope positions": ("rope", {}, {"causal": True}, ("positions",)),
+    "rope dynamic": ("rope", {"scaling": "dynamic"}, {"causal": True}, ()),
+    "rope dynamic packed": ("rope", {"scaling": "dynamic"}, {"causal": True}, ("documents",)),
+    "rope dynamic padded": ("rope", {"scaling": "dynamic"}, {}, ("key_mask",)),
+    "learned packed": ("learned", {"max_length": 64}, {"causal": True}, ("documents",)),
+    "sinusoidal padded": ("sinusoidal", {}, {}, ("key_mask",)),
+    "relative_logits": ("relative_logits", {"max_distance": 6, "d_rel": 3, "std": 1.0}, {"causal": True}, ()),
+    "relative_logits tempered": (
+        "relative_logits", {"max_distance": 6, "d_rel": 3, "std": 1.0, "temper": (0.5, 4.0)}, {"causal": True}, (),
+    ),
+    "deberta shared": ("deberta", {"projections": "shared", "max_distance": 4, "std": 1.0}, {"bias": True}, ("key_mask",)),
+    "transformer_xl": ("transformer_xl", {"std": 1.0}, {"window": 6}, ()),
+    "xlnet segments": ("xlnet", {"std": 1.0}, {}, ("segments",)),
+    "mrope": ("mrope", {"sections": (1, 1)}, {"causal": True}, ("axes",)),
+    "randomized": ("rope", {"randomized": 100}, {"causal": True}, ()),
+    "randomized shaw": ("shaw", {"randomized": 100, "max_distance": 9, "std": 1.0}, {}, ()),
+    "alibi cross": ("alibi", {"learnable": True}, {}, ("context",)),
+    "none cross": ("none", {}, {}, ("context", "key_mask")),
+}  # fmt: skip
+
+
+def make_layer(name, cp=None, **more):
+    kind, options, own, _ = LAYERS[name]
+    options = dict(options)
+    randomized = options.pop("randomized", None)
+    if options.get("scaling") == "dynamic":
+        options["scaling"] = posenc.scaling.DynamicNTK(factor=2.0, original=6)
+    torch.manual_seed(3)
+    encoding = posenc.create(kind, d_model=D_MODEL, heads=HEADS, head_dim=SIZE, **options)
+    if randomized:
+        encoding = posenc.Randomized(encoding=encoding, max_length=randomized)
+    return posenc.Attention(
+        D_MODEL, HEADS, head_dim=SIZE, encoding=encoding, context_parallel=cp, **{**own, **more}
+    ).double()  # fmt: skip
+
+
+def make_arguments(name, length, generator):
+    """(states, arguments of forward) of the whole sequence."""
+    x = torch.randn(BATCH, length, D_MODEL, generator=generator, dtype=torch.float64)
+    arguments = {}
+    given = LAYERS[name][3]
+    if "context" in given:
+        arguments["context"] = torch.randn(BATCH, 2 * length, D_MODEL, generator=generator, dtype=torch.float64)
+    if "key_mask" in given:
+        keys = 2 * length if "context" in given else length
+        arguments["key_mask"] = torch.ones(BATCH, keys, dtype=torch.bool)
+        arguments["key_mask"][0, :3] = False
+        arguments["key_mask"][1, -5:] = False
+    if "documents" in given:
+        arguments["documents"] = (torch.rand(BATCH, length, generator=generator) < 0.2).cumsum(-1)
+    if "positions" in given:
+        arguments["positions"] = torch.arange(length).repeat(BATCH, 1) * 2 + torch.tensor([[3], [9]])
+    if "segments" in given:
+        arguments["segments"] = (torch.arange(length)[None] // 5).expand(BATCH, -1)
+    if "axes" in given:
+        arguments["positions"] = torch.randint(0, 9, (BATCH, length, 2), generator=generator)
+    return x, arguments
+
+
+def compare_layer(group, name, strategy, balance):
+    """Output, gradient of the input and the sum of every parameter's gradient against one process's."""
+    cp = parallel.ContextParallel(group, strategy=strategy, balance=balance, timeout=30.0)
+    length = 4 * cp.unit
+    generator = torch.Generator().manual_seed(1)
+    x, arguments = make_arguments(name, length, generator)
+    weight = torch.randn(BATCH, length, D_MODEL, generator=generator, dtype=torch.float64)
+    whole, part = make_layer(name), make_layer(name, cp)
+    x.requires_grad_()
+    torch.manual_seed(5)
+    exact = whole(x, **arguments)
+    (exact * weight).sum().backward()
+    own = local(x.detach(), cp, 1).clone().requires_grad_()
+    torch.manual_seed(5 if cp.rank == 0 else 50 + cp.rank)  # rank 0 draws for all
+    found = part(own, **{key: local(value, cp, 1) for key, value in arguments.items()})
+    (found * local(weight, cp, 1)).sum().backward()
+    errors = [difference(found, local(exact, cp, 1)), difference(own.grad, local(x.grad, cp, 1))]
+    parallel.reduce_gradients(part, cp)
+    for (key, a), b in zip(part.named_parameters(), whole.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), key
+        if b.grad is not None:
+            errors.append(difference(a.grad, b.grad))
+    assert max(errors) < 1e-10, (name, strategy, balance, errors)
+
+
+def compare_layers(group, cases):
+    failed = []
+    for case in cases:
+        try:
+            compare_layer(group, *case)
+        except AssertionError as error:
+            failed.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+    assert not failed, "\n".join(failed)

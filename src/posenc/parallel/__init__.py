@@ -10,7 +10,12 @@
     ring         keys travel, results are merged           terms         a plan's tensors: cut, sent or kept
 """
 
+from .batches import Split as Split
+from .batches import reduce_gradients as reduce_gradients
+from .batches import split_sequence as split_sequence
+from .batches import unsplit_sequence as unsplit_sequence
 from .collectives import count_traffic as count_traffic
 from .context import ContextParallel as ContextParallel
 from .context import ParallelError as ParallelError
 from .functional import attend as attend
+from .tensor import split_heads as split_heads

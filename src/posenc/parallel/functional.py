@@ -19,10 +19,22 @@ from ..functional import _check_tensors as check_tensors
 from ..functional import shift_and_rotate
 from .blocks import Call, Tokens, positions_of
 from .collectives import broadcast, check_alike, sum_gradients
+from .collectives import total as total_of
 from .context import ContextParallel, Strategy, as_context
 from .gather import attend_gather
 from .ring import attend_ring
-from .terms import PlanSource, Values, depends_on_positions, leaves_of, put_together, take_apart, without_prepass
+from .tensor import Heads, own_heads
+from .terms import (
+    PlanSource,
+    Values,
+    cut_heads,
+    cut_pair,
+    depends_on_positions,
+    leaves_of,
+    put_together,
+    take_apart,
+    without_prepass,
+)
 from .ulysses import attend_ulysses, heads_reason
 
 Axes = Tensor | Sequence[Tensor | None] | None
@@ -33,18 +45,18 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, plan: Encoding | Callable[[Positions], Plan] | None = None, *,
     context_parallel: Any, strategy: Strategy | None = None, positions: Axes = None, k_positions: Axes = None,
     total: int | Tensor | None = None, dropout: float = 0.0, engine: str = "auto", return_lse: Literal[False] = False,
-    table_gradients: Literal["sum", "local"] = "sum", **masks: Unpack[MaskOptions],
+    table_gradients: Literal["sum", "local"] = "sum", tensor_parallel: Any = None, **masks: Unpack[MaskOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, plan: Encoding | Callable[[Positions], Plan] | None = None, *,
     context_parallel: Any, strategy: Strategy | None = None, positions: Axes = None, k_positions: Axes = None,
     total: int | Tensor | None = None, dropout: float = 0.0, engine: str = "auto", return_lse: Literal[True],
-    table_gradients: Literal["sum", "local"] = "sum", **masks: Unpack[MaskOptions],
+    table_gradients: Literal["sum", "local"] = "sum", tensor_parallel: Any = None, **masks: Unpack[MaskOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q, k, v, plan=None, *, context_parallel, strategy=None, positions=None, k_positions=None, total=None, dropout=0.0,
-    engine="auto", return_lse=False, table_gradients="sum", **masks,
+    engine="auto", return_lse=False, table_gradients="sum", tensor_parallel=None, **masks,
 ):  # fmt: skip
     """`posenc.attend` for a sequence of L tokens that N ranks share: the same numbers, each rank's own queries.
 
@@ -63,6 +75,8 @@ def attend(
     dropout           drops what one device drops that draws the seed of rank 0 (engines triton, blocked, reference)
     table_gradients   "sum": summed over the ranks, in one message, as if the tables were on one device; "local": this
                       rank's part, like that of any other weight, for FSDP or DDP to sum
+    tensor_parallel   mesh["tp"], where q, k and v have only this rank's heads and the plan is for all of them; gradients of
+                      tables are summed over it
 
     The gradients of q, k and v are those of this rank's tokens, from the losses of all ranks.
     """
@@ -80,13 +94,17 @@ def attend(
     make, encoding = _maker(plan)
     mask = _check_masks(cp, q, k, masks)
     if encoding is not None and hasattr(encoding, "draw"):
-        make, encoding, positions, k_positions = _draw(cp, encoding, q, k, positions, k_positions)
+        make, encoding, positions, k_positions = _draw(cp, plan, encoding, (q, k), positions, k_positions, total)
     queries, keys = _tokens(cp, q, k, positions, k_positions, mask)
     lengths = (q.shape[2] * cp.size, k.shape[2] * cp.size)
     total = lengths[1] if total is None else total
-    summed = (lambda values: _sum(cp, values)) if table_gradients == "sum" else dict
+    meshes = [cp] if table_gradients == "sum" else []
+    heads = None
+    if tensor_parallel is not None:
+        tp, heads = own_heads(tensor_parallel, q.shape[1])
+        meshes.append(tp)
     prepare = _prepare_pairs if depends_on_positions(make, encoding, len(queries.axes)) else _prepare_once
-    q, k, v, source, terms = prepare(make, encoding, queries, keys, q, k, v, total, summed)
+    q, k, v, source, terms = prepare(make, encoding, queries, keys, (q, k, v), total, meshes, heads)
     inputs = {"q": q, "k": k, "v": v, **terms}
     if mask.extra is not None:
         inputs["mask"] = mask.extra
@@ -94,6 +112,7 @@ def attend(
     seed = broadcast(cp, draw_seed(q.device)) if dropout else None
     call = Call(
         cp, source, queries, keys, left, right, lengths[1] - lengths[0], float(dropout), engine, seed,
+        first_head=0 if heads is None else heads[0], all_heads=None if heads is None else heads[2],
         per_query=frozenset(take_apart(source.local, q.shape[2])[1]),
     )  # fmt: skip
     run = {"ulysses": attend_ulysses, "gather": attend_gather, "ring": attend_ring}[_choose(cp, q, k)]
@@ -126,25 +145,34 @@ def _maker(plan: Any) -> tuple[Callable[[Positions], Plan], Any]:
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
-def _prepare_once(make, encoding, queries: Tokens, keys: Tokens, q, k, v, total, summed):
+Prepared = tuple[Tensor, Tensor, Tensor, PlanSource, Values]
+"""Rotated q, k and v, the plans of pairs, and the tensors that these plans read."""
+
+
+def _prepare_once(make, encoding, queries: Tokens, keys: Tokens, qkv, total, meshes, heads: Heads | None) -> Prepared:
     """One plan, of this rank's tokens, serves every pair of ranks."""
+    q, k, v = qkv
     sides = (side.all_sides(q.device) for side in (queries, keys))
     plan = make(positions_of(*sides, total=total))
+    tables, of_queries, of_keys = take_apart(plan, q.shape[2])
+    if heads is not None:  # the tokens' own terms are the same on all ranks of the mesh, too
+        each = _sum(meshes[-1:], {**of_queries, **of_keys})
+        plan = put_together(plan, plan.positions, cut_heads(each, *heads))
+        plan = plan if plan.pair is None else replace(plan, pair=cut_pair(plan.pair, *heads))
+    tables = _sum(meshes, tables)
+    plan = put_together(plan, plan.positions, tables if heads is None else cut_heads(tables, *heads))
     plan.check(q, k, v)
-    tables, _, _ = take_apart(plan, q.shape[2])
-    plan = put_together(plan, plan.positions, summed(tables))
     q, k, v = shift_and_rotate(q, k, v, plan)
-    source = PlanSource(without_prepass(plan, q))
+    source = PlanSource(without_prepass(plan, q), heads=heads)
     tables, of_queries, of_keys = take_apart(source.local, q.shape[2])
     return q, k, v, source, {**tables, **of_queries, **of_keys}
 
 
-def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, q, k, v, total, summed):
+def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, qkv, total, meshes, heads: Heads | None) -> Prepared:
     """Tables depend on positions: each pair has its own plan, so that no rank holds the table of all distances."""
     _refuse_random(encoding)
-    parts, plan = [], None
-    if len(queries.segments) != len(keys.segments):
-        raise UnsupportedPlan("queries and keys are cut differently; give both the same balance")
+    q, k, v = qkv
+    parts: list = []
     leaves: Values = {}
     shift: Values = {}
     found: tuple[Tensor, ...] = ()
@@ -154,8 +182,6 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, q, k, v, total
             for side, segment in ((queries, own), (keys, theirs))
         )
         plan = make(positions_of(*sides, total=total))
-        part = q[:, :, own.rows], k[:, :, theirs.rows], v[:, :, theirs.rows]
-        plan.check(*part)
         tables, of_queries, of_keys = take_apart(plan, own.length)
         if of_queries or of_keys:
             raise UnsupportedPlan(
@@ -165,22 +191,28 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, q, k, v, total
         if not parts:
             found = leaves_of(list(tables.values())) if torch.is_grad_enabled() else ()
             leaves = {f"leaf.{number}": x for number, x in enumerate(found)}
-            shift = {} if plan.shift is None else {"shift": plan.shift}
-            together = summed(shift | leaves)
+            together = _sum(meshes, ({} if plan.shift is None else {"shift": plan.shift}) | leaves)
             shift = {name: x for name, x in together.items() if name == "shift"}
             leaves = {name: x for name, x in together.items() if name != "shift"}
-        parts.append(shift_and_rotate(*part, put_together(plan, plan.positions, shift)))
-    assert plan is not None
+        plan = put_together(plan, plan.positions, {**tables, **shift})
+        if heads is not None:
+            plan = put_together(plan, plan.positions, cut_heads(take_apart(plan, 0)[0], *heads))
+        part = q[:, :, own.rows], k[:, :, theirs.rows], v[:, :, theirs.rows]
+        plan.check(*part)
+        parts.append(shift_and_rotate(*part, plan))
     q, k, v = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in zip(*parts, strict=True))
-    source = PlanSource(without_prepass(plan, q), make, found)
-    return q, k, v, source, leaves
+    return q, k, v, PlanSource(without_prepass(plan, q), make, found, heads), leaves
 
 
-def _sum(cp: ContextParallel, values: Values) -> Values:
-    return dict(zip(values, sum_gradients(cp, list(values.values())), strict=True))
+def _sum(meshes: Sequence[ContextParallel], values: Values) -> Values:
+    """The same tensors; their gradients are summed over each mesh."""
+    for mesh in meshes:
+        values = dict(zip(values, sum_gradients(mesh, list(values.values())), strict=True))
+    return values
 
 
 def _refuse_random(encoding: Any) -> None:
+    """Raise where a plan that is made for each pair of ranks would be another one each time."""
     rate = getattr(encoding, "dropout", 0.0)
     if rate and getattr(encoding, "training", False):
         raise UnsupportedPlan(
@@ -200,21 +232,26 @@ def _check_pair(plan: Plan, device: torch.device) -> None:
         )
 
 
-def _draw(cp: ContextParallel, encoding: Any, q: Tensor, k: Tensor, positions: Axes, k_positions: Axes):
+def _draw(cp: ContextParallel, plan: Any, encoding: Any, both: tuple[Tensor, Tensor], positions, k_positions, total):
     """Random positions: one draw for the whole sequence, rank 0's."""
-    length = cp.size * max(q.shape[2], k.shape[2])
-    drawn = encoding.draw(Positions(length)).q_positions(q.device)
-    table = broadcast(cp, drawn)
+    device = both[0].device
+    count = cp.size * max(x.shape[2] for x in both)
+    if isinstance(total, Tensor):
+        count = int(total_of(cp, total.max(), "max"))
+    table = broadcast(cp, encoding.draw(Positions(count)).q_positions(device))
 
     def look_up(given: Axes, local: int) -> Tensor:
+        given = given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
         if given is None:
-            return table[cp.slots(local, q.device)]
+            return table[cp.slots(local, device)]
         if not isinstance(given, Tensor):
             raise UnsupportedPlan(f"{type(encoding).__name__} draws positions of one axis; give a tensor or none")
         return table[given.long().clamp(min=0)]
 
-    drawn_k = look_up(positions if k_positions is None else k_positions, k.shape[2])
-    return encoding.encoding.plan, encoding.encoding, look_up(positions, q.shape[2]), drawn_k
+    inner = encoding.encoding
+    make = plan.with_encoding(inner) if hasattr(plan, "with_encoding") else inner.plan
+    k_positions = positions if k_positions is None else k_positions
+    return make, inner, look_up(positions, both[0].shape[2]), look_up(k_positions, both[1].shape[2])
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ def without_prepass(plan: Plan, q: Tensor) -> Plan:
 
 
 def cut_heads(values: Values, first: int, count: int, heads: int) -> Values:
-    """Tables and scales of `count` heads out of `heads`; tables that the heads share stay whole."""
+    """The tensors of `count` heads out of `heads`; what the heads share stays whole."""
 
     def cut(name: str, x: Tensor) -> Tensor:
-        dim = x.dim() - 2 if name == "scale" else 0
+        dim = x.dim() - 2 if name == "scale" else 1 if name.startswith(("states", "decay")) else 0
         if dim < 0 or x.shape[dim] != heads or heads == 1:
             return x
         return x.narrow(dim, first, count)

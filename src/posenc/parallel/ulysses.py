@@ -100,4 +100,6 @@ def _source_of_heads(call: Call, q: Tensor, first: int, own: int) -> PlanSource:
     source, heads = call.source, q.shape[1]
     pair = source.local.pair
     local = source.local if pair is None else replace(source.local, pair=cut_pair(pair, first, own, heads))
+    if source.heads is not None:  # tensor parallelism has cut them already
+        first, heads = first + source.heads[0], source.heads[2]
     return replace(source, local=local, heads=(first, own, heads))
