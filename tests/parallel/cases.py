@@ -255,3 +255,31 @@ def compare_layers(group, cases):
         except Exception as error:
             raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
     assert not failed, "\n".join(failed)
+
+
+def compare_dropout(group, encoding, strategy, balance, engine):
+    """The same probabilities are dropped as in one process that draws the seed of rank 0."""
+    cp = parallel.ContextParallel(group, strategy=strategy, balance=balance, timeout=30.0)
+    length = 4 * cp.unit
+    generator = torch.Generator().manual_seed(1)
+    dtype = torch.float32 if engine == "triton" else torch.float64
+    tensors = [torch.randn(BATCH, HEADS, length, SIZE, generator=generator, dtype=dtype) for _ in range(4)]
+    torch.manual_seed(7)
+    module = make_encoding(encoding, dtype)
+    own = [local(x, cp, 2).clone().requires_grad_() for x in tensors[:3]]
+    q, k, v = (x.requires_grad_() for x in tensors[:3])
+    torch.manual_seed(11)
+    exact = posenc.attend(q, k, v, module.plan(posenc.Positions(length)), dropout=0.4, causal=True, engine=engine)
+    (exact * tensors[3]).sum().backward()
+    torch.manual_seed(11 if cp.rank == 0 else cp.rank)
+    found = parallel.attend(*own, module, context_parallel=cp, dropout=0.4, causal=True, engine=engine)
+    (found * local(tensors[3], cp, 2)).sum().backward()
+    pairs = [(found, local(exact, cp, 2))]
+    pairs += [(a.grad, local(b.grad, cp, 2)) for a, b in zip(own, (q, k, v), strict=True)]
+    errors = [difference(a, b) for a, b in pairs]
+    assert max(errors) < (1e-5 if engine == "triton" else 1e-10), (encoding, strategy, balance, engine, errors)
+
+
+def compare_dropouts(group, cases):
+    for case in cases:
+        compare_dropout(group, *case)

@@ -15,6 +15,8 @@ import struct
 import torch
 from torch import Tensor
 
+from .constants import constant
+
 MASK = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 
@@ -47,12 +49,6 @@ class Dropout(float):
         self.heads = (0, 0) if heads is None else heads
         return self
 
-    def tensor(self, heads: int) -> Tensor:
-        """What a kernel reads: seed, (first, step) of queries and of keys, (first, all) heads, the call's heads. int64 [8]."""
-        first, every = self.heads
-        numbers = (*self.q, *self.k, first, every or heads, heads)
-        return torch.cat((self.seed, torch.tensor(numbers, dtype=torch.int64, device=self.seed.device)))
-
     def factors(self, batch: int, heads: int, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
         """1 / (1 - rate) where a probability is kept, 0 where it is dropped: [B, H, rows, columns] of the call."""
         device = self.seed.device
@@ -74,6 +70,14 @@ class Dropout(float):
 def as_dropout(rate: float, device: torch.device) -> Dropout:
     """A rate with a draw of its own, unless it has one."""
     return rate if isinstance(rate, Dropout) else Dropout(rate, draw_seed(device))
+
+
+def kernel_numbers(rate: float, heads: int, device: torch.device) -> Tensor:
+    """What a kernel reads: seed, (first, step) of queries and of keys, first head, all heads, the call's heads. int64 [8]."""
+    if isinstance(rate, Dropout):
+        first, every = rate.heads
+        return torch.cat((rate.seed, constant((*rate.q, *rate.k, first, every or heads, heads), device)))
+    return torch.cat((draw_seed(device), constant((0, 1, 0, 1, 0, heads, heads), device)))
 
 
 def draw_seed(device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ class Pending:
 def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -> ParallelError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return ParallelError(
-        f"rank {cp.rank} of {cp.size}: {what} failed after {seconds:.1f} s (limit {cp.timeout:.0f} s): {lines[0]}. "
+        f"rank {cp.rank} of {cp.size}: {what} failed after {seconds:.1f} s (limit {cp.timeout:.0f} s): {lines[0].rstrip('.!')}. "
         "Another rank ended, takes another path, or holds another length; look at the log of the rank that stopped first"
     )
 
@@ -113,7 +113,7 @@ def _plain(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def gather(cp: ContextParallel, x: Tensor) -> Tensor:
+def gather(cp: ContextParallel, x: Tensor, what: str = "gathering keys and values") -> Tensor:
     """[..] of every rank -> [size, ..]; without gradients."""
     if cp.size == 1:
         return x[None]
@@ -122,7 +122,7 @@ def gather(cp: ContextParallel, x: Tensor) -> Tensor:
     _count("all_gather", (cp.size - 1) * _bytes(x))
     flat, plain = _plain(out).view(-1), _plain(x).view(-1)
     call = lambda: _all_gather(flat, plain, group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "gathering keys and values", call, [out], x).wait()[0]
+    return _start(cp, what, call, [out], x).wait()[0]
 
 
 def scatter_sum(cp: ContextParallel, x: Tensor) -> Tensor:
@@ -174,7 +174,8 @@ def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int
     if cp.size == 1 or (cp.checked and device.type != "cpu" and not torch.is_anomaly_enabled()):
         return
     cp.checked = True
-    sizes = gather(cp, torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
+    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    sizes = gather(cp, own, "comparing the ranks' sizes").tolist()
     for number, name in enumerate(names):
         each = [row[number] for row in sizes]
         if len(set(each)) > 1:
