@@ -283,3 +283,37 @@ def compare_dropout(group, encoding, strategy, balance, engine):
 def compare_dropouts(group, cases):
     for case in cases:
         compare_dropout(group, *case)
+
+
+def count_far_blocks(group):
+    """How many of the calls of a ring step had a plan without lookups."""
+    from posenc.parallel import blocks
+
+    cp = parallel.ContextParallel(group, strategy="ring", balance="zigzag")
+    x = torch.randn(1, HEADS, 64, SIZE, dtype=torch.float64)
+    plans, plain = [], blocks.attend
+
+    def noted(q, k, v, plan, **options):
+        plans.append(plan)
+        return plain(q, k, v, plan, **options)
+
+    blocks.attend = noted
+    try:
+        parallel.attend(x, x, x, make_encoding("t5"), context_parallel=cp, causal=True)
+    finally:
+        blocks.attend = plain
+    return sum(not plan.lookups for plan in plans)
+
+
+def repeats(group, strategy):
+    """Whether two calls give the same bits: outputs and gradients."""
+    cp = parallel.ContextParallel(group, strategy=strategy, balance="zigzag")
+    results = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        module = make_encoding("shaw", torch.float32)
+        q, k, v = (torch.randn(BATCH, HEADS, 16, SIZE, requires_grad=True) for _ in range(3))
+        out = parallel.attend(q, k, v, module, context_parallel=cp, causal=True)
+        out.square().sum().backward()
+        results.append([out, q.grad, k.grad, v.grad, *(p.grad for p in module.parameters())])
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
