@@ -150,8 +150,20 @@ class _Tables(torch.autograd.Function):
 _known: WeakKeyDictionary[Encoding, bool] = WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class FixedPlan:
+    """A maker of plans whose indices are known to be the same for all positions."""
+
+    make: MakePlan
+
+    def __call__(self, positions: Positions) -> Plan:
+        return self.make(positions)
+
+
 def depends_on_positions(make: MakePlan, encoding: object, axes: int) -> bool:
     """Whether the plan has other indices for other positions: found by making two small ones."""
+    if isinstance(make, FixedPlan):
+        return False
     if isinstance(encoding, Encoding) and encoding in _known:
         return _known[encoding]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
