@@ -108,8 +108,14 @@ def compare(group, encoding, strategy, balance, mask, options):
     if more:
         own_masks["mask"] = own_masks["mask"].detach().clone().requires_grad_()
     found = parallel.attend(
-        *own, module, context_parallel=cp, engine=engine, return_lse=True,
-        positions=None if positions is None else local(positions, cp, positions.dim() - 1 if positions.dim() < 3 else 1),
+        *own,
+        module,
+        context_parallel=cp,
+        engine=engine,
+        return_lse=True,
+        positions=None
+        if positions is None
+        else local(positions, cp, positions.dim() - 1 if positions.dim() < 3 else 1),
         **own_masks,
     )
     own_seen = found[1] > float("-inf")

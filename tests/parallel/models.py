@@ -6,13 +6,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import (
-    BloomConfig, BloomForCausalLM, DebertaConfig, DebertaModel, DebertaV2Config, DebertaV2Model, LongT5Config,
-    LongT5EncoderModel, MptConfig, MptForCausalLM, T5Config, T5EncoderModel, T5ForConditionalGeneration,
-    UMT5Config, UMT5ForConditionalGeneration,
+    BloomConfig,
+    BloomForCausalLM,
+    DebertaConfig,
+    DebertaModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    LongT5Config,
+    LongT5EncoderModel,
+    MptConfig,
+    MptForCausalLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
 )  # fmt: skip
 
 from posenc import hf, parallel
-from posenc.parallel.layout import BALANCES
 from tests.parallel.cases import difference, local
 
 T5_SIZES = dict(

@@ -58,7 +58,9 @@ class Layer(Part):
         """Heads, head size, plan and mask options of a typical call, for `report`."""
         raise NotImplementedError
 
-    def posenc_planned(self, make: Callable[[Positions], Plan], positions: Positions) -> Plan | Callable[[Positions], Plan]:
+    def posenc_planned(
+        self, make: Callable[[Positions], Plan], positions: Positions
+    ) -> Plan | Callable[[Positions], Plan]:
         """The plan of a call; where ranks share the sequence, the function itself, which is called for other positions too."""
         if self.posenc_context is None:
             return make(positions)

@@ -96,15 +96,15 @@ def accelerate(
 def _refuse_context(model: nn.Module, found: _Found) -> list[str]:
     """Why the ranks cannot share this model's sequences."""
     parts = [part for _, part in found.parts] + [type(x) for x in model.modules() if isinstance(x, Part)]
-    names = {
-        part.original.__name__ for part in parts if issubclass(part, Layer) and not part.posenc_shares_sequences
-    }
+    names = {part.original.__name__ for part in parts if issubclass(part, Layer) and not part.posenc_shares_sequences}
     refused = [f"{name} cannot share a sequence among ranks (context_parallel)" for name in sorted(names)]
     for name, module in model.named_modules():
         if getattr(module, "conv", None) is not None and isinstance(module.conv, nn.Module):
             refused.append(f"{name} has a convolution over tokens, which would cross ranks (context_parallel)")
         if type(module).__name__.endswith(("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering")):
-            refused.append(f"{type(module).__name__} pools tokens of the whole sequence; share its base model's instead")
+            refused.append(
+                f"{type(module).__name__} pools tokens of the whole sequence; share its base model's instead"
+            )
     return refused
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ..core.encoding import Encoding
@@ -75,7 +74,9 @@ def forward(
     if context is not None:
         k_axes = _axes(context_positions)
         states = encoding.embed(context, _side(cp, context, k_axes))
-    q, k, v = (layer._heads(project(y)) for project, y in ((layer.q_proj, x), (layer.k_proj, states), (layer.v_proj, states)))
+    q, k, v = (
+        layer._heads(project(y)) for project, y in ((layer.q_proj, x), (layer.k_proj, states), (layer.v_proj, states))
+    )
     out = attend(
         q, k, v, LayerPlan(encoding, x, layer), context_parallel=cp, positions=axes, k_positions=k_axes, total=length,
         causal=layer.causal and context is None, window=layer.window, key_mask=key_mask, documents=documents, mask=mask,

@@ -1,13 +1,13 @@
 """posenc.parallel: attention over a sequence that several processes share, for every encoding.
 
-    posenc.parallel.attend(q, k, v, encoding, context_parallel=mesh["cp"])      each rank's own tokens, exact distances
-    posenc.Attention(..., context_parallel=mesh["cp"], strategy="ring")         the same as an option of the layer
-    posenc.parallel.split_sequence(batch, mesh["cp"])                           cut a batch; unsplit_sequence puts it back
+posenc.parallel.attend(q, k, v, encoding, context_parallel=mesh["cp"])      each rank's own tokens, exact distances
+posenc.Attention(..., context_parallel=mesh["cp"], strategy="ring")         the same as an option of the layer
+posenc.parallel.split_sequence(batch, mesh["cp"])                           cut a batch; unsplit_sequence puts it back
 
-    layout       which tokens a rank holds                 context       ranks, strategy, balance, time limit
-    ulysses      all-to-all over heads                     collectives   every message, counted
-    gather       keys and values gathered                  blocks        one piece of queries against one of keys
-    ring         keys travel, results are merged           terms         a plan's tensors: cut, sent or kept
+layout       which tokens a rank holds                 context       ranks, strategy, balance, time limit
+ulysses      all-to-all over heads                     collectives   every message, counted
+gather       keys and values gathered                  blocks        one piece of queries against one of keys
+ring         keys travel, results are merged           terms         a plan's tensors: cut, sent or kept
 """
 
 from .batches import Split as Split

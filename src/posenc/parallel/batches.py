@@ -65,7 +65,9 @@ def split_sequence(
             f"{cp.unit}); give {length + missing}, or pad=True"
         )
     if positions is not None and positions.shape[0 if positions.dim() == 1 else 1] != length:
-        raise ValueError(f"positions must be [L], [B, L] or [B, L, axes] with L = {length}, got {list(positions.shape)}")
+        raise ValueError(
+            f"positions must be [L], [B, L] or [B, L, axes] with L = {length}, got {list(positions.shape)}"
+        )
     for name, given in (("key_mask", key_mask), ("documents", documents)):
         if given is not None and (given.dim() != 2 or given.shape[1] != length):
             raise ValueError(f"{name} must be [B, L] = [{batch}, {length}], got {list(given.shape)}")

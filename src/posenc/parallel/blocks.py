@@ -55,7 +55,6 @@ class Tokens:
                 found.append(torch.arange(rows.start, rows.stop, device=device) * segment.step + segment.start)
         return found
 
-
     def all_sides(self, device: torch.device) -> list[Run | Tensor]:
         """Positions of all tokens on each axis."""
         if len(self.segments) == 1:
@@ -132,9 +131,7 @@ def run_block(call: Call, keys: Tokens, block: Block, inputs: Values) -> tuple[T
     """out [B, H, lq, Dv] and log-sum-exp [B, H, lq] of a block; `inputs` are q, k, v and the plan's tensors, cut to it."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     rows, columns, window = block.visible
-    positions = positions_of(
-        call.queries.sides(block.q, rows, q.device), keys.sides(block.k, columns, q.device)
-    )
+    positions = positions_of(call.queries.sides(block.q, rows, q.device), keys.sides(block.k, columns, q.device))
     values = {name: x for name, x in inputs.items() if name not in ("q", "k", "v", "mask")}
     plan = call.source.plan(positions, q, values)
     q, plan, constant = take_far_terms(q, plan, call.dropout)

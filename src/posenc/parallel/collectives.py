@@ -1,10 +1,10 @@
 """Every message between ranks: with a time limit, counted, and differentiable where it carries activations.
 
-    forward                     backward
-    all_to_all                  all_to_all the other way
-    all_gather                  reduce_scatter
-    (nothing)                   all_reduce of a table's gradient, `sum_gradients`
-    exchange (ring)             written out in ring.py
+forward                     backward
+all_to_all                  all_to_all the other way
+all_gather                  reduce_scatter
+(nothing)                   all_reduce of a table's gradient, `sum_gradients`
+exchange (ring)             written out in ring.py
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ class ContextParallel:
                own, the process group's)
     """
 
-    def __init__(
-        self, mesh: Any, *, strategy: Strategy = "auto", balance: Balance = "none", timeout: float = TIMEOUT
-    ):
+    def __init__(self, mesh: Any, *, strategy: Strategy = "auto", balance: Balance = "none", timeout: float = TIMEOUT):
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy={strategy!r} is unknown; use one of {', '.join(map(repr, STRATEGIES))}")
         if balance not in BALANCES:
@@ -81,18 +79,14 @@ class ContextParallel:
         raise TypeError("a ContextParallel belongs to running processes and cannot be pickled; save the state_dict")
 
     def __repr__(self) -> str:
-        return (
-            f"ContextParallel(rank {self.rank} of {self.size}, strategy={self.strategy!r}, balance={self.balance!r})"
-        )
+        return f"ContextParallel(rank {self.rank} of {self.size}, strategy={self.strategy!r}, balance={self.balance!r})"
 
 
 def as_context(mesh: Any, strategy: Strategy | None = None) -> ContextParallel:
     """A mesh, a process group or a ContextParallel as a ContextParallel."""
     if isinstance(mesh, ContextParallel):
         if strategy not in (None, mesh.strategy):
-            raise ValueError(
-                f"strategy={strategy!r} was given next to {mesh!r}; give it to ContextParallel(...) alone"
-            )
+            raise ValueError(f"strategy={strategy!r} was given next to {mesh!r}; give it to ContextParallel(...) alone")
         return mesh
     return ContextParallel(mesh, strategy=strategy or "auto")
 

@@ -299,7 +299,11 @@ def _axes(given: Axes, x: Tensor, name: str) -> tuple[Tensor | None, ...]:
         if not isinstance(axis, Tensor) or axis.dtype not in INTEGERS:
             kind = axis.dtype if isinstance(axis, Tensor) else type(axis).__name__
             raise ValueError(f"{name} must be int tensors [L/N], [B, L/N] or [B, L/N, axes], got {kind}")
-        if axis.dim() not in (1, 2) or axis.shape[-1] != length or (axis.dim() == 2 and axis.shape[0] not in (1, batch)):
+        if (
+            axis.dim() not in (1, 2)
+            or axis.shape[-1] != length
+            or (axis.dim() == 2 and axis.shape[0] not in (1, batch))
+        ):
             raise ValueError(
                 f"{name} must be for this rank's tokens, [{length}] or [{batch}, {length}], got {list(axis.shape)}"
             )
