@@ -84,6 +84,7 @@ class Call:
     seed: Tensor | None = None
     first_head: int = 0
     all_heads: int | None = None
+    return_lse: bool = False
     per_query: frozenset[str] = frozenset()
     """Names of the plan's tensors that have a number for each query."""
 

@@ -113,13 +113,15 @@ def _plain(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def gather(cp: ContextParallel, x: Tensor, what: str = "gathering keys and values") -> Tensor:
+def gather(
+    cp: ContextParallel, x: Tensor, what: str = "gathering keys and values", kind: str = "all_gather"
+) -> Tensor:
     """[..] of every rank -> [size, ..]; without gradients."""
     if cp.size == 1:
         return x[None]
     x = x.contiguous()
     out = x.new_empty((cp.size, *x.shape))
-    _count("all_gather", (cp.size - 1) * _bytes(x))
+    _count(kind, (cp.size - 1) * _bytes(x))
     flat, plain = _plain(out).view(-1), _plain(x).view(-1)
     call = lambda: _all_gather(flat, plain, group=cp.group, async_op=True)  # noqa: E731
     return _start(cp, what, call, [out], x).wait()[0]
@@ -175,7 +177,7 @@ def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int
         return
     cp.checked = True
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
-    sizes = gather(cp, own, "comparing the ranks' sizes").tolist()
+    sizes = gather(cp, own, "comparing the ranks' sizes", "check").tolist()
     for number, name in enumerate(names):
         each = [row[number] for row in sizes]
         if len(set(each)) > 1:

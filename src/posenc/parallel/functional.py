@@ -113,7 +113,7 @@ def attend(
     call = Call(
         cp, source, queries, keys, left, right, lengths[1] - lengths[0], float(dropout), engine, seed,
         first_head=0 if heads is None else heads[0], all_heads=None if heads is None else heads[2],
-        per_query=frozenset(take_apart(source.local, q.shape[2])[1]),
+        return_lse=return_lse, per_query=frozenset(take_apart(source.local, q.shape[2])[1]),
     )  # fmt: skip
     run = {"ulysses": attend_ulysses, "gather": attend_gather, "ring": attend_ring}[_choose(cp, q, k)]
     if run is attend_ring:

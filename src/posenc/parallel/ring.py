@@ -94,30 +94,32 @@ def _backward(
 ) -> Values:
     cp = call.cp
     precision = torch.promote_types(out.dtype, torch.float32)
-    sums = {name: torch.zeros_like(inputs[name], dtype=_sum_type(inputs[name])) for name in wanted}
-    moving = [name for name in TRAVELLING if name in sums]
+    moving = [name for name in TRAVELLING if name in wanted]
+    sums = {name: _zeros(inputs[name]) for name in wanted if name not in moving}
     # what d_out gives along the merged output, for every query
     delta = (d_out.to(precision) * out.to(precision)).sum(-1)
     delta = delta if d_lse is None else delta - d_lse
     base = lse.masked_fill(lse == -INF, 0.0)
-    carried = None
+    carried, own = None, {}
     for keys, current in _travel(call, inputs):
-        own = {name: torch.zeros_like(sums[name]) for name in moving}
+        own = {name: _zeros(inputs[name]) for name in moving}
         for block in blocks_of(call, keys):
             cut = {name: block.select(name, x) for name, x in (inputs | current).items()}
             shares = [block.select(name, x) for name, x in (("q", d_out), ("decay_q", delta), ("decay_q", base))]
-            for name, grad in zip(wanted, _block_gradients(call, keys, block, cut, shares, wanted), strict=True):
-                if grad is not None:
-                    block.select(name, own[name] if name in own else sums[name]).add_(grad)
+            _add(block, wanted, _block_gradients(call, keys, block, cut, shares, wanted), sums | own)
         if moving:
             if carried is not None:
-                for name, arrived in zip(moving, carried.wait(), strict=True):
-                    own[name] += arrived
+                _add(None, moving, carried.wait(), own)
             carried = exchange(cp, [own[name] for name in moving]) if cp.size > 1 else None
-            sums |= own
-    if carried is not None:
-        sums |= dict(zip(moving, carried.wait(), strict=True))
+    sums |= own if carried is None else dict(zip(moving, carried.wait(), strict=True))
     return {name: x.to(inputs[name].dtype) for name, x in sums.items()}
+
+
+def _add(block: Block | None, names: Sequence[str], grads: Sequence[Tensor | None], sums: Values) -> None:
+    """Add gradients, in place; those of a block to its part of the tokens."""
+    for name, grad in zip(names, grads, strict=True):
+        if grad is not None:
+            (sums[name] if block is None else block.select(name, sums[name])).add_(grad)
 
 
 def _block_gradients(
@@ -136,5 +138,6 @@ def _block_gradients(
     return torch.autograd.grad(outputs, [leaves[name] for name in wanted], grads, allow_unused=True)
 
 
-def _sum_type(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _zeros(x: Tensor) -> Tensor:
+    """For a sum of gradients."""
+    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -28,7 +28,7 @@ def heads_reason(size: int, heads: int, kv_heads: int) -> str | None:
     return None
 
 
-def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
+def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor | None]:
     cp = call.cp
     q, k = inputs["q"], inputs["k"]
     heads, kv_heads = q.shape[1], k.shape[1]
@@ -69,9 +69,10 @@ def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
         return q.new_zeros((*q.shape[:3], inputs["v"].shape[3])), q.new_full(q.shape[:3], float("-inf"))
     (block,) = blocks
     out, lse = _run(whole, block, swapped)
-    order = [take_order(x, cp.size, cp.balance, 2) for x in (out, lse)]
-    out, lse = (all_to_all(cp, x, 2, 1) for x in order)
-    return out, lse
+    out, *more = (
+        all_to_all(cp, take_order(x, cp.size, cp.balance, 2), 2, 1) for x in ((out, lse) if call.return_lse else (out,))
+    )
+    return out, more[0] if more else None
 
 
 def _run(call: Call, block: Block, inputs: Values) -> tuple[Tensor, Tensor]:
