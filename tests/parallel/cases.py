@@ -23,7 +23,7 @@ ENCODINGS = {
     "xlnet": ("xlnet", {"std": 1.0}),
 }
 CAUSAL = {"xpos", "transformer_xl clamped"}
-MASKS = ("open", "causal", "window", "causal window", "padding", "documents", "bool mask", "float mask", "all")
+MASKS = ("open", "short window", "causal", "window", "causal window", "padding", "documents", "bool mask", "float mask", "all")
 
 
 def make_encoding(name, dtype=torch.float64):
@@ -34,8 +34,10 @@ def make_encoding(name, dtype=torch.float64):
 def make_masks(kind, length, generator):
     """Masks of the whole sequence, as `attend` takes them."""
     masks = {}
-    if kind in ("causal", "causal window", "all"):
+    if kind in ("causal", "causal window", "short window", "all"):
         masks["causal"] = True
+    if kind == "short window":
+        masks["window"] = (3, 0)
     if kind in ("window", "causal window", "all"):
         masks["window"] = (5, 3) if kind == "window" else (length // 2, None) if kind == "all" else 4
     if kind in ("padding", "all"):

@@ -34,7 +34,8 @@ def count(group, strategy, balance, local, encoding, options):
     def step():
         sent.clear()
         with parallel.count_traffic() as forward:
-            out = parallel.attend(q, k, v, module, context_parallel=cp, causal=options.get("causal", False))
+            masks = {name: options[name] for name in ("causal", "window") if name in options}
+            out = parallel.attend(q, k, v, module, context_parallel=cp, **masks)
         with parallel.count_traffic() as backward:
             out.backward(torch.ones_like(out))
         sent.extend((dict(forward), dict(backward)))

@@ -35,6 +35,15 @@ def test_bytes_sent_on_two_and_four_ranks(ranks, strategy):
     check_traffic(ranks, 4, strategy, 2)
 
 
+def test_the_ring_ends_where_a_causal_window_does(ranks):
+    """A window that reaches two ranks back: two parts are sent, and the sums of their gradients two ranks home."""
+    part = 2 * counted.BATCH * 16 * counted.HEADS * counted.SIZE * 4
+    options = {"memory": False, "causal": True, "window": 17}
+    for forward, backward, _ in ranks.run(counted.count, 4, "ring", "none", 16, "t5", options):
+        assert forward["ring"] == 2 * part
+        assert backward["ring"] == 2 * part + 3 * part
+
+
 @pytest.mark.slow
 def test_bytes_sent_on_eight_ranks(eight):
     for strategy in KINDS:

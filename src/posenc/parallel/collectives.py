@@ -92,9 +92,9 @@ def _start(cp: ContextParallel, what: str, call: Any, results: list[Tensor], kep
     return Pending(cp, works if isinstance(works, list) else [works], what, results, kept)
 
 
-def exchange(cp: ContextParallel, tensors: Sequence[Tensor]) -> Pending:
-    """Send tensors to the next rank of the ring while those of the previous one arrive. Nothing waits here."""
-    following, previous = (cp.rank + 1) % cp.size, (cp.rank - 1) % cp.size
+def exchange(cp: ContextParallel, tensors: Sequence[Tensor], hop: int = 1) -> Pending:
+    """Send tensors `hop` ranks on in the ring while those of the rank as far behind arrive. Nothing waits here."""
+    following, previous = (cp.rank + hop) % cp.size, (cp.rank - hop) % cp.size
     sent = [x.contiguous() for x in tensors]
     received = [torch.empty_like(x) for x in sent]
     operations = []

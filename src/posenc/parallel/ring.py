@@ -10,7 +10,9 @@ after the last step. A block is computed again there, and differentiated with wh
 
     o = Σ w_p o_p,   w_p = exp(lse_p - lse)        do_p = w_p do        dlse_p = w_p (do · (o_p - o) + dlse)
 
-so a rank keeps its own tokens, the output and the log-sum-exp, and never more than two parts of the keys.
+With a causal window and consecutive tokens the trip ends where the window does, and the sums are sent home from there.
+
+So a rank keeps its own tokens, the output and the log-sum-exp, and never more than two parts of the keys.
 """
 
 from __future__ import annotations
@@ -71,13 +73,22 @@ def _travel(call: Call, inputs: Values):
     names = [name for name in TRAVELLING if name in inputs]
     tokens, tensors = call.keys, [inputs[name] for name in names]
     local = inputs["k"].shape[2]
-    for step in range(cp.size):
-        pending = exchange(cp, [*tensors, *tokens.tensors()]) if step + 1 < cp.size else None
+    steps = steps_of(call, local)
+    for step in range(steps):
+        pending = exchange(cp, [*tensors, *tokens.tensors()]) if step + 1 < steps else None
         yield tokens, dict(zip(names, tensors, strict=True))
         if pending is not None:
             arrived = pending.wait()
             tensors = arrived[: len(names)]
             tokens = tokens.moved(cp.segments(local, (cp.rank - step - 1) % cp.size), arrived[len(names) :])
+
+
+def steps_of(call: Call, local: int) -> int:
+    """How many ranks' parts a rank needs: all, or those that a causal window reaches, where tokens are consecutive."""
+    cp = call.cp
+    if cp.balance != "none" or call.left is None or call.right != 0 or call.shift != 0:
+        return cp.size
+    return min(cp.size, (call.left + local - 1) // local + 1)
 
 
 def _merge(block: Block, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -101,7 +112,8 @@ def _backward(
     delta = delta if d_lse is None else delta - d_lse
     base = lse.masked_fill(lse == -INF, 0.0)
     carried, own = None, {}
-    for keys, current in _travel(call, inputs):
+    last = steps_of(call, inputs["k"].shape[2]) - 1
+    for step, (keys, current) in enumerate(_travel(call, inputs)):
         own = {name: _zeros(inputs[name]) for name in moving}
         for block in blocks_of(call, keys):
             cut = {name: block.select(name, x) for name, x in (inputs | current).items()}
@@ -110,7 +122,9 @@ def _backward(
         if moving:
             if carried is not None:
                 _add(None, moving, carried.wait(), own)
-            carried = exchange(cp, [own[name] for name in moving]) if cp.size > 1 else None
+            # after the last step the sums go home, to the rank whose part this is
+            hop = 1 if step < last else -last
+            carried = exchange(cp, [own[name] for name in moving], hop) if last else None
     sums |= own if carried is None else dict(zip(moving, carried.wait(), strict=True))
     return {name: x.to(inputs[name].dtype) for name, x in sums.items()}
 
