@@ -19,10 +19,11 @@ MAY_IMPORT = {
     "engines": {"core", "engines"},
     "functional": {"core", "engines"},
     "flex": {"core", "engines", "functional"},
-    "nn": {"core", "encodings", "functional", "nn"},
+    "parallel": {"core", "functional", "parallel"},
+    "nn": {"core", "encodings", "functional", "parallel", "nn"},
     "cli": {"__init__", "core", "encodings", "cli"},
     **{
-        name: {"__init__", "core", "encodings", "functional", "nn", "cli"} | APPLICATIONS
+        name: {"__init__", "core", "encodings", "functional", "parallel", "nn", "cli"} | APPLICATIONS
         for name in sorted(APPLICATIONS)
     },
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from . import engines as engines
     from . import hf as hf
     from . import nn as nn
+    from . import parallel as parallel
     from . import plot as plot
     from .core import formulas as formulas
     from .core import index as index
@@ -105,6 +106,7 @@ _NAMES = {
 _MODULES = {
     "contextual": "encodings.contextual", "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
+    "parallel": "parallel",
 }  # fmt: skip
 
 __all__ = [

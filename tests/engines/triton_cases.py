@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton import language as tl  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
+from posenc.core.dropout import Dropout, draw_seed  # noqa: E402
 from tests import budget, seeds  # noqa: E402
 from tests.engines import interpreter, triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
@@ -276,6 +277,22 @@ def group_dropout():
         results.append([out, *torch.autograd.grad(out, leaves, g)])
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+    # The formula drops the same probabilities, and so does a call for some of the heads, queries and keys.
+    torch.manual_seed(seeds.seed(5))
+    whole = attend(q, k, v, plan, dropout=0.3, engine="reference")
+    assert (results[0][0] - whole).norm() <= 1e-5 * whole.norm()
+    torch.manual_seed(seeds.seed(5))
+    seed = draw_seed(q.device)
+    some, table = Positions((41, 9), (0, 70)), Lookup(index.clip(5, 5), bias=plan.lookups[0].bias[1:])
+    draw = Dropout(0.3, seed, q=(41, 1), heads=(1, 2))
+    part = attend(q[:, 1:, 41:50], k, v, Plan(some, lookups=(table,)), dropout=draw, engine="triton")
+    assert (part - whole[:, 1:, 41:50]).norm() <= 1e-5 * part.norm()
+    striped = Positions(torch.arange(1, 70, 3), torch.arange(2, 70, 3))
+    q_rows, k_rows = q[:, :, 1::3], (k[:, :, 2::3], v[:, :, 2::3])
+    draw = Dropout(0.3, seed, q=(1, 3), k=(2, 3))
+    found = [attend(q_rows, *k_rows, Plan(striped), dropout=draw, engine=name) for name in ("triton", "reference")]
+    assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
 
 
 def group_again():

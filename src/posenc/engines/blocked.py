@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..core.dropout import as_dropout
 from ..core.functions import transform_reason
 from ..core.mask import Mask, Window
 from ..core.plan import Lookup, Plan
@@ -51,6 +52,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if len(rows) == 1:
         (seen,) = columns
         return reference.attention(q, k[:, :, seen], v[:, :, seen], plan, mask, dropout, columns=seen)
+    if dropout and not torch.compiler.is_compiling():
+        dropout = as_dropout(dropout, q.device)  # one draw for all blocks
     precision = torch.promote_types(q.dtype, torch.float32)
     # in float32 here, so that the blocks' gradients are summed in float32
     k, v = k.to(precision), v.to(precision)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ..core.dropout import as_dropout
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
 from ..core.positions import Positions
@@ -73,7 +74,7 @@ def attention(
     if plan.sinks is not None:
         probabilities = probabilities[..., :-1]
     if dropout > 0.0:
-        probabilities = torch.nn.functional.dropout(probabilities, dropout)
+        probabilities = drop(probabilities, dropout, rows, columns)
     values = repeat_heads(v, q.shape[1]).to(probabilities.dtype)
     sizes = positions.q_length, positions.k_length
     out = weigh_values(probabilities, values, lambda: mask.allowed(*sizes, q.device, rows, columns))
@@ -84,6 +85,18 @@ def attention(
             by_row = probabilities.new_zeros(*probabilities.shape[:3], table.shape[1]).scatter_add(3, at, probabilities)
             out = out + by_row @ table
     return out.to(q.dtype), lse
+
+
+def drop(probabilities: Tensor, dropout: float, rows: slice, columns: slice) -> Tensor:
+    """Dropout on `rows` and `columns` of the probabilities. A pair's draw depends on its slots alone, not on the block it is computed in;
+    compiled code and torch.func, which know PyTorch's random numbers only, draw those."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.nn.functional.dropout(probabilities, dropout)
+    batch, heads, count, keys = probabilities.shape
+    draw = as_dropout(dropout, probabilities.device)
+    first, begin = rows.start or 0, columns.start or 0
+    slots = range(first, first + count), range(begin, begin + keys)
+    return probabilities * draw.factors(batch, heads, *slots, probabilities.dtype)
 
 
 def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice = ALL) -> Tensor:

@@ -24,6 +24,7 @@ from .layer import Layer, NoAttentions, Part, split
 
 class Sloped(Layer):
     encoding = "alibi"
+    posenc_shares_sequences = True
 
     def posenc_prepare(self) -> None:
         super().posenc_prepare()
@@ -71,8 +72,9 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         start = start.clone().reshape(1) if isinstance(start, Tensor) else start
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), alibi)
-        options = masks.mask_options(attention_mask, q.shape[2], causal=True)
+        positions = Positions((start, q.shape[2]), k.shape[2])
+        plan = self.posenc_planned(lambda positions: self.posenc_plan(positions, alibi), positions)
+        options = masks.mask_options(attention_mask, self.posenc_length(q), causal=True)
         fully_masked = masks.before_all_keys(options, q.shape[2])
         out = self.dense(self.posenc_run(q, k, v, plan, options, self.attention_dropout.p, fully_masked))
         return residual + nn.functional.dropout(out, self.hidden_dropout, self.training), None
@@ -87,7 +89,12 @@ class BloomModel(Part, modeling_bloom.BloomModel):
         if attention_mask.shape[-1] == 1:
             return torch.empty(0, device=attention_mask.device)
         real = attention_mask[:, 0, 0].float()
-        return (real.cumsum(-1) - 1.0) * real
+        if self.posenc_context is None:
+            return (real.cumsum(-1) - 1.0) * real
+        from ..parallel import unsplit_sequence
+
+        upto = unsplit_sequence(real, self.posenc_context).cumsum(-1)  # over all ranks
+        return (upto[:, self.posenc_context.slots(real.shape[1], real.device)] - 1.0) * real
 
 
 class Padding(NamedTuple):
@@ -110,6 +117,8 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
 
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
         if not isinstance(attention_mask, Padding):
+            if self.posenc_context is not None:
+                raise ValueError("context_parallel takes padding masks [B, L/N] and no weights (output_attentions)")
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **kwargs)
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -118,10 +127,11 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
         start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Positions((start, q.shape[2]), k.shape[2]), q.device)
+        positions = Positions((start, q.shape[2]), k.shape[2])
+        plan = self.posenc_planned(lambda positions: self.posenc_plan(positions, q.device), positions)
         padding = attention_mask.padding
         key_mask = None if padding.shape[-1] == 1 else ~padding[:, 0, 0]
-        options = {"causal": q.shape[2] > 1, "key_mask": key_mask}
+        options = {"causal": self.posenc_length(q) > 1, "key_mask": key_mask}
         fully_masked = masks.before_all_keys(options, q.shape[2])
         return self.out_proj(self.posenc_run(q, k, v, plan, options, self.attn_dropout_p, fully_masked)), None
 
@@ -150,7 +160,7 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     is_integer = mask is None or not mask.is_floating_point()  # with a float mask the original has fractional positions
     if tokens is not None and masks.grows(cache) and is_integer:
         keys = masks.past(cache) + tokens.shape[1]
-        kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device)
+        kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device, model)
     return (), kwargs
 
 
@@ -160,7 +170,7 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
         return (), kwargs
-    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
+    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device, model)
     if masks.is_compact(compact):
         kwargs["attention_mask"] = 1 - compact  # the model converts it to bool: True is masked
         kwargs["output_attentions"] = NoAttentions()

@@ -29,6 +29,7 @@ class Disentangled(Layer):
     """The part that v1 and v2 share."""
 
     encoding = "deberta"
+    posenc_shares_sequences = True
 
     @staticmethod
     def refuses(module: Any) -> str | None:
@@ -45,8 +46,9 @@ class Disentangled(Layer):
         most, buckets = self.max_relative_positions, getattr(self, "position_buckets", -1)
         return index.deberta_buckets(buckets, most) if buckets > 0 else index.deberta_buckets(most)
 
-    def posenc_plan(self, length: int, table: Tensor | None) -> Plan:
-        positions, terms = Positions(length), self.pos_att_type
+    def posenc_plan(self, positions: Positions, length: int, table: Tensor | None) -> Plan:
+        """length: of the whole sequence."""
+        terms = self.pos_att_type
         k_r = q_r = rows = None
         if table is not None and self.relative_attention:
             table, rows = self.posenc_rows(self.pos_dropout(table), length)
@@ -74,7 +76,7 @@ class Disentangled(Layer):
         table = None
         if self.relative_attention:
             table = weight.new_zeros(2 * self.max_relative_positions, weight.shape[1])
-        plan = self.posenc_plan(length, table)
+        plan = self.posenc_plan(Positions(length), length, table)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(
@@ -87,6 +89,8 @@ class Disentangled(Layer):
         rel_embeddings=None,
     ):
         if output_attentions or relative_pos is not None:
+            if self.posenc_context is not None:
+                raise ValueError("output_attentions and relative_pos cannot go with context_parallel; leave them out")
             if output_attentions:
                 masks.log_dense()
             return super().forward(
@@ -98,7 +102,10 @@ class Disentangled(Layer):
                 rel_embeddings=rel_embeddings,
             )
         q, k, v = self.posenc_projected(hidden_states, query_states)
-        plan = self.posenc_plan(k.shape[2], rel_embeddings)
+        length = self.posenc_length(k)
+        plan = self.posenc_planned(
+            lambda positions: self.posenc_plan(positions, length, rel_embeddings), Positions(k.shape[2])
+        )
         options = masks.mask_options(_boolean(attention_mask), q.shape[2], causal=False)
         fully_masked = _fully_masked(attention_mask, options)
         return self.posenc_run(q, k, v, plan, options, self.dropout.p, fully_masked), None
@@ -157,7 +164,7 @@ class _Encoder(Part):
     def get_attention_mask(self, attention_mask):
         if attention_mask.dim() > 2:
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
-        return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device)
+        return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device, self)
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
         return relative_pos
@@ -191,4 +198,21 @@ def _dense(mask: Tensor, length: int) -> Tensor:
 
 
 PARTS = (DebertaSelfAttention, DebertaV2SelfAttention, DebertaEncoder, DebertaV2Encoder)
-HOOKS: dict[type[nn.Module], Any] = {}
+
+
+def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
+    """Where ranks share the sequence, absolute positions are those of this rank's tokens."""
+    cp = getattr(model, "posenc_context", None)
+    if cp is None:
+        return args, kwargs
+    kwargs = dict(masks.by_name(model, args, kwargs))
+    tokens = masks.tokens_of(kwargs)
+    if kwargs.get("position_ids") is None and tokens is not None:
+        kwargs["position_ids"] = cp.slots(tokens.shape[1], tokens.device)[None]
+    return (), kwargs
+
+
+HOOKS: dict[type[nn.Module], Any] = {
+    modeling_deberta.DebertaModel: before_model,
+    modeling_deberta_v2.DebertaV2Model: before_model,
+}

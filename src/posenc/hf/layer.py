@@ -7,12 +7,13 @@ state_dict, deepcopy, pickle and training work as before, and changing the class
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import Index, Plan, attend
+from .. import Index, Plan, Positions, attend
 
 logger = logging.getLogger("posenc.hf")
 
@@ -21,6 +22,8 @@ class Part(nn.Module):
     """Base of every swapped module. `original` is the class that it replaces."""
 
     original: type[nn.Module]
+    posenc_context: Any = None
+    """The ranks that share each sequence, a posenc.parallel.ContextParallel; tokens are then this rank's part."""
 
     if TYPE_CHECKING:  # the attributes are transformers'
 
@@ -40,6 +43,8 @@ class Layer(Part):
 
     encoding: str
     posenc_engine = "auto"
+    posenc_shares_sequences = False
+    """Whether it can be one of several ranks that share a sequence."""
 
     def posenc_index_of(self) -> Index | None:
         """The index of its distances where it does not depend on the length; ValueError where none exists. `accelerate` also
@@ -53,15 +58,43 @@ class Layer(Part):
         """Heads, head size, plan and mask options of a typical call, for `report`."""
         raise NotImplementedError
 
+    def posenc_planned(
+        self, make: Callable[[Positions], Plan], positions: Positions
+    ) -> Plan | Callable[[Positions], Plan]:
+        """The plan of a call; where ranks share the sequence, the function itself, which is called for other positions too."""
+        if self.posenc_context is None:
+            return make(positions)
+        if positions.runs is None or not isinstance(positions.runs[0].start, int) or positions.runs[0].start != 0:
+            raise ValueError(
+                "context_parallel is for whole sequences (training, prefill), and this call continues a cache; "
+                "generate with a model that is accelerated without it"
+            )
+        return make
+
+    def posenc_length(self, q: Tensor) -> int:
+        """Queries of the whole sequence."""
+        return q.shape[2] * (1 if self.posenc_context is None else self.posenc_context.size)
+
     def posenc_run(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, options: dict[str, Any], dropout: float,
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan | Callable[[Positions], Plan], options: dict[str, Any], dropout: float,
         fully_masked: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """[B, H, L, D] -> [B, L, H * D], dropout in training only.
 
         fully_masked [B or 1, L]: queries without a visible key. The originals give all their keys one score, so the output
-        is the mean of the values.
+        is the mean of the values. Where ranks share the sequence these queries, which are padding, give zeros.
         """
+        if self.posenc_context is not None:
+            from ..parallel.functional import attend as attend_together
+            from ..parallel.terms import FixedPlan
+
+            assert not isinstance(plan, Plan)
+            out = attend_together(
+                q, k, v, FixedPlan(plan), context_parallel=self.posenc_context, engine=self.posenc_engine,
+                dropout=dropout if self.training else 0.0, table_gradients="local", **options,
+            )  # fmt: skip
+            return out.transpose(1, 2).flatten(2)
+        assert isinstance(plan, Plan)
         out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **options)
         if fully_masked is not None:
             out = torch.where(fully_masked[:, None, :, None], v.mean(2, keepdim=True), out)

@@ -23,11 +23,13 @@ from .layer import log_once
 COMPACT = torch.uint8
 
 
-def padding(mask: Tensor | None, keys: int, device: torch.device) -> Tensor | None:
-    """A padding mask [B, keys] (None: no padding) in the compact form; every other mask unchanged."""
+def padding(mask: Tensor | None, keys: int, device: torch.device, module: nn.Module | None = None) -> Tensor | None:
+    """A padding mask [B, keys] (None: no padding) in the compact form; every other mask unchanged. `module` is the one that
+    may be a rank's part of a model: ranks with and without padding then have the same form."""
     if mask is not None and (mask.dim() != 2 or mask.shape[1] != keys):
         return mask
-    if mask is None or nothing_padded(mask):
+    shares = getattr(module, "posenc_context", None) is not None
+    if mask is None or (not shares and nothing_padded(mask)):
         return torch.ones(1, 1, 1, 1, dtype=COMPACT, device=device)
     return (mask != 0).to(device=device, dtype=COMPACT)[:, None, None, :]
 
@@ -66,6 +68,11 @@ def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     argument = kwargs.get("output_attentions")
     wanted = bool(getattr(module.config, "output_attentions", False) if argument is None else argument)
     if wanted:
+        if getattr(module, "posenc_context", None) is not None:
+            raise ValueError(
+                "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; "
+                "leave one of them out"
+            )
         log_dense()
     return wanted
 

@@ -39,18 +39,33 @@ class UnsupportedModel(ValueError):
     """A model, or a part of one, that posenc.hf does not support; nothing was changed."""
 
 
-def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
+def accelerate(
+    model: nn.Module, *, engine: str = "auto", context_parallel: Any = None, strategy: str | None = None
+) -> nn.Module:
     """Run the attention of a loaded transformers model on posenc's engines; returns the same model.
 
         model = posenc.hf.accelerate(T5ForConditionalGeneration.from_pretrained(...))
 
     The outputs, the parameters, the state_dict, `generate` and training stay the same; the dense position biases and
     masks are gone. `engine` is a name of `posenc.ENGINES`, or "auto". `restore` undoes it.
+
+    context_parallel   mesh["cp"] or a posenc.parallel.ContextParallel: ranks share each sequence in training. Every tensor
+                       that the model gets is this rank's part (posenc.parallel.split_sequence). T5, mT5, UMT5, DeBERTa,
+                       BLOOM and MPT. Take the loss from the logits: labels that a model shifts by one token cross ranks
+    strategy           "ulysses", "gather", "ring" or "auto"
     """
     versions.check()
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
     found = _survey(model)
+    context = None
+    if context_parallel is not None:
+        from ..parallel.context import as_context
+
+        context = as_context(context_parallel, strategy)  # type: ignore[arg-type]
+        found.refused += _refuse_context(model, found)
+    elif strategy is not None:
+        raise ValueError(f"strategy={strategy!r} goes with context_parallel=mesh['cp']")
     if found.refused:
         raise UnsupportedModel("nothing was changed, because " + "; ".join(found.refused))
     if not found.parts and not any(isinstance(module, Part) for module in model.modules()):
@@ -69,7 +84,39 @@ def accelerate(model: nn.Module, *, engine: str = "auto") -> nn.Module:
     for module in model.modules():
         if isinstance(module, Layer) and module.posenc_engine != engine:
             module.posenc_engine = engine
+        if isinstance(module, Part) or "posenc_hook" in module.__dict__:
+            module.__dict__.pop("posenc_context", None)
+            if context is not None:
+                module.__dict__["posenc_context"] = context
+    if context is not None and "posenc_labels_hook" not in model.__dict__:
+        model.__dict__["posenc_labels_hook"] = model.register_forward_pre_hook(_refuse_labels, with_kwargs=True)
     return model
+
+
+def _refuse_context(model: nn.Module, found: _Found) -> list[str]:
+    """Why the ranks cannot share this model's sequences."""
+    parts = [part for _, part in found.parts] + [type(x) for x in model.modules() if isinstance(x, Part)]
+    names = {part.original.__name__ for part in parts if issubclass(part, Layer) and not part.posenc_shares_sequences}
+    refused = [f"{name} cannot share a sequence among ranks (context_parallel)" for name in sorted(names)]
+    for name, module in model.named_modules():
+        if getattr(module, "conv", None) is not None and isinstance(module.conv, nn.Module):
+            refused.append(f"{name} has a convolution over tokens, which would cross ranks (context_parallel)")
+        if type(module).__name__.endswith(("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering")):
+            refused.append(
+                f"{type(module).__name__} pools tokens of the whole sequence; share its base model's instead"
+            )
+    return refused
+
+
+def _refuse_labels(model: Any, args: tuple, kwargs: dict[str, Any]):
+    """Models that shift labels by one token would shift them within each rank's part."""
+    shifts = type(model).__name__.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
+    if shifts and kwargs.get("labels") is not None and kwargs.get("decoder_input_ids") is None:
+        raise ValueError(
+            f"{type(model).__name__} shifts its labels by one token, across ranks of context_parallel; shift them before "
+            "split_sequence, and compute the loss from the logits (an encoder-decoder: give decoder_input_ids)"
+        )
+    return args, kwargs
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -77,8 +124,9 @@ def restore(model: nn.Module) -> nn.Module:
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         importlib.import_module("posenc.hf.extension").undo(model)
     for module in model.modules():
-        if "posenc_hook" in module.__dict__:
-            module.__dict__["posenc_hook"].remove()
+        for hook in ("posenc_hook", "posenc_labels_hook"):
+            if hook in module.__dict__:
+                module.__dict__[hook].remove()
         for name in [name for name in module.__dict__ if name.startswith("posenc_")]:
             del module.__dict__[name]
         if isinstance(module, Part):

@@ -62,11 +62,12 @@ class Bucketed(Layer):
             start = start.clone()
         k, v = self.posenc_keys(states if other is None else other, other is not None, cache)
         if other is not None:
-            plan, causal = self.posenc_plan(Positions(q.shape[2], k.shape[2]), None), False
+            positions, causal, bias = Positions(q.shape[2], k.shape[2]), False, None
         else:
             first = start.reshape(1) if isinstance(start, Tensor) else start
-            plan, causal = self.posenc_plan(Positions((first, q.shape[2]), k.shape[2]), bias), self.is_decoder
-        options = masks.mask_options(mask, q.shape[2], causal=causal)
+            positions, causal = Positions((first, q.shape[2]), k.shape[2]), self.is_decoder
+        plan = self.posenc_planned(lambda positions: self.posenc_plan(positions, bias), positions)
+        options = masks.mask_options(mask, self.posenc_length(q), causal=causal)
         fully_masked = masks.before_all_keys(options, q.shape[2])
         return self.o(self.posenc_run(q, k, v, plan, options, self.dropout, fully_masked))
 
@@ -106,14 +107,17 @@ class SharedTable(Bucketed):
 
 class T5Attention(SharedTable, modeling_t5.T5Attention):
     original = modeling_t5.T5Attention
+    posenc_shares_sequences = True
 
 
 class MT5Attention(SharedTable, modeling_mt5.MT5Attention):
     original = modeling_mt5.MT5Attention
+    posenc_shares_sequences = True
 
 
 class UMT5Attention(Bucketed, modeling_umt5.UMT5Attention):
     original = modeling_umt5.UMT5Attention
+    posenc_shares_sequences = True
 
     def forward(self, hidden_states, encoder_hidden_states=None, past_key_values=None, attention_mask=None, **kwargs):
         if masks.wants_attentions(self, kwargs):
@@ -136,10 +140,10 @@ def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
     if not masks.grows(cache):
         return (), kwargs
     device, keys = stack.embed_tokens.weight.device, masks.past(cache) + tokens.shape[1]
-    kwargs = {**kwargs, "attention_mask": masks.padding(kwargs.get("attention_mask"), keys, device)}
+    kwargs = {**kwargs, "attention_mask": masks.padding(kwargs.get("attention_mask"), keys, device, stack)}
     other = kwargs.get("encoder_hidden_states")
     if stack.is_decoder and other is not None:
-        own = masks.padding(kwargs.get("encoder_attention_mask"), other.shape[1], device)
+        own = masks.padding(kwargs.get("encoder_attention_mask"), other.shape[1], device, stack)
         kwargs["encoder_attention_mask"] = own
     return (), kwargs
 

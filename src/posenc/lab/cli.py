@@ -36,6 +36,10 @@ def compare(arguments: list[str]) -> int:
     add("--no-compile", action="store_true", help="leave torch.compile out on a GPU")
     add("--jobs", type=int, help="worker processes (one for each processor; 1 on a GPU)")
     add("--on", default="here", help="here, ray (a local cluster), or ray://HOST:PORT")
+    add(
+        "--shard", default="rows", choices=("rows", "sequence"),
+        help="under torchrun: what the processes share of a batch, its rows or each sequence (without torch.compile)",
+    )  # fmt: skip
     add("--throughput", action="store_true", help="measure the training speed of every encoding instead, at length 512")
     given = parser.parse_args(arguments)
     for name in ("seeds", "steps"):
@@ -51,7 +55,7 @@ def compare(arguments: list[str]) -> int:
     experiment = presets.load(given.preset)
     if given.device:
         experiment = experiment.on(given.device)
-    if given.no_compile:
+    if given.no_compile or given.shard == "sequence":
         experiment = replace(experiment, compile=False)
     if given.tasks:
         known = [t.task for t in experiment.tasks]
@@ -68,7 +72,7 @@ def compare(arguments: list[str]) -> int:
         if not torch.cuda.is_available():
             raise LabError("--device cuda: PyTorch finds no GPU; leave the option out to use the CPU")
     out = Path(given.out or Path("out") / Path(given.preset).stem)
-    group = process_group.from_torchrun(experiment.device)
+    group = process_group.from_torchrun(experiment.device, given.shard)
     found, status = None, 0
     try:
         found = run.compare(experiment, out, text=given.text, jobs=given.jobs, on=given.on, group=group)

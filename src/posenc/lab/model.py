@@ -5,7 +5,7 @@ tokens ─ embedding ─(+ absolute position)─ [ x + attention(norm(x)) ─ x 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 import posenc
 
 from . import build_encoding
+
+if TYPE_CHECKING:
+    from ..parallel import ContextParallel
 
 
 class Block(nn.Module):
@@ -24,8 +27,9 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        masks = {} if key_mask is None else {"key_mask": key_mask}
+        x = x + self.attention(self.norm_1(x), **masks)
         return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
 
 
@@ -45,9 +49,10 @@ class Transformer(nn.Module):
         longest: int,
         seed: int = 0,
         engine: str = "auto",
+        context: ContextParallel | None = None,
     ):
         super().__init__()
-        self.width = width
+        self.width, self.causal = width, causal
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             each = build_encoding.build(
@@ -60,7 +65,12 @@ class Transformer(nn.Module):
             self.blocks = nn.ModuleList(
                 Block(
                     posenc.Attention(
-                        width, heads, encoding=None if absolute else each[n], causal=causal, engine=engine
+                        width,
+                        heads,
+                        encoding=None if absolute else each[n],
+                        causal=causal,
+                        engine=engine,
+                        context_parallel=context,
                     ),
                     width,
                 )
@@ -83,13 +93,17 @@ class Transformer(nn.Module):
             with torch.no_grad():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [B, L] -> logits [B, L, vocabulary]."""
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """tokens [B, L] -> logits [B, L, vocabulary].
+
+        Where processes share each sequence, tokens are this one's part, at `positions`; key_mask is False for padding,
+        which no causal query sees.
+        """
         x = self.embedding(tokens) * self.width**0.5
         if self.encoding is not None:
-            x = self.encoding.embed(x, posenc.Positions(tokens.shape[1]))
+            x = self.encoding.embed(x, posenc.Positions(tokens.shape[1] if positions is None else positions))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, None if self.causal else key_mask)
         return self.head(self.norm(x))
 
     def extend(self, encoding: str, extension: str, longest: int) -> None:

@@ -1,4 +1,5 @@
-"""One trial on several processes: torchrun starts them, FSDP2 shards the model, each takes its rows of every batch.
+"""One trial on several processes: torchrun starts them, FSDP2 shards the model, each takes its rows of every batch, or (`--shard
+sequence`) its part of every sequence.
 
 Without torchrun the group has one process, and every method returns at once.
 """
@@ -8,17 +9,24 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from .errors import LabError
+from .tasks import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from ..parallel import ContextParallel
 
 
 class ProcessGroup:
     """The processes that train one trial together."""
 
-    def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, context: ContextParallel | None = None):
+        """context: the processes share each sequence, not the rows of a batch."""
+        self.rank, self.size, self.context = rank, size, context
 
     @property
     def is_main(self) -> bool:
@@ -39,9 +47,17 @@ class ProcessGroup:
                 fully_shard(block)
         fully_shard(model)
 
-    def rows(self, count: int) -> slice:
-        """This process's rows of a batch."""
-        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+    def part(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
+        """This process's part of a batch, and what the model must know of its tokens where it is a part of each sequence."""
+        if self.context is None:
+            count = batch.inputs.shape[0]
+            rows = slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+            return Batch(*(tensor[rows] for tensor in batch)), {}
+        from ..parallel import split_sequence
+
+        cut = split_sequence(batch._asdict(), self.context, fill={"targets": IGNORE})
+        options = {"positions": cut.positions.clamp(max=cut.length - 1)}  # a learned table has no row for padding
+        return Batch(**cut.tensors), options if cut.key_mask is None else {**options, "key_mask": cut.key_mask}
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum over the processes."""
@@ -82,16 +98,26 @@ class ProcessGroup:
 SINGLE = ProcessGroup()
 
 
-def from_torchrun(device: str) -> ProcessGroup:
+def from_torchrun(device: str, shard: str = "rows") -> ProcessGroup:
     """The group that torchrun started, or the group of this process alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
+        if shard == "sequence":
+            raise LabError(
+                "--shard sequence cuts each sequence among processes, and this is one; start several: "
+                "torchrun --nproc-per-node 8 -m posenc compare --shard sequence ..."
+            )
         return SINGLE
     if not torch.distributed.is_initialized():
         if device == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-    return ProcessGroup(torch.distributed.get_rank(), size)
+    context = None
+    if shard == "sequence":
+        from ..parallel import ContextParallel
+
+        context = ContextParallel(torch.distributed.group.WORLD, balance="zigzag")
+    return ProcessGroup(torch.distributed.get_rank(), size, context)
 
 
 def destroy(group: ProcessGroup) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from .process_group import SINGLE, ProcessGroup
 from .store import Store
 from .tasks import IGNORE, Batch, Task
 from .trials import Training
+
+if TYPE_CHECKING:
+    from ..parallel import ContextParallel
 
 Progress = Callable[[int, float], None]
 """Called with the step and the loss about fifty times a training."""
@@ -35,7 +38,7 @@ def make_task(training: Training, corpus: Corpus | None) -> Task:
     return task
 
 
-def make_model(training: Training, task: Task) -> Transformer:
+def make_model(training: Training, task: Task, context: ContextParallel | None = None) -> Transformer:
     return Transformer(
         training.encoding,
         vocabulary=task.vocabulary,
@@ -46,6 +49,7 @@ def make_model(training: Training, task: Task) -> Transformer:
         longest=task.length(training.train),
         seed=training.seed,
         engine=training.engine,
+        context=context,
     ).to(training.device)
 
 
@@ -74,15 +78,19 @@ def rate(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
 
-def training_batch(task: Task, training: Training, step: int, group: ProcessGroup = SINGLE) -> Batch:
-    """The batch of one step. It depends on the seed and the step only, not on the encoding or on restarts."""
+def training_batch(
+    task: Task, training: Training, step: int, group: ProcessGroup = SINGLE
+) -> tuple[Batch, dict[str, Tensor]]:
+    """The batch of one step, and the model's further arguments. It depends on the seed and the step only, not on the encoding or on restarts."""
     generator = torch.Generator().manual_seed((training.seed << 32) + 2 * step)
     size = training.train
     if task.varies:
         size = int(torch.randint(min(task.least, size), size + 1, (), generator=generator))
     batch = task.batch(size, training.batch, generator)
-    rows = group.rows(training.batch)
-    return Batch(*(part[rows].to(training.device, non_blocking=True) for part in batch))
+    part, options = group.part(batch)
+    device = training.device
+    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in options.items()}
+    return Batch(*(tensor.to(device, non_blocking=True) for tensor in part)), moved
 
 
 def answers_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -104,7 +112,7 @@ def train(
     """Train, from a checkpoint if there is one; write the weights and return the record."""
     device = torch.device(training.device)
     task = make_task(training, corpus)
-    model = make_model(training, task)
+    model = make_model(training, task, group.context)
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "position_parameters": sum(p.numel() for p in build_encoding.position_parameters(model)),
@@ -122,12 +130,12 @@ def train(
     tokens, timed = 0, None
     model.train()
     for step in range(start, training.steps):
-        batch = training_batch(task, training, step, group)
+        batch, options = training_batch(task, training, step, group)
         for parameters in optimiser.param_groups:
             parameters["lr"] = training.lr * parameters["share"] * rate(step, training.steps)
         answers = group.sum((batch.targets != IGNORE).sum())
         with torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bfloat16"):
-            loss = answers_loss(model(batch.inputs), batch.targets) / answers
+            loss = answers_loss(model(batch.inputs, **options), batch.targets) / answers
         # FSDP averages gradients over the processes, and each of them holds a part of the sum
         (loss * group.size).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -180,9 +188,9 @@ def _compile(model: Transformer, task: Task, training: Training, group: ProcessG
     try:
         # varying sizes are compiled twice: for the first size, then for dynamic sizes
         for step in range(TRIES if task.varies else 1):
-            batch = training_batch(task, training, step, group)
+            batch, options = training_batch(task, training, step, group)
             with torch.autocast(training.device, torch.bfloat16, enabled=training.precision == "bfloat16"):
-                answers_loss(model(batch.inputs), batch.targets).backward()
+                answers_loss(model(batch.inputs, **options), batch.targets).backward()
         outcome = "compiled"
     except Exception as error:  # a compiler raises many kinds of errors; none of them ends the experiment
         for block in model.blocks:

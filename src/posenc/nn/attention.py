@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from ..encodings.registry import causal_options, create
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey
 from .sequence import Sequence, consecutive, resolve_context, resolve_queries, resolve_sequence
+
+if TYPE_CHECKING:
+    from ..parallel.context import ContextParallel, Strategy
 
 
 class Attention(nn.Module):
@@ -34,6 +37,9 @@ class Attention(nn.Module):
     causal     later keys are masked; in cross-attention the whole context is visible
     window     keys at most this many slots away: n, or (left, right)
     engine     "auto", or one engine by name
+    context_parallel  mesh["cp"], or a posenc.parallel.ContextParallel: x is this rank's part of the sequence, cut by
+               posenc.parallel.split_sequence; positions, key_mask and documents too. For training and prefill: no cache
+    strategy   how attention crosses the ranks: "ulysses", "gather", "ring" or "auto"
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
                pickle) can go on with a copy of the cache
     """
@@ -53,6 +59,8 @@ class Attention(nn.Module):
         out_bias: bool | None = None,
         engine: str = "auto",
         layer_idx: int | None = None,
+        context_parallel: Any = None,
+        strategy: Strategy | None = None,
     ):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -70,6 +78,13 @@ class Attention(nn.Module):
         self.causal, self.window, self.dropout, self.engine = causal, window, dropout, engine
         self.encoding = Encoding() if encoding is None else encoding
         self.layer_idx, self.layer_key = layer_idx, LayerKey()
+        if strategy is not None and context_parallel is None:
+            raise ValueError(f"strategy={strategy!r} goes with context_parallel=mesh['cp']")
+        self.context_parallel: ContextParallel | None = None
+        if context_parallel is not None:
+            from ..parallel.context import as_context
+
+            self.context_parallel = as_context(context_parallel, strategy)
         misfit = self.encoding.check_causal(causal)
         if misfit is not None:
             warnings.warn(misfit, stacklevel=2)
@@ -112,6 +127,13 @@ class Attention(nn.Module):
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if self.context_parallel is not None:
+            from .context_parallel import forward
+
+            return forward(
+                self, x, context, positions=positions, context_positions=context_positions, segments=segments,
+                mask=mask, key_mask=key_mask, documents=documents, memory=memory, cache=cache,
+            )  # fmt: skip
         if context is not None:
             given = {"segments": segments, "documents": documents, "memory": memory}
             unused = [name for name, value in given.items() if value is not None]
@@ -274,11 +296,22 @@ class Attention(nn.Module):
         return out
 
     def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
+        if q.shape[1] != self.heads:  # tensor parallelism: the projections have some of the heads
+            from ..parallel.tensor import split_heads
+
+            plan = split_heads(plan, self.head_mesh(), q)
         out = attend(
             q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
             dropout=self.dropout if self.training else 0.0, engine=self.engine,
         )  # fmt: skip
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def head_mesh(self) -> Any:
+        """The mesh of tensor parallelism, over which the query projection is cut."""
+        mesh = getattr(self.q_proj.weight, "device_mesh", None)
+        if mesh is None:
+            raise ValueError(f"q_proj gives other than {self.heads} heads of {self.head_dim}; it must give all of them")
+        return mesh
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[B, L, heads * D] -> [B, heads, L, D]."""

@@ -85,7 +85,7 @@ def resolve_sequence(
         k_side: Side = Run(0, keys)
         new_side: Side = Run(past, new)
     else:
-        known_positions = _count_tokens(ids, real, batch) if counted else None
+        known_positions = count_tokens(ids, real, batch) if counted else None
         if positions is not None or "positions" in known:
             if positions is None and counted and ids is not None:
                 raise ValueError(
@@ -96,7 +96,7 @@ def resolve_sequence(
             )
         assert known_positions is not None
         if ids is not None and length_dependent:
-            total = _document_lengths(ids, known_positions)
+            total = document_lengths(ids, known_positions)
         q_side, k_side, new_side = known_positions[:, keys - queries :], known_positions, known_positions[:, past:]
     more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
     return Sequence(
@@ -237,7 +237,7 @@ def _concatenate(known: Tensor, new: Tensor) -> Tensor:
     return torch.cat([part.expand(rows, *part.shape[1:]) for part in (known, new)], dim=1)
 
 
-def _count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
+def count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> Tensor:
     """Number the real tokens of each document from 0, [B, L]; padding has the number of the token before it.
     The tokens of a document need not be contiguous.
     """
@@ -253,7 +253,7 @@ def _count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> 
     return torch.empty_like(order).scatter(-1, order, numbers.clamp(min=0))
 
 
-def _document_lengths(documents: Tensor, positions: Tensor) -> Tensor:
+def document_lengths(documents: Tensor, positions: Tensor) -> Tensor:
     """The last position of each token's document + 1, [B, L]."""
     positions = positions if positions.dim() == 2 else positions.amax(-1)
     ids, order = documents.expand_as(positions).sort(dim=-1, stable=True)

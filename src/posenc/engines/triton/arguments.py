@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.dropout import kernel_numbers
 from ...core.mask import Mask
 from ...core.positions import Positions
 from ..lowering import Facts, LoweredPlan, Span
@@ -122,7 +123,7 @@ def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
     if "table" in tensors and tensors["table"].shape[1] > LONGEST:
         numbers["queries"] = max(QUERIES, ROWS // (facts.batch * facts.heads) // 64 * 64)
     if facts.dropout:
-        tensors["seed"] = torch.randint(0, 2**62, (1,), device=q.device)
+        tensors["seed"] = kernel_numbers(lowered.dropout, facts.heads, q.device)
     return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
 
 

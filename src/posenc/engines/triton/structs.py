@@ -73,7 +73,7 @@ class Masks(NamedTuple):
     extra_h: Any
     extra_q: Any
     extra_k: Any
-    seed: Any  # int64 [1], for dropout
+    seed: Any  # int64 [8], for dropout: see core/dropout.py
     extra_is_bool: Any  # constexpr
 
 

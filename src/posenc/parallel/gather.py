@@ -1,0 +1,63 @@
+"""Gather: every rank gathers all keys and values and attends from its own queries.
+
+    forward    all_gather of k and v                    backward   reduce_scatter of dk and dv
+
+One message each way, and O(L) keys on every rank. Without stripes the keys are in the order of the sequence, and causality and
+windows are those of `attend`; with stripes each rank's keys are a set of their own, merged by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..functional import merge
+from .blocks import Call, Tokens, blocks_of, run_block
+from .collectives import all_gather
+from .layout import Segment, restore_order
+from .ring import TRAVELLING
+from .terms import Values
+
+
+def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
+    cp, keys = call.cp, call.keys
+    local = inputs["k"].shape[2]
+    sources: list[tuple[Tokens, Values]]
+    gathered = {name: all_gather(cp, inputs[name], 2) for name in TRAVELLING if name in inputs}
+    marks = [all_gather(cp, x, x.dim() - 1) for x in keys.tensors()]
+    if cp.balance == "striped" and cp.size > 1:
+        sources = []
+        for rank in range(cp.size):
+            rows = slice(rank * local, (rank + 1) * local)
+            tokens = keys.moved(cp.segments(local, rank), [x[..., rows] for x in marks])
+            sources.append((tokens, {name: x[:, :, rows] for name, x in gathered.items()}))
+    else:
+        gathered = {name: restore_order(x, cp.size, cp.balance, 2) for name, x in gathered.items()}
+        marks = [restore_order(x, cp.size, cp.balance, x.dim() - 1) for x in marks]
+        sources = [(keys.moved((Segment(0, 1, cp.size * local, 0),), marks), gathered)]
+    q, v = inputs["q"], inputs["v"]
+    results = []
+    for segment in call.queries.segments:
+        parts = []
+        for tokens, values in sources:
+            for block in blocks_of(call, tokens):
+                if block.q is not segment:
+                    continue
+                cut = {name: block.select(name, x) for name, x in (inputs | values).items()}
+                parts.append(_whole(block.visible.queries, segment.length, *run_block(call, tokens, block, cut)))
+        if not parts:
+            shape = (*q.shape[:2], segment.length)
+            zeros = q.new_zeros((*shape, v.shape[3]))
+            parts = [(zeros, q.new_full(shape, float("-inf"), dtype=torch.promote_types(q.dtype, torch.float32)))]
+        results.append(parts[0] if len(parts) == 1 else merge(parts))
+    outs, lses = zip(*results, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _whole(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """A block's result for all queries of its segment: those that were cut off see nothing."""
+    before, after = rows.start, length - rows.stop
+    if not before and not after:
+        return out, lse
+    pad = torch.nn.functional.pad
+    return pad(out, (0, 0, before, after)), pad(lse, (before, after), value=float("-inf"))
