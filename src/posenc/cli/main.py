@@ -35,7 +35,7 @@ COMMANDS: dict[str, Command] = {
     "rope-diff": Command(
         "cli.rope_diff:main", "compare the rotations of two RoPE configurations: A.json B.json --length N"
     ),
-    # a report needs torch only; the extra `lab` adds training (safetensors), the live table and interactive figures
+    # a report needs torch only; the extra `lab` adds training (safetensors) and the live table
     "compare": Command("lab.cli:compare", "train small models that differ only in their encoding and recommend one"),
     "report": Command("lab.cli:show_report", "rebuild the report of a comparison, or put two side by side"),
     "claims": Command("lab.claims:main", "test common claims about positional encodings"),
@@ -48,7 +48,7 @@ COMMANDS: dict[str, Command] = {
 # The modules of each extra; they are checked before a command starts, so that it does not fail halfway.
 EXTRAS: dict[str | None, tuple[str, ...]] = {
     "hf": ("transformers",),
-    "lab": ("numpy", "plotly", "rich", "safetensors"),
+    "lab": ("numpy", "rich", "safetensors"),
     "plot": ("matplotlib",),
     "explorer": ("gradio", "matplotlib", "plotly"),
     "bench": ("matplotlib", "psutil", "rich"),

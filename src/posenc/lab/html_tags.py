@@ -20,7 +20,7 @@ class Markup(str):
     __slots__ = ()
 
 
-EMPTY = {"meta", "path", "circle"}  # elements that have no content
+EMPTY = {"meta", "input", "path", "rect"}  # elements that have no content
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:
@@ -43,7 +43,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
     lines = [tag("tr", *(tag("th", name) for name in head))]
     for row in rows:
         lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
-    return tag("div", tag("table", *lines), class_="wide")
+    return tag("div", tag("table", *lines), class_="scroll")
 
 
 def data(value: Any) -> Markup:
