@@ -272,7 +272,7 @@ def parameters(results: Results, task: dict[str, Any], words: Words) -> str:
 
 def _parameters(results: Results, task: dict[str, Any]) -> float:
     numbers = [t["parameters"] for t in results.trainings if t["settings"]["task"] == task["task"]]
-    return float(min(numbers)) if numbers else evidence.model_size(task)
+    return float(min(numbers) or 1) if numbers else evidence.model_size(task)
 
 
 def _about(results: Results, task: dict[str, Any], words: Words) -> str:

@@ -26,7 +26,7 @@ def strongest() -> Results:
 def stronger_than(results: Results) -> Results | None:
     """The strongest run, if it has clearly larger models than `results` and longer training texts."""
     ours, theirs = text_task(results), text_task(strongest())
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or "width" not in ours:
         return None
     larger = model_size(theirs) >= CLEARLY * model_size(ours) and theirs["train"] >= ours["train"]
     return strongest() if larger else None
@@ -38,11 +38,11 @@ def text_task(results: Results) -> dict[str, Any] | None:
 
 def model_size(task: dict[str, Any]) -> float:
     """Parameters of a model's layers, from its settings: attention has 4 width², the MLP 8."""
-    return 12.0 * task.get("layers", 1) * task.get("width", 1) ** 2
+    return 12.0 * task.get("layers", 3) * task["width"] ** 2
 
 
 def trained_bytes(task: dict[str, Any]) -> float:
-    return float(task["train"]) * task.get("steps", 1) * task.get("batch", 1)
+    return float(task["train"]) * task["steps"] * task.get("batch", 32)
 
 
 def without_curves(content: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,7 @@ An f-string or a sum of strings is a plain string again: a mistake escapes too m
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 class Markup(str):
@@ -44,18 +42,3 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
     for row in rows:
         lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
     return tag("div", tag("table", *lines), class_="scroll")
-
-
-def data(value: Any) -> Markup:
-    """A value as JSON inside a <script>; it cannot end the script or start a comment."""
-    text = json.dumps(value)  # ASCII, so the line separators of Unicode are escaped too
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
-def escaped(value: Any) -> Any:
-    """A figure with every string escaped, because Plotly renders some HTML in names and titles."""
-    if isinstance(value, str):
-        return html.escape(value, quote=False)
-    if isinstance(value, dict):
-        return {key: escaped(part) for key, part in value.items()}
-    return [escaped(part) for part in value] if isinstance(value, (list, tuple)) else value

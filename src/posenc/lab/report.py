@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,9 @@ def _body(results: Results, words: Words) -> list[Markup]:
     parts = [tag("h1", words.title(results.experiment["title"])), summary.as_html(results, words)]
     for task in results.tasks():
         parts.append(fold(words("details task", task=task["task"]), *_every_length(results, task, words)))
-    stronger = evidence.stronger_than(results)
-    if stronger is not None:
-        parts.append(fold(words("details stronger"), *_stronger(stronger, words)))
-    for run in (results,) if stronger is None else (results, stronger):
-        for name in run.experiment.get("published", ()):
-            title = words("published", title=published.TABLES[name][0])
-            parts.append(fold(title, published.as_html(name, run, words)))
+    parts += _published(results, words)
+    if evidence.stronger_than(results) is not None:
+        parts += _stronger(words.language)
     parts.append(fold(words("details training"), *(_training(results, words))))
     parts += [fold(words("details rates"), *found) for found in [_rates(results, words)] if found]
     settings = {"experiment": results.experiment, "machine": results.machine}
@@ -103,14 +100,25 @@ def fold(title: str, *content: Markup) -> Markup:
     return tag("details", tag("summary", title), *content)
 
 
-def _stronger(stronger: Results, words: Words) -> list[Markup]:
-    task = evidence.text_task(stronger)
+def _published(results: Results, words: Words) -> list[Markup]:
+    return [
+        fold(words("published", title=published.TABLES[name][0]), published.as_html(name, results, words))
+        for name in results.experiment.get("published", ())
+    ]
+
+
+@cache
+def _stronger(language: str) -> list[Markup]:
+    """The strongest run: every length, and the published tables. The same in every report."""
+    words, run = Words(language), evidence.strongest()
+    task = evidence.text_task(run)
     assert task is not None
     about = words(
-        "stronger about", gpu=answer.gpu(stronger), parameters=answer.parameters(stronger, task, words),
+        "stronger about", gpu=answer.gpu(run), parameters=answer.parameters(run, task, words),
         train=answer.length(task, task["train"], words), steps=task["steps"], seeds=answer.seeds(task, words),
     )  # fmt: skip
-    return [tag("p", about), *_every_length(stronger, task, words)]
+    whole = fold(words("details stronger"), tag("p", about), *_every_length(run, task, words))
+    return [whole, *_published(run, words)]
 
 
 def _every_length(results: Results, task: dict[str, Any], words: Words) -> list[Markup]:

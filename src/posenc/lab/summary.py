@@ -7,6 +7,7 @@ The report opens with it, and the explorer's page of results shows it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from . import answer, evidence, lines, svg, verdict
@@ -83,20 +84,28 @@ def figure(results: Results, words: Words) -> tuple[list[Markup], Markup]:
     metric = metric_of(task)
     stronger = evidence.stronger_than(results) if metric == "loss" else None
     far = answer.length(task, max(task["test"]), words)
-    runs = [(results, task, words("figure here", far=far))]
-    if stronger is not None:
-        other = evidence.text_task(stronger)
-        assert other is not None
-        reach = answer.length(other, max(other["test"]), words)
-        runs.insert(0, (stronger, other, words("figure stronger", gpu=answer.gpu(stronger), far=reach)))
-    else:
+    if stronger is None:
         title = words("figure of", task=task["task"], train=answer.length(task, task["train"], words), far=far)
-        runs = [(results, task, title)]
-    panels = [svg.draw(scores(run, one, words, title=title)) for run, one, title in runs]
+        panels = [svg.draw(scores(results, task, words, title=title))]
+    else:
+        panels = [
+            _stronger(words.language),
+            svg.draw(scores(results, task, words, title=words("figure here", far=far))),
+        ]
     note = words("read figure" if metric == "loss" else "read figure accuracy")
-    if any(one["seeds"] > 1 for _, one, _ in runs):
+    if task["seeds"] > 1 or stronger is not None:
         note = words.join(note, words("interval"))
     return panels, tag("p", note, class_="note")
+
+
+@cache
+def _stronger(language: str) -> Markup:
+    """The strongest run's panel, the same in every report."""
+    words, run = Words(language), evidence.strongest()
+    task = evidence.text_task(run)
+    assert task is not None
+    reach = answer.length(task, max(task["test"]), words)
+    return svg.draw(scores(run, task, words, title=words("figure stronger", gpu=answer.gpu(run), far=reach)))
 
 
 def scores(

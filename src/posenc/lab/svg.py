@@ -19,6 +19,7 @@ WIDTH, LEFT, TOP, BOTTOM = 440, 42, 46, 52
 LINE = 15.0  # height of a label
 SMALL = 12  # font size of labels and ticks
 CHARACTER = 6.7  # widest mean width of a character at that size
+LONGEST = 26  # characters of a label
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _points(line: Line) -> list[tuple[float, float]]:
 
 def _label(panel: Panel, line: Line, points: list[tuple[float, float]]) -> str:
     name = line.label or line.name
+    name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     return name if panel.thin else f"{name} {panel.notes.get(line.name) or f'{points[-1][1]:.3f}'}"
 
 
