@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..cli import terminal
+from ..core import files
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import list_encodings
@@ -38,7 +40,11 @@ def main(arguments: list[str]) -> int:
 def _write(given: argparse.Namespace) -> str:
     name, options = spec.parse(spec.normalise(given.encoding))
     output = given.output or f"{name}.png"
+    files.figure_format(output)
+    terminal.announce(f"posenc plot: 1/2 loading PyTorch and matplotlib for {output} …")
     from .. import plot
+
+    terminal.announce(f"posenc plot: 2/2 drawing {given.view} of {name} …")
 
     if given.view == "wavelengths":
         if name != "rope":
