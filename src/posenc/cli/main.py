@@ -33,7 +33,7 @@ COMMANDS: dict[str, Command] = {
         "cli.show:list_command", "list every encoding: family, where it applies, parameters, extrapolation"
     ),
     "show": Command("cli.show:show_command", "show one encoding: formula, options and a picture, e.g. posenc show t5"),
-    "plot": Command("plot.cli:main", "write a figure of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
+    "plot": Command("cli.plot:main", "write a figure of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
     "rope-diff": Command(
         "cli.rope_diff:main", "compare the rotations of two RoPE configurations: A.json B.json --length N"
     ),

@@ -106,7 +106,7 @@ def compare(arguments: list[str]) -> int:
     finally:
         process_group.destroy(group)
     if found is not None and group.is_main:
-        print(report.as_text(found, words, bold=terminal.bold))
+        print(report.as_text(found, words, bold=terminal.bold, width=terminal.width()))
         print(f"\n{words('written', path=out / 'report.html')}")
     return process_group.exit_status(group, status)
 
@@ -145,7 +145,7 @@ def show_report(arguments: list[str]) -> int:
         write(path, page.encode())
     else:
         report.save(found[0], Path(given.runs[0]), still=given.still, language=given.lang)
-        print(report.as_text(found[0], words, bold=terminal.bold))
+        print(report.as_text(found[0], words, bold=terminal.bold, width=terminal.width()))
         path = Path(given.runs[0]) / "report.html"
     print(f"\n{words('written', path=path)}")
     return 0

@@ -1,14 +1,17 @@
-"""posenc plot: write a figure of an encoding as png, svg or pdf."""
+"""posenc plot: write a figure of an encoding as png, svg or pdf.
+
+The arguments are checked and the first line is printed here, before torch and matplotlib are loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from ..cli import terminal
 from ..core import files
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import list_encodings
+from . import terminal
 
 VIEWS = (
     "overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "decomposition", "wavelengths",
