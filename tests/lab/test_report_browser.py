@@ -154,6 +154,8 @@ def test_the_verdicts_are_visible_without_scrolling_aside(show, screen):
             "cells => cells.map(c => c.getBoundingClientRect().right)"
         )
         assert boxes and max(boxes) <= width
+    small = page.locator("main.en .scroll:has(table.small)").first
+    assert small.evaluate("e => e.scrollWidth <= e.clientWidth")  # all of it is visible
 
 
 def test_one_switch_changes_the_language(show):
