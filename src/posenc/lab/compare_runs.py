@@ -136,5 +136,5 @@ def _body(a: Results, b: Results, names: list[str], words: Words) -> list[Markup
             )
             for row in own
         ]  # fmt: skip
-        tables += [tag("h3", task), table((words("encoding"), words("length"), "A", "B", "B − A"), listed)]
+        tables += [tag("h2", task), table((words("encoding"), words("length"), "A", "B", "B − A"), listed)]
     return [*parts, tag("div", *panels, class_="panels"), fold(words("every result"), *tables)]
