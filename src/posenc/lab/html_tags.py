@@ -9,9 +9,7 @@ An f-string or a sum of strings is a plain string again: a mistake escapes too m
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 class Markup(str):
@@ -20,7 +18,7 @@ class Markup(str):
     __slots__ = ()
 
 
-EMPTY = {"meta", "path", "circle"}  # elements that have no content
+EMPTY = {"meta", "input", "path", "rect"}  # elements that have no content
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:
@@ -40,22 +38,7 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
     """An HTML table; cells that are Markup are used unchanged."""
-    lines = [tag("tr", *(tag("th", name) for name in head))]
+    lines = [tag("tr", *(name if isinstance(name, Markup) else tag("th", name) for name in head))]
     for row in rows:
         lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
-    return tag("div", tag("table", *lines), class_="wide")
-
-
-def data(value: Any) -> Markup:
-    """A value as JSON inside a <script>; it cannot end the script or start a comment."""
-    text = json.dumps(value)  # ASCII, so the line separators of Unicode are escaped too
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-
-def escaped(value: Any) -> Any:
-    """A figure with every string escaped, because Plotly renders some HTML in names and titles."""
-    if isinstance(value, str):
-        return html.escape(value, quote=False)
-    if isinstance(value, dict):
-        return {key: escaped(part) for key, part in value.items()}
-    return [escaped(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return tag("div", tag("table", *lines), class_="scroll", tabindex=0)  # arrow keys scroll it

@@ -7,6 +7,9 @@ from typing import Any
 
 from .html_tags import Markup, join, table, tag
 from .results import Mean, Results
+from .texts import Words
+
+ENGLISH = Words("en")
 
 # perplexities as printed in the papers; sizes in tokens, all trained at 512
 TABLES: dict[str, tuple[str, tuple[int, ...], dict[str, tuple[float | None, ...]]]] = {
@@ -82,58 +85,66 @@ def _nearest(task: dict[str, Any], size: int) -> int | None:
     return nearest if abs(math.log(nearest / size)) < 0.25 else None
 
 
-def agreement(published: float, measured: float | None) -> str:
+def outcomes_agree(published: float, measured: float) -> bool:
     """Whether published and measured change agree: the quality holds, or it drops."""
+    return (published <= HOLDS) == (measured <= HOLDS)
+
+
+def agreement(published: float, measured: float | None, words: Words) -> str:
     if measured is None:
-        return "not measured"
-    theirs, ours = ("holds" if value <= HOLDS else "loses" for value in (published, measured))
-    return "agrees" if theirs == ours else f"disagrees: published {theirs}, measured {ours}"
+        return words("not measured")
+    if outcomes_agree(published, measured):
+        return words("agrees")
+    theirs, ours = (words("holds" if value <= HOLDS else "loses") for value in (published, measured))
+    return words("disagrees", theirs=theirs, ours=ours)
 
 
-def sentence(name: str, results: Results) -> str:
+def sentence(name: str, results: Results, words: Words = ENGLISH) -> str:
     """A sentence on agreement and disagreement with a published table."""
-    found = [(row, agreement(row[2], row[3])) for row in rows(name, results) if row[3] is not None]
-    agree = sum(outcome == "agrees" for _, outcome in found)
-    other = [f"{row[0]} at {row[1]} ({outcome})" for row, outcome in found if outcome != "agrees"]
+    found = [row for row in rows(name, results) if row[3] is not None]
     title = TABLES[name][0].split(":")[0]
     if not found:
-        return f"{title}: nothing was measured at its lengths."
-    text = f"{title}: {agree} of {len(found)} entries agree on whether an encoding holds or loses"
-    text += f"; these do not: {', '.join(other)}." if other else "."
+        return words("published nothing", title=title)
+    other = [
+        words("published entry", encoding=row[0], size=row[1], outcome=agreement(row[2], row[3], words))
+        for row in found
+        if not outcomes_agree(row[2], row[3])  # type: ignore[arg-type]
+    ]
+    others = words("published others", names=words("comma").join(other)) if other else ""
+    count = words("published count", title=title, agree=len(found) - len(other), found=len(found), others=others)
     ranked = orders(name, results)
-    orderings = [f"at {size} {', '.join(ours)} (published {', '.join(theirs)})" for size, theirs, ours in ranked if theirs != ours]  # fmt: skip
+    comma = words("comma")
+    orderings = [
+        words("published order", size=size, ours=comma.join(ours), theirs=comma.join(theirs))
+        for size, theirs, ours in ranked
+        if theirs != ours
+    ]
     if not orderings:
-        return f"{text} The order of the encodings is the same at every length."
-    return f"{text} The order of the encodings differs at {len(orderings)} of {len(ranked)} lengths, best first: {'; '.join(orderings)}."
+        return words.join(count, words("published same order"))
+    return words.join(
+        count, words("published other order", count=len(orderings), lengths=len(ranked), orders="; ".join(orderings))
+    )
 
 
-def as_html(name: str, results: Results) -> Markup:
+def as_html(name: str, results: Results, words: Words = ENGLISH) -> Markup:
     lines = [
         (
             encoding,
             size,
             f"{published:+.2f}",
             "–" if measured is None else f"{measured:+.2f}",
-            agreement(published, measured),
+            agreement(published, measured, words),
         )
         for encoding, size, published, measured in rows(name, results)
     ]
-    about = (
-        "Change of the loss from the training length, in nats per token there and nats per byte here: only the sign and "
-        "the order can agree."
-    )
-    return join(
-        [
-            tag("h2", f"Compared with {TABLES[name][0]}"),
-            tag("p", about),
-            table(("encoding", "length", "published", "measured", ""), lines),
-        ]
-    )
+    head = [words(key) for key in ("encoding", "length", "published value", "measured value")]
+    about = words.join(words("published about"), sentence(name, results, words))
+    return join([tag("p", about), table((*head, words("verdict")), lines)])
 
 
-def as_text(name: str, results: Results) -> str:
+def as_text(name: str, results: Results, words: Words = ENGLISH) -> str:
     """The table for a terminal: a line for each encoding, published and measured change at each length."""
-    lines = [f"{TABLES[name][0]}; change of the loss, published / measured here"]
+    lines = [words("published line", title=TABLES[name][0])]
     found = rows(name, results)
     for encoding in dict.fromkeys(row[0] for row in found):
         changes = (

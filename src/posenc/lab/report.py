@@ -1,184 +1,202 @@
-"""The report: results.json, results.csv, and one HTML file that opens anywhere, offline."""
+"""The report: results.json, results.csv, and one HTML file that opens anywhere, offline, in two languages.
+
+The page opens with the answer (summary.py); every table and curve is folded away below it. Both languages are in the
+page, and a switch that needs no script shows one of them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import published, svg, verdict
-from .html_tags import Markup, data, escaped, join, table, tag
+from . import answer, evidence, lines, published, summary, svg, verdict
+from .html_tags import Markup, join, table, tag
 from .results import Mean, Results, metric_of
 from .store import write
+from .texts import LANGUAGES, TAGS, Words
 
-# Okabe and Ito's colours, distinguishable for every common kind of colour vision, then three more
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#7F7F00", "#000000", "#882255", "#44AA99")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-TITLES = {"loss": "loss, nats per byte (lower is better)", "accuracy": "right answers (higher is better)"}
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-td:not(.why) { white-space: nowrap; }
-.holds { color: #00694d; } .breaks, .cannot { color: #b03000; } .why { color: #777; font-size: 13px; text-align: left; }
-.verdict { background: #f2f6fa; border-left: 4px solid #0072B2; padding: .5em 1em; }
-.wide { overflow-x: auto; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; font-size: 13px; }
+:root { color-scheme: light; }
+body { margin: 0; background: #fff; color: #1e293b; font: 16px/1.5 system-ui, sans-serif; }
+nav input { position: absolute; opacity: 0; pointer-events: none; }
+nav { display: flex; justify-content: flex-end; gap: .3rem; max-width: 1120px; margin: 0 auto; padding: .6rem 1rem 0; font-size: .9rem; }
+nav label { position: relative; padding: .1rem .6rem; border: 1px solid #64748b; border-radius: 1rem; cursor: pointer; color: #334155; }
+nav label:has(:checked) { background: #334155; color: #fff; }
+nav label:has(:focus-visible) { outline: 3px solid #0057a3; outline-offset: 2px; }
+main { max-width: 1120px; margin: 0 auto; padding: 0 1rem 3rem; }
+"""
+LANGUAGE_STYLE = """
+body:not(:has(#lang-{key}:checked)) main.{key} {{ display: none; }}
+"""
+# the browser's language on the first visit, unless the page was made for one; #zh and #en in the address choose too
+CHOOSE = """
+const wanted = location.hash.slice(1) || (document.body.dataset.given ? '' : navigator.language.slice(0, 2));
+const input = document.getElementById('lang-' + wanted);
+if (input) input.checked = true;
+const name = () => { document.documentElement.lang = document.querySelector('input[name=lang]:checked').value; };
+document.querySelectorAll('input[name=lang]').forEach(one => one.addEventListener('change', name));
+name();
 """
 
 
-def save(results: Results, folder: Path, *, still: bool = False) -> list[Path]:
+def save(results: Results, folder: Path, *, still: bool = False, language: str | None = None) -> list[Path]:
     """Write every form of the results."""
-    page = as_html(results, still=still).encode()
-    files = {"results.json": results.as_json(), "results.csv": results.as_csv(), "report.html": page}
+    html = as_html(results, still=still, language=language).encode()
+    files = {"results.json": results.as_json(), "results.csv": results.as_csv(), "report.html": html}
     for name, content in files.items():
         write(folder / name, content)
     return [folder / name for name in files]
 
 
-def as_html(results: Results, *, still: bool = False) -> Markup:
-    """The page. Its figures are static pictures with `still` or without Plotly."""
-    title = results.experiment["title"]
-    sentences = [tag("p", sentence) for sentence in verdict.sentences(results)]
-    parts: list[Markup | dict[str, Any]] = [tag("h1", title), tag("div", *sentences, class_="verdict")]
-    for task in results.tasks():
-        metric = metric_of(task)
-        parts += [
-            tag("h2", task["task"]),
-            _curves(results, task, metric, TITLES[metric]),
-            _table(results, task, metric),
-        ]
-        if task.get("sliding") and metric == "loss":
-            stride = task["sliding"]
-            about = (
-                f"Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length. "
-                "A gain above that is missing here comes from the first bytes of a window, which have "
-                "little context."
-            )
-            figure = _curves(results, task, "sliding", f"loss of the last {stride} bytes, nats per byte")
-            parts += [tag("p", about), figure]
-        parts += [tag("h3", "Training"), _training(results, task), _costs(results, task), _rates(results, task)]
-    parts += [published.as_html(name, results) for name in results.experiment.get("published", ())]
-    settings = {"experiment": results.experiment, "machine": results.machine}
-    parts += [tag("h2", "Settings"), tag("pre", json.dumps(settings, indent=1))]
-    return page(title, parts, None if still else plotly_script())
+def as_html(results: Results, *, still: bool = False, language: str | None = None) -> Markup:
+    """The page. `still`: without scripts, so it opens in the first language; `language`: the one it opens in."""
+    return page(results.experiment["title"], lambda words: _body(results, words), still=still, language=language)
 
 
-def page(title: str, parts: Iterable[Markup | dict[str, Any]], script: str | None) -> Markup:
-    """A whole page. A part is Markup or a figure in Plotly's form; `script` is Plotly, None draws static pictures."""
-    figures: list[dict[str, Any]] = []
-    body: list[Markup] = []
-    for part in parts:
-        if isinstance(part, Markup):
-            body.append(part)
-        elif script is None:
-            body.append(svg.draw(part))
-        else:
-            body.append(tag("div", id=f"figure{len(figures)}"))
-            figures.append(escaped(part))
+def page(
+    title: str, body: Callable[[Words], Iterable[Markup]], *, still: bool = False, language: str | None = None
+) -> Markup:
+    """A whole page in every language; `body` makes its parts in one."""
+    first = language or next(iter(LANGUAGES))
+    style = summary.STYLE + STYLE + "".join(LANGUAGE_STYLE.format(key=key) for key in LANGUAGES)
     head = [
-        tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width"), tag("title", title),
-        tag("style", Markup(STYLE)),
+        tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title), tag("style", Markup(style)),
     ]  # fmt: skip
-    if script is not None:
-        draw = "figures.forEach((f, i) => Plotly.newPlot('figure' + i, f.data, f.layout, {responsive: true, displaylogo: false}));"
-        head.append(tag("script", Markup(script)))
-        body.append(tag("script", Markup(f"const figures = {data(figures)};\n{draw}")))
-    whole = tag("html", tag("head", *head), tag("body", join(body, "\n")), lang="en")
+    labels = []
+    for key, name in LANGUAGES.items():
+        chosen = {"checked": "checked"} if key == first else {}
+        switch = tag("input", type="radio", name="lang", id=f"lang-{key}", value=TAGS[key], **chosen)
+        labels.append(tag("label", switch, name, lang=TAGS[key]))
+    mains = [tag("main", *body(Words(key)), class_=f"lab {key}", lang=TAGS[key]) for key in LANGUAGES]
+    script = [] if still else [tag("script", Markup(CHOOSE))]
+    given = {"data_given": language} if language else {}
+    whole = tag("html", tag("head", *head), tag("body", join([tag("nav", *labels, aria_label="Language · 语言"), *mains, *script], "\n"), **given), lang=TAGS[first])  # fmt: skip
     return Markup(f"<!doctype html>{whole}\n")
 
 
-def printable(text: str) -> str:
-    """Text that is safe to print: names from a file may hold a terminal's control characters."""
-    return "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
+def _body(results: Results, words: Words) -> list[Markup]:
+    parts = [tag("h1", words.title(results.experiment["title"])), summary.as_html(results, words)]
+    for task in results.tasks():
+        parts.append(fold(words("details task", task=task["task"]), *_every_length(results, task, words)))
+    parts += _published(results, words)
+    if evidence.stronger_than(results) is not None:
+        parts += _stronger(words.language)
+    parts.append(fold(words("details training"), *(_training(results, words))))
+    parts += [fold(words("details rates"), *found) for found in [_rates(results, words)] if found]
+    settings = {"experiment": results.experiment, "machine": results.machine}
+    parts.append(fold(words("details settings"), tag("pre", json.dumps(settings, indent=1), tabindex=0)))
+    return parts
 
 
-def plotly_script() -> str | None:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return get_plotlyjs()
+def fold(title: str, *content: Markup) -> Markup:
+    """A part of the page that opens on a click."""
+    return tag("details", tag("summary", title), *content)
 
 
-def line_styles(encodings: list[str]) -> dict[str, tuple[str, str]]:
-    """A colour for every trained encoding; its extensions share it and differ in their dashes."""
-    trained = list(dict.fromkeys(s.split("+")[0] for s in encodings))
-    used: dict[str, int] = {}
-    styles = {}
-    for encoding in encodings:
-        base = encoding.split("+")[0]
-        used[base] = used.get(base, -1) + 1
-        styles[encoding] = (COLOURS[trained.index(base) % len(COLOURS)], DASHES[used[base] % len(DASHES)])
-    return styles
+def _published(results: Results, words: Words) -> list[Markup]:
+    return [
+        fold(words("published", title=published.TABLES[name][0]), published.as_html(name, results, words))
+        for name in results.experiment.get("published", ())
+    ]
 
 
-def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
-    return {
-        "xaxis": {"title": {"text": x}, **more.pop("xaxis", {})}, "yaxis": {"title": {"text": y}, **more.pop("yaxis", {})},
-        "height": 460, "margin": {"t": 20, "l": 60, "r": 20, "b": 50}, "template": "none", "hovermode": "closest", **more,
-    }  # fmt: skip
+@cache
+def _stronger(language: str) -> list[Markup]:
+    """The strongest run: every length, and the published tables. The same in every report."""
+    words, run = Words(language), evidence.strongest()
+    task = evidence.text_task(run)
+    assert task is not None
+    about = words(
+        "stronger about", gpu=answer.gpu(run), parameters=answer.parameters(run, task, words),
+        train=answer.length(task, task["train"], words), steps=task["steps"], seeds=answer.seeds(task, words),
+    )  # fmt: skip
+    whole = fold(words("details stronger"), tag("p", about), *_every_length(run, task, words))
+    return [whole, *_published(run, words)]
 
 
-def _curves(results: Results, task: dict[str, Any], metric: str, title: str) -> dict[str, Any]:
-    traces: list[dict[str, Any]] = []
-    styles = line_styles(results.encodings(task))
-    for encoding, (colour, dash) in styles.items():
-        points = [(size, results.point(task, encoding, size, metric)) for size in sorted(task["test"])]
-        known = [(size, p) for size, p in points if isinstance(p, Mean)]
-        if not known:
-            continue
-        x = [size for size, _ in known]
-        if any(p.half is not None for _, p in known):
-            upper = [p.value + (p.half or 0) for _, p in known]
-            lower = [p.value - (p.half or 0) for _, p in known]
-            traces.append({
-                "x": x + x[::-1], "y": upper + lower[::-1], "fill": "toself", "fillcolor": colour, "opacity": 0.12,
-                "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "legendgroup": encoding, "mode": "lines",
-            })  # fmt: skip
-        traces.append({
-            "x": x, "y": [p.value for _, p in known], "name": encoding, "mode": "lines+markers", "legendgroup": encoding,
-            "line": {"color": colour, "dash": dash},
-        })  # fmt: skip
-    sizes = sorted(task["test"])
-    train = {
-        "type": "line", "x0": task["train"], "x1": task["train"], "y0": 0, "y1": 1, "yref": "paper",
-        "line": {"color": "#999", "dash": "dot", "width": 1},
-    }  # fmt: skip
-    axis = {"type": "log", "tickvals": sizes, "ticktext": [str(s) for s in sizes]}
-    more: dict[str, Any] = {"yaxis": {"range": [0, 1.03]}} if metric == "accuracy" else {}
-    return {"data": traces, "layout": _layout("size (training up to the dotted line)", title, xaxis=axis, shapes=[train], **more)}  # fmt: skip
+def _every_length(results: Results, task: dict[str, Any], words: Words) -> list[Markup]:
+    """A task's scores at every length, as curves and as a table, and those in sliding windows."""
+    panels = [svg.draw(summary.scores(results, task, words))]
+    parts = [tag("p", answer.what(task, words))]
+    sliding = _sliding(results, task, words) if task.get("sliding") and metric_of(task) == "loss" else ""
+    if sliding:
+        panels.append(
+            svg.draw(
+                summary.scores(results, task, words, title=words("sliding title", task=task["task"]), metric="sliding")
+            )
+        )
+    parts += [tag("div", *panels, class_="panels"), _table(results, task, words)]
+    return [*parts, tag("p", sliding)] if sliding else parts
 
 
-def _table(results: Results, task: dict[str, Any], metric: str) -> Markup:
-    sizes = sorted(task["test"])
-    head = [f"{size}{' (trained)' if size == task['train'] else ''}" for size in sizes]
-    rows = []
-    for s in verdict.standings(results, task):
+def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
+    """The verdict stands next to the name, so that it is visible however narrow the screen is."""
+    sizes, metric = sorted(task["test"]), metric_of(task)
+    head = [words("trained tick", size=size) if size == task["train"] else size for size in sizes]
+    rows, standings = [], verdict.standings(results, task)
+    for s in standings:
         points = [results.point(task, s.encoding, size, metric) for size in sizes]
-        scores = [point if isinstance(point, Mean) else "cannot" if point else "–" for point in points]
-        rows.append([s.encoding, *scores, tag("td", s.outcome, class_=s.outcome), tag("td", s.reason, class_="why")])
-    return table(["encoding", *head, f"at {max(sizes)}", ""], rows)
+        scores = [point if isinstance(point, Mean) else words("cannot run") if point else "–" for point in points]
+        rows.append([tag("td", summary.breakable(s.encoding)), summary.badge(s, words), *scores])
+    verdict_head = tag("th", words("verdict"), class_="verdict")
+    reasons = [
+        tag("p", words("cannot why", encoding=s.encoding, size=s.size, reason=s.reason), class_="note")
+        for s in standings
+        if s.reason
+    ]
+    return join([table([words("encoding"), verdict_head, *head], rows), *reasons])
 
 
-def _training(results: Results, task: dict[str, Any]) -> dict[str, Any]:
-    trained = list(dict.fromkeys(s.split("+")[0] for s in results.encodings(task)))
-    styles = line_styles(trained)
-    traces = []
-    for encoding in trained:
-        for number, record in enumerate(results.training(task, encoding)):
-            steps = [step for step, _ in record["curve"]]
-            losses = [loss for _, loss in record["curve"]]
-            traces.append({
-                "x": steps, "y": losses, "name": encoding, "mode": "lines", "legendgroup": encoding,
-                "showlegend": number == 0, "line": {"color": styles[encoding][0], "width": 1.2},
-            })  # fmt: skip
-    return {"data": traces, "layout": _layout("step", "training loss, nats")}
+def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:
+    """The change in sliding windows, where the first bytes of a window do not count."""
+    far = max(task["test"])
+    changes = {}
+    for encoding in results.encodings(task):
+        ends = [results.point(task, encoding, size, "sliding") for size in (task["train"], far)]
+        if isinstance(ends[0], Mean) and isinstance(ends[1], Mean):
+            changes[encoding] = ends[1].value - ends[0].value
+    if not changes:
+        return ""
+    hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= verdict.HOLDS["loss"]]
+    lose = [
+        f"{encoding} {change:+.2f}"
+        for encoding, change in sorted(changes.items(), key=lambda one: one[1])
+        if change > verdict.HOLDS["loss"]
+    ]
+    span = {"train": task["train"], "far": far}
+    return words.join(
+        words("sliding about", stride=task["sliding"]),
+        words.number_of("sliding hold", hold, **span) if hold else words("sliding none", **span),
+        words("sliding lose", names=words("comma").join(lose)) if lose else "",
+    )
 
 
-def _costs(results: Results, task: dict[str, Any]) -> Markup:
-    """Speed and memory in this run, whose trials may have shared the machine."""
+def _training(results: Results, words: Words) -> list[Markup]:
+    parts = []
+    for task in results.tasks():
+        trained = list(dict.fromkeys(s.split("+")[0] for s in results.encodings(task)))
+        styles, labels = lines.styles(trained), lines.labels(trained)
+        drawn = []
+        for encoding in trained:
+            for record in results.training(task, encoding)[:1]:  # one seed: more would hide one another
+                steps, losses = [step for step, _ in record["curve"]], [loss for _, loss in record["curve"]]
+                drawn.append(svg.Line(encoding, steps, losses, styles[encoding], label=labels[encoding]))
+        if any(line.x for line in drawn):
+            title = words("curves of", task=task["task"])
+            panel = svg.Panel(title, words("step axis"), words("training axis"), drawn, log=False, thin=True)
+            parts.append(svg.draw(panel))
+    costs = [join([tag("h3", task["task"]), _costs(results, task, words)]) for task in results.tasks()]
+    return [tag("div", *parts, class_="panels"), *costs, tag("p", words("shared machine"), class_="note")]
+
+
+def _costs(results: Results, task: dict[str, Any], words: Words) -> Markup:
+    """Speed and memory in this run."""
     rows = []
     for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
         records = results.training(task, encoding)
@@ -192,50 +210,95 @@ def _costs(results: Results, task: dict[str, Any]) -> Markup:
             mean_of(memories, "{:,.0f}", 1e-6), mean_of([r["seconds"] for r in records], "{:.1f}"),
             ", ".join(sorted({r["status"] for r in records})),
         ])  # fmt: skip
-    head = ("encoding", "parameters", "of the encoding", "tokens/s", "peak memory, MB", "seconds", "training")
-    return table(head, rows)
+    keys = ("encoding", "parameters", "of the encoding", "tokens/s", "memory", "seconds", "training")
+    return table([words(key) for key in keys], rows)
 
 
-def _rates(results: Results, task: dict[str, Any]) -> Markup:
+def _rates(results: Results, words: Words) -> list[Markup]:
     """The learning-rate check, if there is one."""
-    if not task.get("rates"):
-        return Markup("")
-    metric = metric_of(task)
-    rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
-    rows = []
-    for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
-        found = results.rates(task, encoding)
-        known = {rate: point.value for rate, point in found.items() if isinstance(point, Mean)}
-        if not known:
+    parts = []
+    for task in results.tasks():
+        if not task.get("rates"):
             continue
-        pick = min if metric == "loss" else max
-        best = pick(known, key=lambda rate: known[rate])
-        rows.append([encoding, *(f"{known[r]:.3f}{' *' if r == best else ''}" if r in known else "–" for r in rates)])
-    about = f"Score at the training size, first seed; * is the best, {task['lr']:g} was used."
-    head = ["encoding", *(f"{rate:g}" for rate in rates)]
-    return join([tag("h3", "Learning-rate check"), tag("p", about), table(head, rows)])
+        rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
+        rows = []
+        for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
+            found = results.rates(task, encoding)
+            known = {rate: point.value for rate, point in found.items() if isinstance(point, Mean)}
+            if not known:
+                continue
+            pick = min if metric_of(task) == "loss" else max
+            best = pick(known, key=lambda rate: known[rate])
+            scores = (f"{known[r]:.3f}{' *' if r == best else ''}" if r in known else "–" for r in rates)
+            rows.append([encoding, *scores])
+        parts += [tag("h3", task["task"]), tag("p", words("rates about", lr=task["lr"]))]
+        parts.append(table([words("encoding"), *(f"{rate:g}" for rate in rates)], rows))
+    return parts
 
 
 def mean_of(values: list[float], form: str, times: float = 1.0) -> str:
     return form.format(times * sum(values) / len(values)) if values else "–"
 
 
-def as_text(results: Results) -> str:
-    """The tables and the verdict for a terminal."""
-    lines: list[str] = []
+# ---- the terminal -------------------------------------------------------------------------------------------------
+def as_text(
+    results: Results, words: Words | None = None, *, bold: Callable[[str], str] = str, width: int | None = None
+) -> str:
+    """The tables for a terminal and, last, where the eye is, the answer, wrapped to `width` columns."""
+    words = words or Words("en")
+    rows: list[str] = []
     for task in results.tasks():
-        metric = metric_of(task)
-        sizes = sorted(task["test"])
-        lines += ["", f"{task['task']}: {TITLES[metric]}; trained to size {task['train']}, seeds: {task['seeds']}"]
-        wide = max([len(s) for s in results.encodings(task)] + [6])
-        lines.append("  " + "encoding".ljust(wide) + "".join(f"{size:>16}" for size in sizes))
-        for s in verdict.standings(results, task):
-            row = "  " + s.encoding.ljust(wide)
-            for size in sizes:
-                point = results.point(task, s.encoding, size, metric)
-                row += f"{point!s:>16}" if isinstance(point, Mean) else f"{'cannot' if point else '–':>16}"
-            lines.append(f"{row}  {s.outcome}")
+        rows += ["", *_text_table(results, task, words)]
     for name in results.experiment.get("published", ()):
-        lines += ["", published.as_text(name, results)]
-    lines += ["", "Verdict", *(f"  {sentence}" for sentence in verdict.sentences(results))]
-    return printable("\n".join(lines))
+        rows += ["", published.as_text(name, results, words)]
+    rows = [printable("\n".join([*rows, "", words("answer")]))]
+    for one in answer.answers(results, words):
+        rows += [bold(line) for line in wrap(printable(one.bold), width, "  ")]
+        rows += wrap(printable(one.more), width, "    ")
+    return "\n".join(rows)
+
+
+def wrap(text: str, width: int | None, indent: str) -> list[str]:
+    """Lines of at most `width` columns; Chinese breaks between any two characters, but not before a closing mark."""
+    rows, row = [], indent
+    for part in re.findall(r"[\u2e80-\uffef“”][，。；：、）”]*|[^\s\u2e80-\uffef“”]+[，。；：、）”]*|\s+", text):
+        if width is not None and columns(row) + columns(part) > width and row.strip():
+            rows.append(row.rstrip())
+            row = indent
+        row += "" if row == indent and part.isspace() else part
+    return [*rows, row.rstrip()] if row.strip() else rows
+
+
+def _text_table(results: Results, task: dict[str, Any], words: Words) -> list[str]:
+    metric, sizes = metric_of(task), sorted(task["test"])
+    size = answer.length(task, task["train"], words)
+    rows = [
+        words("trained to", task=f"{task['task']}, {answer.what(task, words)}", axis=words(f"{metric} axis"), size=size,
+              seeds=answer.seeds(task, words))
+    ]  # fmt: skip
+    standings = verdict.standings(results, task)
+    wide = max([columns(s.encoding) for s in standings] + [columns(words("encoding"))])
+    tags = max([columns(words(s.outcome)) for s in standings] + [columns(words("verdict"))])
+    rows.append(f"  {pad(words('encoding'), wide)}  {pad(words('verdict'), tags)}" + "".join(f"{n:>16}" for n in sizes))
+    for s in standings:
+        row = f"  {pad(s.encoding, wide)}  {pad(words(s.outcome), tags)}"
+        for n in sizes:
+            point = results.point(task, s.encoding, n, metric)
+            text = str(point) if isinstance(point, Mean) else words("cannot run") if point else "–"
+            row += " " * max(1, 16 - columns(text)) + text
+        rows.append(row)
+    return rows
+
+
+def columns(text: str) -> int:
+    """The columns of a text on a terminal: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def pad(text: str, wide: int) -> str:
+    return text + " " * (wide - columns(text))
+
+
+def printable(text: str) -> str:
+    """Text that is safe to print: names from a file may hold a terminal's control characters."""
+    return "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)

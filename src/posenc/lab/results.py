@@ -72,14 +72,21 @@ class Results:
 
     def point(self, task: dict[str, Any], encoding: str, size: int, metric: str) -> Mean | str | None:
         """The mean over seeds; the error if every seed failed; None if there is no result."""
-        rows = [
-            r for r in self.rows
-            if r["task"] == task["task"] and r["encoding"] == encoding and r["size"] == size and r["lr"] == task["lr"]
-        ]  # fmt: skip
+        rows = [r for r in self._rows_of(task["task"], encoding, size) if r["lr"] == task["lr"]]
         values = [r[metric] for r in rows if r.get(metric) is not None]
         if values:
             return mean(values)
         return next((r["error"] for r in rows if r.get("error")), None)
+
+    def _rows_of(self, task: str, encoding: str, size: int) -> list[dict[str, Any]]:
+        """The rows of a point, found by an index that is made again when rows were added."""
+        count, index = self.__dict__.get("_index", (-1, {}))
+        if count != len(self.rows):
+            index = {}
+            for row in self.rows:
+                index.setdefault((row["task"], row["encoding"], row["size"]), []).append(row)
+            self.__dict__["_index"] = (len(self.rows), index)
+        return index.get((task, encoding, size), [])
 
     def training(self, task: dict[str, Any], encoding: str) -> list[dict[str, Any]]:
         """The training records of an encoding (an extension's are its trained encoding's)."""

@@ -1,16 +1,16 @@
-"""The verdict: the results in sentences. One rule for every encoding, all thresholds here."""
+"""The verdict on each encoding: one rule for all, all thresholds here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from . import published
 from .results import Mean, Results, metric_of
 
 HOLDS = {"loss": 0.05, "accuracy": 0.02}
 BREAKS = {"loss": 0.3, "accuracy": 0.2}
 LEARNT = 0.9  # accuracy at the training size
+LITTLE = 3.0  # loss, nats per byte: what the frequencies of bytes alone give, about
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Standing:
     reason: str = ""
 
     @property
-    def loss(self) -> float | None:
-        """The loss from the training size to the far one; negative if it improves."""
-        return None if self.here is None or self.far is None else self.far.value - self.here.value
+    def change(self) -> str:
+        """The scores at the training size and at the far one, as text."""
+        return f"{self.here.value:.3f} → {self.far.value:.3f}" if self.here and self.far else "–"
 
 
 def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -> Standing:
@@ -50,90 +50,28 @@ def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:
     """Every encoding's standing at a size (the largest tested), best first."""
-    metric = metric_of(task)
     size = max(task["test"]) if size is None else size
     found = [standing(results, task, encoding, size) for encoding in results.encodings(task)]
-    sign = 1 if metric == "loss" else -1
+    sign = sign_of(task)
     return sorted(found, key=lambda s: (s.far is None, sign * s.far.value if s.far else 0.0))
 
 
-def sentences(results: Results) -> list[str]:
-    """The verdict on the whole run."""
-    found = []
-    if results.finished < results.wanted:
-        found.append(f"Only {results.finished} of {results.wanted} trials are finished: the verdict is provisional.")
-    for task in results.tasks():
-        found += _on_task(results, task)
-    found += _overall(results)
-    found += [published.sentence(name, results) for name in results.experiment.get("published", ())]
-    return found
+def sign_of(task: dict[str, Any]) -> int:
+    """1 if lower is better, -1 if higher is."""
+    return 1 if metric_of(task) == "loss" else -1
 
 
-def _on_task(results: Results, task: dict[str, Any]) -> list[str]:
-    metric = metric_of(task)
-    ranked = standings(results, task)
-    far = max(task["test"])
-    times = far / task["train"]
-    known = [s for s in ranked if s.far is not None]
-    if not known:
-        return [f"{task['task']}: nothing was measured at size {far}."]
-    sign = 1 if metric == "loss" else -1
-    near = sorted((s for s in ranked if s.here is not None), key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
-    unit = "nats a byte" if metric == "loss" else "of the answers right"
-    best = f"At the training size {near[0].encoding} is best with {near[0].here} {unit}; at" if near else "At"
-    found = [
-        f"{task['task']} (trained to size {task['train']}, tested to {far}, {times:g} ×). "
-        f"{best} {times:g} × it is {known[0].encoding} with {known[0].far}."
-    ]
-    for outcome, phrase in (
-        ("holds", "keep their quality"),
-        ("loses", "lose"),
-        ("breaks", "break"),
-        ("not learnt", "did not learn the task at the training size"),
-    ):
-        group = [s for s in ranked if s.outcome == outcome]
-        if group:
-            found.append(f"At {times:g} × these {phrase}: " + ", ".join(_moved(s) for s in group) + ".")
-    found += [f"{s.encoding} cannot run at size {far}: {s.reason}." for s in ranked if s.outcome == "cannot"]
-    found += _sliding(results, task)
-    if task["seeds"] == 1:
-        found.append("One seed: differences of a few hundredths are not significant.")
-    return found
+def apart(a: Mean, b: Mean, metric: str) -> bool:
+    """Whether two scores differ by more than both intervals; for single seeds, by more than the threshold of `holds`."""
+    known = a.half is not None and b.half is not None
+    noise = (a.half or 0.0) + (b.half or 0.0) if known else HOLDS[metric]
+    return abs(a.value - b.value) > noise
 
 
-def _sliding(results: Results, task: dict[str, Any]) -> list[str]:
-    """The change in sliding windows, where the first bytes of a window do not count."""
-    far = max(task["test"])
-    changes = {}
-    for encoding in results.encodings(task) if task.get("sliding") else ():
-        ends = [results.point(task, encoding, size, "sliding") for size in (task["train"], far)]
-        if isinstance(ends[0], Mean) and isinstance(ends[1], Mean):
-            changes[encoding] = ends[1].value - ends[0].value
-    if not changes:
-        return []
-    hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= HOLDS["loss"]]
-    lose = [f"{s} {change:+.2f}" for s, change in sorted(changes.items(), key=lambda c: c[1]) if change > HOLDS["loss"]]
-    return [
-        f"Where only the last {task['sliding']} bytes of a window count, so that each has a long context, "
-        f"{', '.join(hold) or 'none'} keep{'s' * (len(hold) == 1)} the quality from {task['train']} to {far}"
-        + (f"; the others change by {', '.join(lose)}." if lose else ".")
-    ]
-
-
-def _overall(results: Results) -> list[str]:
-    """The encoding to use past the training size: the best mean rank over all tasks."""
-    ranks: dict[str, list[int]] = {}
-    for task in results.tasks():
-        for rank, s in enumerate(s for s in standings(results, task) if "+" not in s.encoding):
-            ranks.setdefault(s.encoding, []).append(rank + 1 if s.outcome == "holds" else rank + 100)
-    everywhere = {name: found for name, found in ranks.items() if len(found) == len(results.tasks())}
-    if not everywhere:
-        return []
-    best = min(everywhere, key=lambda name: sum(everywhere[name]))
-    if all(rank < 100 for rank in everywhere[best]):
-        return [f"Past the training length, use {best}: it keeps its quality on every task."]
-    return [f"No encoding keeps its quality on every task; {best} comes nearest."]
-
-
-def _moved(s: Standing) -> str:
-    return f"{s.encoding} ({s.here.value:.3f} → {s.far.value:.3f})"  # type: ignore[union-attr]
+def best_here(results: Results, task: dict[str, Any]) -> tuple[list[Standing], list[Standing]]:
+    """(those that are level with the best at the training size, the others), best first, without extensions."""
+    sign, metric = sign_of(task), metric_of(task)
+    known = [s for s in standings(results, task) if s.here is not None and "+" not in s.encoding]
+    known.sort(key=lambda s: sign * s.here.value)  # type: ignore[union-attr]
+    level = [s for s in known if not apart(s.here, known[0].here, metric)]  # type: ignore[arg-type]
+    return level, [s for s in known if s not in level]

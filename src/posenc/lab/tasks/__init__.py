@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -77,6 +78,7 @@ def create(text: str) -> Task:
         raise LabError(f"task {text}: {error}") from None
 
 
+@cache
 def task_class(name: str) -> type[Task]:
     if name not in names():
         raise LabError(f"unknown task {name!r}; the tasks are {', '.join(names())}")

@@ -1,0 +1,247 @@
+"""The summary of a run as HTML: the answer, one figure, a small table, the meaning of its words, how the models were made.
+
+    as_html(results, Words("zh"))     an element; STYLE is the style sheet it needs
+
+The report opens with it, and the explorer's page of results shows it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from . import answer, evidence, lines, svg, verdict
+from .html_tags import Markup, join, tag
+from .results import Mean, Results, metric_of
+from .texts import TAGS, Words
+from .verdict import Standing
+
+SYMBOLS = {"holds": "✓", "loses": "↘", "breaks": "✕", "cannot": "∅", "not learnt": "?", "missing": "–"}
+OTHER_TASKS = 3  # columns of other tasks in the small table
+
+STYLE = """
+.lab { color: #1e293b; background: #fff; font: 16px/1.5 system-ui, sans-serif; text-align: start; }
+.lab h1 { font-size: 1rem; font-weight: 600; color: #475569; margin: 0 0 .6rem; }
+.lab h2 { font-size: 1.15rem; margin: 1.6rem 0 .5rem; }
+.lab h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
+.lab p { margin: .4rem 0; max-width: 75em; }
+.lab .answers { margin: 0; padding: 0; list-style: none; }
+.lab .answers li { margin: 0 0 .7rem; }
+.lab .answers strong { display: block; font-size: 1.2rem; line-height: 1.35; color: #0f172a; }
+.lab .answers span, .lab .note { color: #475569; font-size: .9rem; }
+.lab .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: .5rem 2rem; margin: 1rem 0 .3rem; }
+.lab svg.panel { width: 100%; max-width: 560px; height: auto; overflow: visible; font: 12px system-ui, sans-serif; fill: none; }
+.lab svg text:not([fill]) { fill: #1e293b; }
+.lab svg text.heading { font-weight: 600; font-size: 14px; }
+.lab svg text.quiet { fill: #475569; }
+.lab svg text.mark { font-weight: 600; }
+.lab svg .reach { stroke: transparent; stroke-width: 12; pointer-events: stroke; }
+.lab svg .interval { opacity: .1; }
+.lab svg .line { outline: none; }
+.lab svg:has(.line:hover) .line:not(:hover), .lab svg:has(.line:focus-visible) .line:not(:focus-visible) { opacity: .15; }
+.lab svg .line:focus-visible text, .lab svg .line:hover text { font-weight: 600; }
+.lab .scroll { overflow-x: auto; }
+.lab table { border-collapse: collapse; margin: .8rem 0; font-size: .875rem; font-variant-numeric: tabular-nums; }
+.lab th, .lab td { padding: .25em .8em .25em 0; border: 0; border-bottom: 1px solid #e2e8f0; text-align: right; color: #1e293b; background: #fff; }
+.lab th { font-weight: 600; color: #475569; vertical-align: bottom; }
+.lab th:first-child, .lab td:first-child { text-align: left; position: sticky; left: 0; overflow-wrap: anywhere; min-width: 6.5em; }
+.lab td.verdict, .lab th.verdict { text-align: left; white-space: nowrap; }
+.lab td { white-space: nowrap; } .lab td:first-child { white-space: normal; }
+.lab .holds { color: #00654a; font-weight: 600; } .lab .breaks, .lab .cannot { color: #a32a00; } .lab .loses { color: #7a4b00; }
+.lab .missing { color: #64748b; } .lab td[class="not learnt"] { color: #475569; }
+.lab summary { cursor: pointer; font-weight: 600; padding: .5rem 0; }
+.lab details { border-top: 1px solid #e2e8f0; }
+.lab pre { background: #f1f5f9; padding: 1em; overflow-x: auto; font-size: .8rem; }
+@media (max-width: 700px) {
+  .lab { font-size: 15px; }
+  .lab .answers strong { font-size: 1.05rem; }
+  .lab .answers span { display: block; font-size: .85rem; line-height: 1.4; }
+  .lab table.small { font-size: .75rem; width: 100%; }
+  .lab table.small .wide { display: none; }
+  .lab table.small th, .lab table.small td { padding-right: .3em; }
+  .lab table.small th { white-space: normal; }
+  .lab table.small td:first-child { min-width: 5em; }
+}
+"""
+
+
+def as_html(results: Results, words: Words) -> Markup:
+    """The whole summary."""
+    items = [tag("li", tag("strong", a.bold), " ", tag("span", a.more)) for a in answer.answers(results, words)]
+    panels, note = figure(results, words)
+    rows = small_table(results, words)
+    if len(panels) == 1:  # the table stands beside it
+        parts = [tag("div", *panels, rows, class_="panels"), note]
+    else:
+        parts = [tag("div", *panels, class_="panels"), note, rows]
+    parts = [tag("ul", *items, class_="answers"), *parts, definitions(results, words), setup(results, words)]
+    return tag("div", *parts, class_="lab", lang=TAGS[words.language])
+
+
+# ---- the figure ---------------------------------------------------------------------------------------------------
+def figure(results: Results, words: Words) -> tuple[list[Markup], Markup]:
+    """(panels, how to read them): the main task's scores over the length, after the stronger run's, if there is one."""
+    task = answer.main_task(results)
+    metric = metric_of(task)
+    stronger = evidence.stronger_than(results) if metric == "loss" else None
+    far = answer.length(task, max(task["test"]), words)
+    if stronger is None:
+        title = words("figure of", task=task["task"], train=answer.length(task, task["train"], words), far=far)
+        panels = [svg.draw(scores(results, task, words, title=title))]
+    else:
+        panels = [
+            _stronger(words.language),
+            svg.draw(scores(results, task, words, title=words("figure here", far=far))),
+        ]
+    note = words("read figure" if metric == "loss" else "read figure accuracy")
+    if task["seeds"] > 1 or stronger is not None:
+        note = words.join(note, words("interval"))
+    return panels, tag("p", note, class_="note")
+
+
+@cache
+def _stronger(language: str) -> Markup:
+    """The strongest run's panel, the same in every report."""
+    words, run = Words(language), evidence.strongest()
+    task = evidence.text_task(run)
+    assert task is not None
+    reach = answer.length(task, max(task["test"]), words)
+    return svg.draw(scores(run, task, words, title=words("figure stronger", gpu=answer.gpu(run), far=reach)))
+
+
+def scores(
+    results: Results, task: dict[str, Any], words: Words, *, title: str = "", metric: str | None = None
+) -> svg.Panel:
+    """A task's scores over the tested sizes, one line for each encoding."""
+    metric = metric or metric_of(task)
+    encodings = results.encodings(task)
+    styles, labels = lines.styles(encodings), lines.labels(encodings)
+    sizes = sorted(task["test"])
+    drawn, notes = [], {}
+    for encoding in encodings:
+        points = {size: results.point(task, encoding, size, metric) for size in sizes}
+        known = {size: point for size, point in points.items() if isinstance(point, Mean)}
+        if not known:
+            continue
+        if isinstance(points[sizes[-1]], str):
+            notes[encoding] = words("cannot run")
+        drawn.append(
+            svg.Line(
+                encoding, list(known), [p.value for p in known.values()], styles[encoding],
+                [p.half for p in known.values()], labels[encoding],
+            )
+        )  # fmt: skip
+    is_text = metric_of(task) == "loss"
+    axis = words("sliding axis", stride=task["sliding"]) if metric == "sliding" else words(f"{metric} axis")
+    return svg.Panel(
+        title or task["task"], words("bytes axis" if is_text else "size axis"), axis, drawn, ticks=sizes, notes=notes,
+        trained=task["train"], trained_label=words("trained" if is_text else "trained size"),
+        y_range=(0.0, 1.03) if metric == "accuracy" else None,
+    )  # fmt: skip
+
+
+# ---- the small table ----------------------------------------------------------------------------------------------
+def small_table(results: Results, words: Words) -> Markup:
+    """A row for each encoding: its verdicts, and the main task's scores at the training length and at the longest test.
+    Ordered by the stronger run where there is one."""
+    task = answer.main_task(results)
+    metric = metric_of(task)
+    ranked = verdict.standings(results, task)
+    others = [t for t in results.tasks() if t is not task][:OTHER_TASKS]
+    elsewhere = [{s.encoding: s for s in verdict.standings(results, t)} for t in others]
+    stronger = evidence.stronger_than(results) if metric == "loss" else None
+    theirs = evidence.text_task(stronger) if stronger is not None else None
+    there: dict[str, Standing] = {}
+    if stronger is not None and theirs is not None:
+        there = {s.encoding: s for s in verdict.standings(stronger, theirs)}
+        holds = [s for s in ranked if s.encoding in there and there[s.encoding].outcome == "holds"]
+        ranked = holds + [s for s in ranked if s not in holds]
+    key = "from to" if metric == "loss" else "right from to"
+    head = [tag("th", words("encoding"))]
+    if theirs is not None and stronger is not None:
+        head += [
+            tag("th", words("stronger run", gpu=answer.gpu(stronger)), class_="verdict"),
+            tag("th", words(key, from_=theirs["train"], to=max(theirs["test"])), class_="wide"),
+        ]
+    head += [
+        tag("th", words("this run") if theirs is not None else words("verdict"), class_="verdict"),
+        tag("th", words(key, from_=task["train"], to=max(task["test"]))),
+        *(tag("th", t["task"], class_="verdict wide") for t in others),
+    ]
+    rows = [tag("tr", *head)]
+    for s in ranked:
+        cells = [tag("td", breakable(s.encoding))]
+        if theirs is not None:
+            other = there.get(s.encoding)
+            cells += [badge(other, words), tag("td", other.change if other else "–", class_="wide")]
+        change = s.change if s.far else f"{s.here.value:.3f}" if s.here else "–"
+        cells += [badge(s, words), tag("td", change)]
+        cells += [badge(found.get(s.encoding), words, "wide") for found in elsewhere]
+        rows.append(tag("tr", *cells))
+    return tag("div", tag("table", *rows, class_="small"), class_="scroll", tabindex=0)
+
+
+def breakable(encoding: str) -> Markup:
+    """The name, with places where a narrow column may break it."""
+    text, parts = "", []
+    for character in encoding:
+        text += character
+        if character in ":,+_=":
+            parts += [text, Markup("<wbr/>")]
+            text = ""
+    return join([*parts, text])
+
+
+def badge(s: Standing | None, words: Words, more: str = "") -> Markup:
+    outcome = s.outcome if s is not None else "missing"
+    text = tag("span", f"{SYMBOLS[outcome]} {words(outcome) if s is not None else ''}".strip(), class_=outcome)
+    return tag("td", text, class_=f"verdict {more}".strip())
+
+
+# ---- what the words mean, how the models were made ----------------------------------------------------------------
+def definitions(results: Results, words: Words) -> Markup:
+    metrics = [metric_of(task) for task in results.tasks()]
+    parts = [
+        words(f"define {metric}", hold=verdict.HOLDS[metric], broken=verdict.BREAKS[metric], learnt=verdict.LEARNT)
+        for metric in ("loss", "accuracy")
+        if metric in metrics
+    ]
+    return tag("p", words.join(*parts), class_="note")
+
+
+def setup(results: Results, words: Words) -> Markup:
+    found = [tag("h2", words("setup"))]
+    for task in results.tasks():
+        if "layers" not in task:
+            continue
+        data = words(f"data {metric_of(task)}", batch=task["batch"], train=answer.length(task, task["train"], words))
+        sentence = words(
+            "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=words("layers 1") if task["layers"] == 1 else words("layers n", count=task["layers"]),
+            width=task["width"], heads=task["heads"], parameters=answer.parameters(results, task, words),
+            steps=task["steps"], data=data, seeds=answer.seeds(task, words), lr=task["lr"],
+        )  # fmt: skip
+        found.append(tag("p", sentence))
+    text = results.experiment.get("text") or {}
+    more = []
+    if text.get("source"):
+        where = answer.source(results, words)
+        if str(text.get("bytes", "")).isdigit():
+            where = words("source size", source=where, megabytes=f"{int(text['bytes']) / 1e6:.1f}")
+        more.append(words("setup text", source=where))
+    more += [_rate(results, words), words("setup equal")]
+    return join([*found, tag("p", words.join(*more))])
+
+
+def _rate(results: Results, words: Words) -> str:
+    """What position_lr is, and whom it favours."""
+    rates = {task.get("position_lr", 1.0) for task in results.tasks()}
+    rate = max(rates)
+    if rate == 1.0:
+        return words("setup same rate")
+    counts: dict[str, int] = {}
+    for training in results.trainings:
+        name = training["settings"]["encoding"]
+        counts[name] = max(counts.get(name, 0), training["position_parameters"])
+    tables = [name for name, count in counts.items() if count]
+    free = [name for name, count in counts.items() if not count]
+    return words("setup rate", rate=rate, tables=words.names(tables) or "–", free=words.names(free) or "–")
