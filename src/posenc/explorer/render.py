@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 ViewData = dict[str, Any]
 """The JSON object that page.js reads."""
 Request = dict[str, Any]
-"""{"page", "language", "state", "width", "coarse", "notes"}; with "export", the response is CSV."""
+"""{"page", "language", "state", "width", "coarse", "notes"}; with "export", the number of a table, the response is CSV."""
 PANEL_WIDTH, MOSAIC_WIDTH = 300, 130
 """Smallest width in CSS pixels of a panel, and of a tile of a mosaic; narrow windows get fewer per row."""
-COMMON_PARAMETERS = {"view", "lang", "__theme"}
+COMMON_PARAMETERS = {"view", "lang", "table", "__theme"}
 """Parameters of a query that belong to no page."""
 
 
@@ -81,16 +81,19 @@ def render_request(request: Request) -> tuple[ViewData, bool]:
     state = page.complete(request["state"])
     try:
         if request.get("export"):
-            return _export(page, words, state), False
+            return _export(page, words, state, request["export"]), False
         size = {"width": request["width"], "coarse": request["coarse"]}
         return render_state(page, words, state, **size, notes=request.get("notes", ())), False
     except MemoryError:
         return refuse(request, words("too large")), True
 
 
-def _export(page: Page, words: Translation, state: State) -> ViewData:
+def _export(page: Page, words: Translation, state: State, number: int) -> ViewData:
     try:
-        return {"csv": csv(page.export(state, words))}
+        tables = page.export(state, words)
+        if not 1 <= number <= len(tables):
+            raise InputError(words("no such table", number=number, last=len(tables)))
+        return {"csv": csv(tables[number - 1])}
     except ValueError as error:
         return {"sentence": str(error)}
     except Exception as error:
@@ -136,7 +139,10 @@ def render_state(
         "html": view.html,
         "code": view.code,
         "link": query,
-        "csv": f"/export.csv{query}&lang={words('language')}",
+        "csv": [
+            [words("csv table", number=n, title=panel.title), f"/export.csv{query}&lang={words('language')}&table={n}"]
+            for n, panel in enumerate(view.panels(), 1)
+        ],
         "finer": view.finer,
     }
 

@@ -22,7 +22,7 @@ class Style(NamedTuple):
 SHADES: dict[str, tuple[str, ...]] = {
     "alibi": ("#00795a", "#2f9e7f", "#005640"),
     "rope": ("#0057a3", "#3f8fd6", "#1b3a7a", "#6485c2", "#0082b4"),
-    "t5": ("#c46200", "#8f4a00", "#d9822b"),
+    "t5": ("#b85c00", "#8f4a00", "#d9822b"),
     "shaw": ("#8e3a9d", "#b56cc0", "#5f2169"),
     "clipped": ("#6e6a00", "#93902a", "#4a4700"),
     "sinusoidal": ("#c0272d", "#e05d5f", "#8a1015"),

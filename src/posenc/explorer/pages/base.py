@@ -40,8 +40,9 @@ class Controls:
     components: list[Any]
     read: Callable[..., State]
     write: Callable[[State], list[Any]]
-    # (event, function, inputs, outputs): server-side handlers that run before the event redraws the view
-    handlers: list[tuple[Any, Callable[..., Any], list[Any], list[Any]]] = field(default_factory=list)
+    # (event, function, inputs, outputs[, what page.js makes of the inputs]): server-side handlers that run before the
+    # event redraws the view
+    handlers: list[tuple[Any, ...]] = field(default_factory=list)
     quiet: set[Any] = field(default_factory=set)  # components whose own events do not redraw
 
 
