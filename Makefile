@@ -11,7 +11,7 @@ PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 .PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
 
 help:
-	@echo "make demo         train and compare the encodings; the report is out/quick/report.html"
+	@echo "make demo         train and compare the encodings; the report is out/quick/report.html (ARGS='--lang zh': in Chinese)"
 	@echo "make test         install what the tests need and run them, all but the slow ones"
 	@echo "make check        lint, types and every test: what CI runs"
 	@echo "make test-slow    the slow tests"
@@ -23,7 +23,15 @@ help:
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
 demo: $(VENV)/.demo
-	$(PY) -m posenc compare --preset quick --out out/quick
+	@echo "make demo: trains small models for about five minutes; the answer is at the end and in out/quick/report.html"
+	$(PY) -m posenc compare --preset quick --out out/quick $(ARGS)
+	@echo
+	@echo "What to do next:"
+	@echo "  open out/quick/report.html in a browser     the answer, a figure, a table; in English and Chinese (中文)"
+	@echo "  . $(VENV)/bin/activate                      activate the environment; then:"
+	@echo "  posenc list                                 every encoding; posenc show rope+yarn:8 for one of them"
+	@echo "  posenc compare --text FOLDER                the same on your own text"
+	@echo "  pip install -c constraints.txt -e '.[explorer]' && posenc explore    every encoding in the browser"
 
 test: $(VENV)/.dev
 	$(PYTEST) -m 'not slow' $(ARGS)

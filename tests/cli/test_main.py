@@ -103,6 +103,57 @@ def test_invalid_arguments_get_one_sentence_and_status_2(arguments, sentence):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "--schemes", "alibii"], "unknown encoding 'alibii' (did you mean 'alibi'?)"),
+        (["compare", "--encodings", "rope+yran:8"], "unknown extension 'yran' in rope+yran:8 (did you mean 'yarn'?)"),
+        (["compare", "--throughput", "--encodings", "ropee"], "unknown encoding 'ropee' (did you mean 'rope'?)"),
+        (["compare", "--preset", "quik"], "unknown preset 'quik' (did you mean 'quick'?)"),
+        (["report", "nowhere"], "nowhere is not the folder of a run"),
+        (["report", "/", "/", "--out", "both.pdf"], "its name must end in .html"),
+        (["plot", "t5", "-o", "t5.jpg"], "cannot write 't5.jpg': its name must end in .png, .svg, .pdf"),
+        (["rope-diff", "a.json", "b.json", "-o", "difference.jpg"], "cannot write 'difference.jpg'"),
+        (["show", "rope+yran:8"], "unknown extension 'yran' in rope+yran:8 (did you mean 'yarn'?)"),
+        (["show", "t5+yarn:8"], "they apply to rope only"),
+        (["show", "rope+ntk"], "for example rope+ntk:8"),
+    ],
+)
+def test_names_and_formats_are_checked_before_any_work(arguments, sentence, capsys, monkeypatch):
+    """In this process: nothing is imported for it, which the next test checks for the commands that work."""
+    monkeypatch.setattr(cli.sys, "modules", {k: v for k, v in sys.modules.items() if k != "torch"})
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert "torch" not in cli.sys.modules
+
+
+FIRST = """
+import sys
+class Watch:
+    def __init__(self, stream): self.stream = stream
+    def write(self, text):
+        if text.strip():
+            assert "torch" not in sys.modules, "torch was loaded before the first line"
+            self.stream.write("first: " + text); self.stream.flush()
+            import os; os._exit(7)
+    def __getattr__(self, name): return getattr(self.stream, name)
+sys.stdout, sys.stderr = Watch(sys.stdout), Watch(sys.stderr)
+from posenc.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["compare", "--lang", "zh"], ["report", "docs/results/quick"], ["plot", "t5"], ["claims"]]
+)
+def test_the_first_line_is_printed_before_torch_is_loaded(arguments):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-c", FIRST, *arguments], capture_output=True, env=env, timeout=300)
+    assert done.returncode == 7, done.stderr
+    assert b"first: posenc " + arguments[0].encode() in done.stdout + done.stderr
+
+
 def test_an_ascii_terminal_gets_question_marks():
     done = posenc("show", "t5", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
@@ -114,6 +165,24 @@ def test_a_closed_pipe_is_not_an_error():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+@pytest.mark.parametrize("command", ["list", "show t5"])
+def test_a_full_disk_gets_one_sentence(command):
+    line = f"{sys.executable} -m posenc {command} > /dev/full"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("posenc: cannot write the output: No space left on device; free some space")
+
+
+def test_a_closed_output_is_not_an_error():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for closed in (">&-", ">&- 2>&-"):
+        line = f"{sys.executable} -m posenc list {closed}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=env, timeout=300)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):

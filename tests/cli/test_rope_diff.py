@@ -91,3 +91,35 @@ def test_needs_no_torch(files):
     )
     assert done.returncode == 1, done.stderr
     assert "32 of 32 pairs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "dialect", "words"),
+    [
+        ({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, "hf", "('gpt2') has no rotation"),
+        (
+            {"model_type": "falcon", "alibi": True, "hidden_size": 64, "num_attention_heads": 4},
+            "hf",
+            "its model uses ALiBi",
+        ),
+        (
+            {"model_type": "mpt", "d_model": 64, "n_heads": 4, "attn_config": {"alibi": True}},
+            "hf",
+            "('mpt') has no rotation",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "position_embedding_type": "nope", "rope_theta": 1e4},
+            "vllm",
+            "no positions",
+        ),
+        ({"general.architecture": "gpt2", "gpt2.embedding_length": 768}, "llama.cpp", "GGUF metadata has no rotation"),
+    ],
+)
+def test_a_configuration_without_a_rotation_is_refused(config, dialect, words, tmp_path, capsys):
+    from posenc.cli.main import main as posenc
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert posenc(["rope-diff", str(path), str(path), "--dialect", dialect]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""

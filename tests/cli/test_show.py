@@ -1,6 +1,7 @@
 """`posenc show` parses the source of a class; the result equals that of importing it."""
 
 import inspect
+import re
 
 import pytest
 
@@ -33,6 +34,29 @@ def test_a_page_has_the_formula_and_every_option(name):
 def test_the_choices_of_an_option_are_spelled_out():
     kinds = {option.name: option.annotation for option in show.read_source(ENCODINGS["rope"]).options}
     assert kinds["layout"] == "Literal['half', 'interleaved']"
+
+
+def test_an_extension_is_shown_as_compare_takes_it(capsys):
+    assert show.show_command(["RoPE:head_dim=128+YaRN:8,original=2048"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "rope  posenc.RoPE",
+        "posenc.scaling.YaRN(factor=8",
+        "arXiv:2309.00071",
+        "128 dimensions",
+        "at 16384 tokens",
+    ):
+        assert part in text
+    assert show.show_command(["rope+linear:4"]) == 0
+    text = capsys.readouterr().out
+    plain, scaled = re.search(r"longest wavelength: (\S+) tokens, with the extension\s(\S+);", text).groups()
+    assert float(scaled) == pytest.approx(4 * float(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["T5", "ALiBi", "ALIBI", "TransformerXL", "transformer-xl", "RoPE", "t5"])
+def test_class_names_and_any_case_are_accepted(name, capsys):
+    assert show.show_command([name]) == 0
+    assert "extrapolates" in capsys.readouterr().out
 
 
 def test_options_change_the_picture():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from posenc.lab import claims, presets
+from posenc.lab import claims, cli, presets
 from posenc.lab.claims import Measured
 from posenc.lab.results import Results
 
@@ -80,7 +80,7 @@ def test_the_claims_train_what_quick_trains():
 
 def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(presets, "load", _tiny(presets.load))
-    assert claims.main(["--out", str(tmp_path), "--text", str(text), "--jobs", "1"]) == 0
+    assert cli.claims(["--out", str(tmp_path), "--text", str(text), "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
     table = (tmp_path / "claims.md").read_text(encoding="utf-8")
     for claim, _ in claims.CLAIMS:

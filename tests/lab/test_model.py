@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import posenc
+from posenc.core.errors import OptionError
 from posenc.lab import build_encoding
-from posenc.lab.errors import LabError
 from posenc.lab.model import Transformer
 
 SIZES = dict(vocabulary=11, width=16, heads=2, layers=2, causal=True, longest=20)
@@ -90,5 +90,5 @@ def test_extensions_keep_the_weights_and_change_the_positions():
      ("rope", "ntk:8,wrong=2", "wrong")],
 )  # fmt: skip
 def test_wrong_extensions(text, extension, message):
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(OptionError, match=message):
         build_encoding.build_extended(text, extension, width=16, heads=2, longest=20)

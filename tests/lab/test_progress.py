@@ -5,6 +5,7 @@ import sys
 from posenc.lab import progress
 from posenc.lab.run import compare
 from posenc.lab.store import Store
+from posenc.lab.texts import Words
 from posenc.lab.worker_processes import Event
 
 
@@ -32,6 +33,16 @@ def test_a_terminal_gets_a_live_table(tiny, tmp_path, monkeypatch, capsys):
     assert len(drawn) > 4 * 12  # every step of four trainings
     printed = capsys.readouterr().out
     assert "rope+ntk:8" in printed and "12: cannot" in printed
+
+
+def test_a_bar_stands_before_the_first_step(tiny, tmp_path, monkeypatch, capsys):
+    trials = tiny(tasks=("previous",)).trials()
+    with progress.Progress(trials, 0, Store(tmp_path), Words("zh")):
+        assert capsys.readouterr().out == f"[0/{len(trials)}] 正在启动：几秒后出现最初的训练步\n"
+    drawn = []
+    monkeypatch.setattr(progress.Live, "draw", lambda self: drawn.append(1))
+    with progress.Live(trials, 0, Store(tmp_path)):
+        assert drawn == [1]
 
 
 def test_sparks_and_clocks():

@@ -222,7 +222,7 @@ def test_a_small_run_quotes_the_stronger_evidence():
         "On previous (name the symbol just before) shaw and clipped hold, alibi and none do not learn it." in far.more
     )
     assert "alibi (0.695 ± 0.013) leads shaw (0.896 ± 0.042)" in sure.bold
-    assert "35 of 35 entries of the published tables (ALiBi and KERPLE) agree" in sure.more
+    assert "35 of 35 entries of the published tables (ALiBi and KERPLE) agree with the larger run" in sure.more
 
 
 def test_the_strongest_run_stands_for_itself():

@@ -8,7 +8,9 @@ Only the standard library is used: posenc depends on torch alone, and importing 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -31,14 +33,14 @@ COMMANDS: dict[str, Command] = {
         "cli.show:list_command", "list every encoding: family, where it applies, parameters, extrapolation"
     ),
     "show": Command("cli.show:show_command", "show one encoding: formula, options and a picture, e.g. posenc show t5"),
-    "plot": Command("plot.cli:main", "write a figure of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
+    "plot": Command("cli.plot:main", "write a figure of an encoding, e.g. posenc plot t5 -o t5.png", "plot"),
     "rope-diff": Command(
         "cli.rope_diff:main", "compare the rotations of two RoPE configurations: A.json B.json --length N"
     ),
     # a report needs torch only; the extra `lab` adds training (safetensors) and the live table
     "compare": Command("lab.cli:compare", "train small models that differ only in their encoding and recommend one"),
     "report": Command("lab.cli:show_report", "rebuild the report of a comparison, or put two side by side"),
-    "claims": Command("lab.claims:main", "test common claims about positional encodings"),
+    "claims": Command("lab.cli:claims", "test common claims about positional encodings"),
     "explore": Command("explorer.cli:main", "explore every encoding in the browser, on a local server", "explorer"),
     "bench": Command(
         "bench.cli:main", "measure time and memory against PyTorch's attention and other libraries", "bench"
@@ -63,13 +65,26 @@ def main(argv: list[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        # The reader of the pipe has closed it (posenc list | head): exit quietly, also when Python flushes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the pipe has closed it: posenc list | head
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        _discard_output()
+        print(
+            f"posenc: cannot write the output: {error.strerror}; free some space, or write elsewhere", file=sys.stderr
+        )
+        return 1
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
+
+
+def _discard_output() -> None:
+    """Python flushes stdout when it exits; what cannot be written must not raise again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import formulas
 from . import terminal
+
+if TYPE_CHECKING:
+    from ..encodings.rope.scaling import Scaling
 
 FARTHEST = 1 << 16  # largest distances and sizes: larger ones would take too long to draw
 WIDEST = 4096
@@ -150,6 +153,32 @@ def rope(options: Options) -> list[str]:
         f"wavelengths: {periods[0]:.3g} (pair 0), {periods[1]:.4g} (middle pair), {periods[2]:.6g} tokens (last pair)"
     )
     return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
+
+
+def extended(options: Options, scaling: Scaling) -> list[str]:
+    """RoPE with a context extension: what becomes of each frequency, at eight times the original length."""
+    from ..encodings.rope.scaling import frequencies
+
+    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
+    if size % 2:
+        raise ValueError(f"the number of rotated channels must be even, got {size}")
+    original = getattr(scaling, "original", None) or 4096
+    total = 8 * original
+    plain = formulas.inverse_frequencies(size, base)
+    scaled = frequencies(size, base, scaling, total)
+    ratios = [new / old for new, old in zip(scaled, plain)]
+    magnitude = scaling.magnitude_at(total)
+    waves = (
+        f"longest wavelength: {2 * math.pi / plain[-1]:.6g} tokens, with the extension {2 * math.pi / scaled[-1]:.6g}; "
+        f"cos and sin are multiplied by {magnitude:.4g}, so scores by {magnitude**2 * scaling.score_factor:.4g}"
+    )
+    title = (
+        f"Frequency of each pair divided by RoPE's ({size} dimensions, base={base:g}, at {total} tokens): 1 keeps it."
+    )
+    chart = terminal.chart(
+        {"": ratios}, ("pair 0 (fast)", "", f"pair {len(ratios) - 1} (slow)"), low=0.0, high=max(1.0, *ratios)
+    )
+    return [*titled(title, chart), "", *terminal.wrap(waves, terminal.width())]
 
 
 def axial(options: Options) -> list[str]:

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core import files
 from ..core.errors import OptionError
 from ..encodings.rope.configs import DIALECTS, Setup, read
 from ..encodings.rope.fields import LONGEST, has_rotation, keys, no_rotation, validate
@@ -69,6 +70,11 @@ def read_rotation(
 ) -> ConfiguredRotation:
     if dialect != "llama.cpp" and not has_rotation(config := keys("the configuration", config)):
         raise OptionError(no_rotation(config))
+    if dialect == "llama.cpp" and not any("rope" in str(key) for key in keys("the configuration", config)):
+        raise OptionError(
+            "this GGUF metadata has no rotation: no key of rope, such as llama.rope.dimension_count, is in it; if its model "
+            "rotates queries and keys, add that key"
+        )
     setup = read(config, dialect, layer_type=layer_type, length=length if dialect in ("vllm", "llama.cpp") else None)
     size = setup.rotary_dim or validate("head_dim", head_dim)
     if size is None:
@@ -113,6 +119,8 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if not 1 <= given.length <= LONGEST:
         raise OptionError(f"--length must be from 1 to {LONGEST}, got {given.length:.6g}")
+    if given.output:
+        files.figure_format(given.output)
     try:
         a = _load(given.a, given.dialect, given)
         b = _load(given.b, given.dialect_b or given.dialect, given)

@@ -5,25 +5,33 @@ from __future__ import annotations
 import ast
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import ENCODINGS, SIZES, EncodingInfo, info
 from . import pictures, terminal
 
+if TYPE_CHECKING:
+    from ..encodings.rope.scaling import Scaling
+
+SCALING = "posenc.encodings.rope.scaling"
+ORIGINAL = 4096  # the training length that an extension is shown for, if none is given
+
 LIST_HELP = """usage  posenc list
 
 A table of every encoding: family, where it applies, parameters, extrapolation, models that use it."""
 
-SHOW_HELP = """usage  posenc show NAME[:OPTION=VALUE,...]
+SHOW_HELP = """usage  posenc show NAME[:OPTION=VALUE,...][+EXTENSION[:FACTOR]]
 
 The formula, conventions and options of an encoding, and a picture of its effect over distance. NAME is a name of
-posenc list or a class name, in any case.
+posenc list or a class name, in any case. EXTENSION (linear, ntk, dynamic, yarn, llama3) extends rope, as in posenc compare.
 
   posenc show t5
   posenc show t5:buckets=16,max_distance=64,causal=true
-  posenc show alibi:heads=12"""
+  posenc show alibi:heads=12
+  posenc show rope+yarn:8
+  posenc show rope:head_dim=128+yarn:8,original=8192"""
 
 
 def list_command(arguments: list[str]) -> int:
@@ -47,17 +55,15 @@ def show_command(arguments: list[str]) -> int:
         return 0
     if len(arguments) > 1:
         raise OptionError(f"show takes one encoding at a time, got {' '.join(arguments)!r}")
-    try:
-        name, given = spec.parse(spec.normalise(arguments[0]))
-    except OptionError:
-        raise
-    except ValueError as unknown:
-        raise OptionError(str(unknown)) from None
-    print("\n".join(page(info(name), given)))
+    text = spec.normalise(arguments[0])
+    spec.check(text)
+    encoding, extension = spec.split_extension(text)
+    name, given = spec.parse(encoding)
+    print("\n".join(page(info(name), given, extension)))
     return 0
 
 
-def page(which: EncodingInfo, given: dict[str, Any]) -> list[str]:
+def page(which: EncodingInfo, given: dict[str, Any], extension: str | None = None) -> list[str]:
     """The lines that `posenc show` prints."""
     source = read_source(which)
     known = [option.name for option in source.options]
@@ -77,13 +83,18 @@ def page(which: EncodingInfo, given: dict[str, Any]) -> list[str]:
         lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)
     lines += ["", *_prose(source.doc), ""]
     lines += _options(source.options)
-    return [*lines, "", *_picture(which, source, given)]
+    if extension is None:
+        return [*lines, "", *_picture(which, source, given)]
+    scaling = spec.make_extension(which.name, f"{which.name}+{extension}", extension, ORIGINAL)
+    doc = ast.get_docstring(_class(_module(SCALING), type(scaling).__name__) or ast.parse("")) or ""  # type: ignore[arg-type]
+    lines += ["", f"{bold(f'{which.name}+{extension}')}  {dim(f'posenc.scaling.{scaling}')}", "", *_prose(doc)]
+    return [*lines, "", *_picture(which, source, given, scaling)]
 
 
-def _picture(which: EncodingInfo, source: Source, given: dict[str, Any]) -> list[str]:
+def _picture(which: EncodingInfo, source: Source, given: dict[str, Any], scaling: Scaling | None = None) -> list[str]:
     options = pictures.Options({**source.defaults, **given})
     try:
-        drawn = pictures.draw(which.name, options)
+        drawn = pictures.draw(which.name, options) if scaling is None else pictures.extended(options, scaling)
     except ValueError as error:
         raise OptionError(f"cannot draw {which.name}: {error}") from None
     unused = [option for option in given if option not in options.read]

@@ -15,10 +15,18 @@ PALETTE = (32, 214, 36, 166, 175, 81, 228)
 
 
 def prepare() -> None:
-    """Replace characters that the output encoding lacks by question marks instead of failing."""
+    """Replace characters that the output encoding lacks by question marks instead of failing; a closed stream discards."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it stays open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def announce(text: str) -> None:
+    """Report at once, on stderr, what a command is about to do; stdout is for its result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def coloured() -> bool:

@@ -6,6 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
+from .errors import OptionError
+
+FIGURE_FORMATS = ("png", "svg", "pdf")
+
+
+def figure_format(path: str | Path) -> str:
+    """The format of a figure by the suffix of its file; a command asks before it does any work."""
+    kind = Path(path).suffix.lstrip(".").lower()
+    if kind not in FIGURE_FORMATS:
+        allowed = ", ".join(f".{name}" for name in FIGURE_FORMATS)
+        raise OptionError(f"cannot write {Path(path).name!r}: its name must end in {allowed}")
+    return kind
+
 
 def write(path: Path, content: bytes) -> None:
     """A reader never gets a partial file; a crash or a full disk (OSError) leaves the old file."""

@@ -8,10 +8,19 @@ rope+yarn:8,beta_fast=4       an encoding and a context extension; a bare value 
 from __future__ import annotations
 
 import ast
-from typing import Any, NamedTuple
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import OptionError
 from .registry import ENCODINGS, info
+
+if TYPE_CHECKING:
+    from .rope.scaling import Scaling
+
+EXTENSIONS = {"linear": "Linear", "ntk": "NTK", "dynamic": "DynamicNTK", "yarn": "YaRN", "llama3": "Llama3"}
+"""Context extensions: their names in a specification, and their classes in rope/scaling.py."""
+NEED_ORIGINAL = ("dynamic", "yarn", "llama3")
 
 MAX_VALUE_LENGTH = 200
 """Characters of one value."""
@@ -53,6 +62,50 @@ def split_extension(text: str) -> tuple[str, str | None]:
     return encoding, extension if plus else None
 
 
+def check(text: str) -> None:
+    """Raise OptionError, with the nearest name, if the encoding or its extension is unknown. Loads no torch."""
+    encoding, extension = split_extension(text)
+    try:
+        name = parse(encoding).name
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    if extension is not None:
+        parse_extension(name, text, extension)
+
+
+def parse_extension(name: str, text: str, extension: str) -> Spec:
+    """The extension's name and options; `text` is the whole specification, for errors."""
+    if name != "rope":
+        raise OptionError(f"{text}: extensions rescale rotary frequencies; they apply to rope only")
+    kind, given = parse_options(extension, bare="factor")
+    if kind not in EXTENSIONS:
+        raise OptionError(
+            f"unknown extension {kind!r} in {text}{nearest(kind, EXTENSIONS)}; the extensions are {', '.join(EXTENSIONS)}"
+        )
+    return Spec(kind, given)
+
+
+def make_extension(name: str, text: str, extension: str, original: int) -> Scaling:
+    """The scaling of rope+yarn:8; `original` is the training length, for extensions that need it."""
+    from .rope import scaling
+
+    kind, given = parse_extension(name, text, extension)
+    if kind in NEED_ORIGINAL:
+        given.setdefault("original", original)
+    try:
+        return getattr(scaling, EXTENSIONS[kind])(**given)
+    except TypeError as error:
+        raise OptionError(f"{text}: {error}; for example rope+{kind}:8") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name, or nothing."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def value(text: str) -> Any:
     """The Python value of an option's text."""
     plain = {"true": True, "false": False, "none": None}
@@ -72,6 +125,10 @@ def normalise(text: str) -> str:
     """The text with the registered name of its encoding, from a name or class name in any case: "T5:buckets=8" becomes
     "t5:buckets=8". Unknown names are unchanged.
     """
+    text, plus, extension = text.partition("+")
+    if plus:
+        kind, mark, rest = extension.partition(":")
+        plus += kind.strip().lower() + mark + rest
     name, colon, tail = text.partition(":")
     known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
-    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail
+    return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail + plus

@@ -170,8 +170,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "图中数值",
     ),
     "tables trained": (
-        "{names}: the table of a small model of the lab ({layers} layers, width {width}, {heads} heads), trained to fill in masked bytes of Python source, {steps} steps of {length} tokens. Larger models learn other numbers; the shape is typical.",
-        "{names}：取自实验室训练的小模型（{layers} 层，宽度 {width}，{heads} 个头），任务是补全 Python 源代码中被遮盖的字节，{steps} 步，每段 {length} 个词元。更大的模型会学到不同的数值，但形状有代表性。",
+        "{names}: the table of a small model of the lab ({layers} layers, width {width}, {heads} heads), trained to fill in masked bytes of Python source, {steps} steps of {batch} × {length} bytes. Larger models learn other numbers; the shape is typical.",
+        "{names}：取自实验室训练的小模型（{layers} 层，宽度 {width}，{heads} 个头），任务是补全 Python 源代码中被遮盖的字节，{steps} 步，每步 {batch} × {length} 个字节。更大的模型会学到不同的数值，但形状有代表性。",
     ),
     "mean query": (
         "Shaw's vectors are multiplied by the query; the score is that of the mean query of each head.",

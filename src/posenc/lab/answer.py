@@ -78,10 +78,13 @@ def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | N
     else:
         bold = _sure_of_order(results, task, words, "sure apart")
         more.append(words("chance"))
-    compared = results if results.experiment.get("published") else stronger
-    if compared is not None:
-        more.append(_published(compared, words))
-    if metric_of(task) == "loss":
+    if results.experiment.get("published"):
+        more.append(_published(results, words, "published agrees"))
+    elif stronger is not None:
+        more.append(_published(stronger, words, "published agrees stronger"))
+    if stronger is not None:
+        more.append(words("limits stronger", theirs=source(stronger, words), ours=source(results, words)))
+    elif metric_of(task) == "loss":
         more.append(words("limits", source=source(results, words)))
     return Answer(bold, words.join(*more))
 
@@ -122,7 +125,7 @@ def _past_it_there(
     outcome = {s.encoding: s.outcome for s in ranked}
     here = length(task, max(task["test"]), words)
     contradicted = [s.encoding for s in own if outcome.get(s.encoding, "holds") != "holds"]
-    why = words("comma").join(_reasons(results, task, stronger, theirs, words))
+    why = words("semicolon").join(_reasons(results, task, stronger, theirs, words))
     if contradicted:
         groups = []
         for worse in ("loses", "breaks", "cannot", "missing"):
@@ -177,7 +180,7 @@ def _other_tasks(results: Results, main: dict[str, Any], words: Words) -> list[s
         groups = [words.number_of("group holds", hold) if hold else words("group nobody")]
         groups += [words.number_of("group not learnt", failed)] if failed else []
         found.append(
-            words("other tasks", task=task["task"], what=what(task, words), groups=words("comma").join(groups))
+            words("other tasks", task=task["task"], what=what(task, words), groups=words("semicolon").join(groups))
         )
     if len(others) > OTHER_TASKS:
         found.append(words("more tasks", count=len(others) - OTHER_TASKS))
@@ -218,14 +221,14 @@ def _seeds_here(task: dict[str, Any], words: Words) -> str:
     return words("this seeds", seeds=seeds(task, words))
 
 
-def _published(results: Results, words: Words) -> str:
+def _published(results: Results, words: Words, key: str) -> str:
     names = results.experiment["published"]
     entries = [row for name in names for row in published.rows(name, results) if row[3] is not None]
     if not entries:
         return ""
     agree = sum(published.outcomes_agree(row[2], row[3]) for row in entries)  # type: ignore[arg-type]
     papers = words.names([published.TABLES[name][0].split(" (")[0] for name in names])
-    return words("published agrees", agree=agree, found=len(entries), papers=papers)
+    return words(key, agree=agree, found=len(entries), papers=papers)
 
 
 # ---- words for a run's facts --------------------------------------------------------------------------------------

@@ -9,12 +9,9 @@ from torch import nn
 import posenc
 
 from ..encodings import spec
-from .errors import LabError
 
 SHARED = {"t5"}
 """Encodings whose authors use one table for the whole stack; the others get one instance a layer."""
-
-EXTENSIONS = {"linear": "Linear", "ntk": "NTK", "dynamic": "DynamicNTK", "yarn": "YaRN", "llama3": "Llama3"}
 
 
 def fair_options(name: str, *, causal: bool, longest: int) -> dict[str, Any]:
@@ -44,17 +41,7 @@ def build(text: str, *, width: int, heads: int, layers: int, causal: bool, longe
 def build_extended(text: str, extension: str, *, width: int, heads: int, longest: int) -> posenc.Encoding:
     """A rotary encoding with a context extension. It adds no parameters, so trained weights are used unchanged."""
     name, options = spec.parse_options(text)
-    if name != "rope":
-        raise LabError(f"{text}+{extension}: extensions rescale rotary frequencies; they apply to rope only")
-    kind, given = spec.parse_options(extension, bare="factor")
-    if kind not in EXTENSIONS:
-        raise LabError(f"unknown extension {kind!r} in {text}+{extension}; the extensions are {', '.join(EXTENSIONS)}")
-    if kind in ("dynamic", "yarn", "llama3"):
-        given.setdefault("original", longest)
-    try:
-        scaling = getattr(posenc.scaling, EXTENSIONS[kind])(**given)
-    except TypeError as error:
-        raise LabError(f"{text}+{extension}: {error}; for example rope+{kind}:8") from None
+    scaling = spec.make_extension(name, f"{text}+{extension}", extension, longest)
     return posenc.create(name, d_model=width, heads=heads, **options, scaling=scaling)
 
 

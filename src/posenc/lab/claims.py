@@ -6,7 +6,6 @@ the `quick` preset (in the same folder, so that nothing is trained twice) and a 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -316,21 +315,13 @@ def measured_text(file: str | None) -> str:
     return "the Python standard library's source" if file is None else Path(file).name
 
 
-def main(arguments: list[str]) -> int:
-    """posenc claims"""
-    parser = argparse.ArgumentParser(
-        prog="posenc claims", description="Test textbook claims about positional encodings by measurement."
-    )
-    parser.add_argument("--out", default="out/quick", help="the folder of the trained models (out/quick)")
-    parser.add_argument("--text", metavar="FILE", help="another text than the Python standard library's source")
-    parser.add_argument("--jobs", type=int, help="worker processes (one for each processor)")
-    given = parser.parse_args(arguments)
-    out = Path(given.out)
-    verdicts = measure(out, text=given.text, jobs=given.jobs)
+def write_all(out: Path, *, text: str | None = None, jobs: int | None = None) -> int:
+    """Measure every claim, write claims.json and claims.md, print them."""
+    verdicts = measure(out, text=text, jobs=jobs)
     task = asdict(text_experiment())["tasks"][0]
     about = (
         f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes of "
-        f"{measured_text(given.text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
+        f"{measured_text(text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
         "One seed each: differences of a few hundredths are not significant."
     )
     write(out / "claims.json", json.dumps(verdicts, indent=1).encode())

@@ -38,7 +38,7 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
     """An HTML table; cells that are Markup are used unchanged."""
-    lines = [tag("tr", *(tag("th", name) for name in head))]
+    lines = [tag("tr", *(name if isinstance(name, Markup) else tag("th", name) for name in head))]
     for row in rows:
         lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
     return tag("div", tag("table", *lines), class_="scroll")

@@ -18,18 +18,18 @@ class Style(NamedTuple):
     marker: str  # a key of svg.MARKERS
 
 
-# from dark to light; a variant takes the next one
+# The first shade is the encoding's own and that of its labels; a variant takes the next one.
 SHADES: dict[str, tuple[str, ...]] = {
-    "alibi": ("#00795a", "#2f9e7f", "#005640"),
-    "rope": ("#0057a3", "#3f8fd6", "#1b3a7a", "#6485c2", "#0082b4"),
-    "t5": ("#b85c00", "#8f4a00", "#d9822b"),
-    "shaw": ("#8e3a9d", "#b56cc0", "#5f2169"),
-    "clipped": ("#6e6a00", "#93902a", "#4a4700"),
-    "sinusoidal": ("#c0272d", "#e05d5f", "#8a1015"),
-    "learned": ("#5c1a33", "#96506c", "#3a0c1e"),
-    "none": ("#666666", "#8a8a8a", "#3a3a3a"),
-    "transformer_xl": ("#00747d", "#2c979f", "#004f55"),
-    "deberta": ("#c93a7c", "#e0679d", "#96205a"),
+    "alibi": ("#127f4a", "#3d9a6c", "#0a5230"),
+    "rope": ("#0547d0", "#4b86e8", "#0a2a78", "#6b80b5", "#02597d"),
+    "t5": ("#a35d05", "#b9770e", "#6e3f03"),
+    "shaw": ("#7a259f", "#a45fc2", "#4f1569"),
+    "clipped": ("#464501", "#7d7b23", "#2b2a00"),
+    "sinusoidal": ("#bf2637", "#dc5a68", "#84111f"),
+    "learned": ("#4b0521", "#8c4a63", "#2c0213"),
+    "none": ("#6d6d6d", "#858585", "#3a3a3a"),
+    "transformer_xl": ("#01444f", "#3f808a", "#012a31"),
+    "deberta": ("#bc1f92", "#d55fb4", "#801263"),
 }
 MARKERS = {
     "alibi": "circle", "rope": "square", "t5": "up", "shaw": "diamond", "clipped": "down", "sinusoidal": "cross",

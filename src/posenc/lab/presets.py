@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..encodings import spec
-from . import build_encoding, tasks, validate
+from . import validate
 from .errors import LabError, OptionError
 from .trials import Testing, Training, Trial
 
@@ -77,6 +77,8 @@ class Experiment:
 
     @property
     def needs_text(self) -> bool:
+        from . import tasks
+
         return any(tasks.create(t.task).needs_text for t in self.tasks)
 
     def trials(self, text: str = "") -> list[Trial]:
@@ -96,6 +98,8 @@ class Experiment:
         return list(found.values())
 
     def _trials_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Trial]:
+        from . import tasks
+
         task = tasks.create(t.task)
         trials = []
         for encoding in t.encodings:
@@ -115,6 +119,8 @@ class Experiment:
 
     def check(self) -> None:
         """Build every task and encoding once, so that mistakes are reported before the first training."""
+        from . import build_encoding, tasks
+
         for t in self.tasks:
             task = tasks.create(t.task)
             if not t.encodings:
@@ -143,13 +149,20 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def path_of(name: str | Path) -> Path:
+    """The file of a preset: a name or a TOML file."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        return path
+    if str(name) not in names():
+        hint = spec.nearest(str(name), names())
+        raise LabError(f"unknown preset {str(name)!r}{hint}; the presets are {', '.join(names())}, or a .toml file")
+    return FOLDER / f"{name}.toml"
+
+
 def load(name: str | Path) -> Experiment:
     """A preset by name, or a TOML file."""
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = FOLDER / f"{name}.toml"
-        if str(name) not in names():
-            raise LabError(f"unknown preset {str(name)!r}; the presets are {', '.join(names())}, or a .toml file")
+    path = path_of(name)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,6 +179,7 @@ MAX_TRIALS = 100_000
 
 def from_dict(content: dict[str, Any], name: str) -> Experiment:
     from .published import TABLES
+    from .tasks import create
 
     content = dict(content)
     listed = content.pop("tasks", None)
@@ -199,7 +213,7 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
     if number > MAX_TRIALS:
         raise LabError(f"preset {name} has {number} trials, encodings times seeds; at most {MAX_TRIALS} are possible")
     for t in made:
-        tasks.create(t.task)
+        create(t.task)
     experiment = Experiment(
         name=name, title=about.get("title", name), tasks=tuple(made), published=tuple(about.get("published", ()))
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from .results import metric_of
 from .store import Store
+from .texts import Words
 from .trials import Trial
 from .worker_processes import Event
 
@@ -17,7 +18,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run's events; `left` estimates the remaining time from the cost of the finished trials."""
 
-    def __init__(self, trials: list[Trial], done: int, store: Store):
+    def __init__(self, trials: list[Trial], done: int, store: Store, words: Words | None = None):
+        self.words = words or Words("en")
         self.store, self.number, self.done = store, done + len(trials), done
         self.total = sum(trial.cost for trial in trials) or 1.0
         self.finished = 0.0
@@ -26,6 +28,7 @@ class Progress:
         self.began = time.monotonic()
 
     def __enter__(self) -> Progress:
+        print(f"[{self.done}/{self.number}] {self.words('starting')}", flush=True)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -59,7 +62,7 @@ class Progress:
         for testing in trial.tests:
             record = self.store.get(trial.test_key(testing), "test.json")
             scores = "  ".join(
-                f"{p['size']}: {p[metric]:.3f}" if metric in p else f"{p['size']}: cannot run"
+                f"{p['size']}: {p[metric]:.3f}" if metric in p else f"{p['size']}: {self.words('cannot run')}"
                 for p in (record or {"points": []})["points"]
             )
             found.append((trial.name(testing), scores))
@@ -72,18 +75,18 @@ class Progress:
         """Print the results of a finished trial."""
         for number, (encoding, scores) in enumerate(self.points(trial)):
             count = f"[{self.done}/{self.number}]" if number == 0 else " " * (2 + len(f"{self.done}/{self.number}"))
-            seed = f"seed {trial.training.seed}"
+            seed = self.words("seed", seed=trial.training.seed)
             print(f"{count} {trial.training.task}  {encoding:<24} {seed}  {scores}  {self.remaining()}", flush=True)
 
     def remaining(self) -> str:
-        return "" if self.left is None or self.share >= 1 else f"({clock(self.left)} left)"
+        return "" if self.left is None or self.share >= 1 else f"({self.words('left', time=clock(self.left))})"
 
 
 class Live(Progress):
     """The same on a terminal, drawn in place: a bar, the running trials with their loss curves, the results."""
 
-    def __init__(self, trials: list[Trial], done: int, store: Store):
-        super().__init__(trials, done, store)
+    def __init__(self, trials: list[Trial], done: int, store: Store, words: Words | None = None):
+        super().__init__(trials, done, store, words)
         from rich.console import Console
         from rich.live import Live as Screen
 
@@ -93,6 +96,7 @@ class Live(Progress):
 
     def __enter__(self) -> Live:
         self.screen.start()
+        self.draw()  # the bar stands from the start, before the first step
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -107,7 +111,7 @@ class Live(Progress):
         from rich.text import Text
 
         for encoding, scores in self.points(trial):
-            seed = f"seed {trial.training.seed}"
+            seed = self.words("seed", seed=trial.training.seed)
             self.console.print(
                 Text.assemble((trial.training.task, "dim"), "  ", (encoding, "bold"), "  ", (seed, "dim"), "  ", scores)
             )
@@ -125,19 +129,20 @@ class Live(Progress):
             step = int(self.partial.get(key, 0) / trial.cost * trial.training.steps + 0.5)
             last = f"{curve[-1]:.3f}" if curve else ""
             table.add_row(trial.training.task, trial.name(), f"{step}/{trial.training.steps}", spark(curve), last)
-        time_left = "" if self.left is None else f"{clock(self.left)} left"
+        left = "" if self.left is None else self.words("left", time=clock(self.left))
+        time_left = left if self.curves or self.finished else self.words("starting")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(ProgressBar(total=1.0, completed=self.share, width=40), f"{self.done}/{self.number}", time_left)
         self.screen.update(Group(table, bar, Text("")))
 
 
-def start(trials: list[Trial], done: int, store: Store) -> Progress:
+def start(trials: list[Trial], done: int, store: Store, words: Words | None = None) -> Progress:
     if sys.stdout.isatty():
         try:
-            return Live(trials, done, store)
+            return Live(trials, done, store, words)
         except ImportError:
             pass
-    return Progress(trials, done, store)
+    return Progress(trials, done, store, words)
 
 
 def spark(values: list[float], width: int = 30) -> str:

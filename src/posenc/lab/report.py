@@ -7,6 +7,7 @@ page, and a switch that needs no script shows one of them.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -127,7 +128,11 @@ def _every_length(results: Results, task: dict[str, Any], words: Words) -> list[
     parts = [tag("p", answer.what(task, words))]
     sliding = _sliding(results, task, words) if task.get("sliding") and metric_of(task) == "loss" else ""
     if sliding:
-        panels.append(svg.draw(summary.scores(results, task, words, metric="sliding")))
+        panels.append(
+            svg.draw(
+                summary.scores(results, task, words, title=words("sliding title", task=task["task"]), metric="sliding")
+            )
+        )
     parts += [tag("div", *panels, class_="panels"), _table(results, task, words)]
     return [*parts, tag("p", sliding)] if sliding else parts
 
@@ -136,16 +141,18 @@ def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
     """The verdict stands next to the name, so that it is visible however narrow the screen is."""
     sizes, metric = sorted(task["test"]), metric_of(task)
     head = [words("trained tick", size=size) if size == task["train"] else size for size in sizes]
-    rows = []
-    for s in verdict.standings(results, task):
+    rows, standings = [], verdict.standings(results, task)
+    for s in standings:
         points = [results.point(task, s.encoding, size, metric) for size in sizes]
         scores = [point if isinstance(point, Mean) else words("cannot run") if point else "–" for point in points]
-        name = tag("td", summary.breakable(s.encoding))
-        rows.append([name, summary.badge(s, words), *scores, tag("td", s.reason, class_="why")])
-    reasons = any(row[-1] != tag("td", "", class_="why") for row in rows)
-    if not reasons:
-        rows = [row[:-1] for row in rows]
-    return table([words("encoding"), words("verdict"), *head, *([words("why")] if reasons else [])], rows)
+        rows.append([tag("td", summary.breakable(s.encoding)), summary.badge(s, words), *scores])
+    verdict_head = tag("th", words("verdict"), class_="verdict")
+    reasons = [
+        tag("p", words("cannot why", encoding=s.encoding, size=s.size, reason=s.reason), class_="note")
+        for s in standings
+        if s.reason
+    ]
+    return join([table([words("encoding"), verdict_head, *head], rows), *reasons])
 
 
 def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:
@@ -236,18 +243,32 @@ def mean_of(values: list[float], form: str, times: float = 1.0) -> str:
 
 
 # ---- the terminal -------------------------------------------------------------------------------------------------
-def as_text(results: Results, words: Words | None = None, *, bold: Callable[[str], str] = str) -> str:
-    """The tables for a terminal and, last, where the eye is, the answer."""
+def as_text(
+    results: Results, words: Words | None = None, *, bold: Callable[[str], str] = str, width: int | None = None
+) -> str:
+    """The tables for a terminal and, last, where the eye is, the answer, wrapped to `width` columns."""
     words = words or Words("en")
     rows: list[str] = []
     for task in results.tasks():
         rows += ["", *_text_table(results, task, words)]
     for name in results.experiment.get("published", ()):
         rows += ["", published.as_text(name, results, words)]
-    rows += ["", words("answer")]
+    rows = [printable("\n".join([*rows, "", words("answer")]))]
     for one in answer.answers(results, words):
-        rows += [f"  {bold(printable(one.bold))}", *([f"    {one.more}"] if one.more else [])]
-    return "\n".join(row if "\033" in row and bold is not str else printable(row) for row in rows)
+        rows += [bold(line) for line in wrap(printable(one.bold), width, "  ")]
+        rows += wrap(printable(one.more), width, "    ")
+    return "\n".join(rows)
+
+
+def wrap(text: str, width: int | None, indent: str) -> list[str]:
+    """Lines of at most `width` columns; Chinese breaks between any two characters, but not before a closing mark."""
+    rows, row = [], indent
+    for part in re.findall(r"[\u2e80-\uffef“”][，。；：、）”]*|[^\s\u2e80-\uffef“”]+[，。；：、）”]*|\s+", text):
+        if width is not None and columns(row) + columns(part) > width and row.strip():
+            rows.append(row.rstrip())
+            row = indent
+        row += "" if row == indent and part.isspace() else part
+    return [*rows, row.rstrip()] if row.strip() else rows
 
 
 def _text_table(results: Results, task: dict[str, Any], words: Words) -> list[str]:

@@ -14,11 +14,13 @@ from .presets import Experiment
 from .process_group import SINGLE, ProcessGroup
 from .results import Results
 from .store import Store
+from .texts import Words
 from .train import CHECKPOINT_SECONDS, Progress
 from .trials import Trial
 from .worker_processes import Event
 
 MAX_JOBS = 8
+ENGLISH = Words("en")
 
 
 def compare(
@@ -30,11 +32,13 @@ def compare(
     on: str = "here",
     group: ProcessGroup = SINGLE,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    language: str | None = None,
 ) -> Results:
     """Run every trial that is missing in the folder `out` and write the report there.
 
     jobs   worker processes; 1: this process; None: one for each processor on the CPU, 1 on a GPU
     on     "here", "ray" (a local cluster) or an address such as ray://host:10001
+    language   of the progress and of the page when it opens, "en" or "zh"; None: English, and the browser's
     """
     if on != "here" and on != "ray" and not on.startswith("ray://"):
         raise LabError(f"--on {on!r} is unknown; use here, ray, or ray://HOST:PORT")
@@ -43,13 +47,13 @@ def compare(
     if jobs is not None and jobs < 1:
         raise LabError(f"--jobs {jobs} must be at least 1")
     source, trials = _prepare(experiment, text)
-    run = _Run(Store(out), source, jobs, on, group, checkpoint_seconds)
+    run = _Run(Store(out), source, jobs, on, group, checkpoint_seconds, Words(language or "en"))
     if not group.is_main:
         for trial in run.unfinished(trials):
             run.run_here(trial)
         return results.collect(experiment, trials, run.store, {})
     with run.store.lock():
-        about = {"digest": source.digest, "source": source.source, "bytes": str(len(source.train))} if source else {}
+        about = source.about if source else {}
         results.begin(experiment, run.store, about, jobs)
         failure = None
         try:
@@ -57,7 +61,7 @@ def compare(
         except TrialFailure as error:  # raised after the report of the other trials
             failure = error
         found = results.read(out)
-        report.save(found, run.store.root)
+        report.save(found, run.store.root, language=language)
     if failure is not None:
         raise failure
     return found
@@ -92,6 +96,7 @@ class _Run:
     on: str = "here"
     group: ProcessGroup = SINGLE
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    words: Words = ENGLISH
 
     def unfinished(self, trials: list[Trial]) -> list[Trial]:
         """The unfinished trials. All processes of a group list them before any of them starts."""
@@ -105,12 +110,16 @@ class _Run:
         """Run the unfinished trials and display the progress; raises TrialFailure at the end."""
         left = self.unfinished(trials)
         if not left:
+            print(self.words("trials 0", number=len(trials)), flush=True)
             return
         jobs = self.jobs
         if jobs is None:
             alone = left[0].training.device == "cuda" or self.group.size > 1
             jobs = 1 if alone else min(worker_processes.cores(), MAX_JOBS)
-        with progress.start(left, len(trials) - len(left), self.store) as display:
+        several = self.on == "here" and min(jobs, len(left)) > 1
+        key = "trials" if several else "trials 1"
+        print(self.words(key, left=len(left), number=len(trials), jobs=min(jobs, len(left))), flush=True)
+        with progress.start(left, len(trials) - len(left), self.store, self.words) as display:
             if self.on != "here":
                 events = ray_cluster.run(left, self.store, self.source, self.jobs, self.on)
             elif min(jobs, len(left)) > 1 and self.group.size == 1:

@@ -47,7 +47,6 @@ STYLE = """
 .lab th:first-child, .lab td:first-child { text-align: left; position: sticky; left: 0; overflow-wrap: anywhere; min-width: 6.5em; }
 .lab td.verdict, .lab th.verdict { text-align: left; white-space: nowrap; }
 .lab td { white-space: nowrap; } .lab td:first-child { white-space: normal; }
-.lab td.why { text-align: left; color: #475569; min-width: 14em; white-space: normal; }
 .lab .holds { color: #00654a; font-weight: 600; } .lab .breaks, .lab .cannot { color: #a32a00; } .lab .loses { color: #7a4b00; }
 .lab .missing { color: #64748b; } .lab td[class="not learnt"] { color: #475569; }
 .lab summary { cursor: pointer; font-weight: 600; padding: .5rem 0; }
@@ -57,9 +56,11 @@ STYLE = """
   .lab { font-size: 15px; }
   .lab .answers strong { font-size: 1.05rem; }
   .lab .answers span { display: block; font-size: .85rem; line-height: 1.4; }
-  .lab table.small { font-size: .78rem; width: 100%; }
+  .lab table.small { font-size: .75rem; width: 100%; }
   .lab table.small .wide { display: none; }
-  .lab table.small th, .lab table.small td { padding-right: .5em; }
+  .lab table.small th, .lab table.small td { padding-right: .3em; }
+  .lab table.small th { white-space: normal; }
+  .lab table.small td:first-child { min-width: 5em; }
 }
 """
 
@@ -215,7 +216,7 @@ def setup(results: Results, words: Words) -> Markup:
             continue
         data = words(f"data {metric_of(task)}", batch=task["batch"], train=answer.length(task, task["train"], words))
         sentence = words(
-            "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=task["layers"],
+            "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=words("layers 1") if task["layers"] == 1 else words("layers n", count=task["layers"]),
             width=task["width"], heads=task["heads"], parameters=answer.parameters(results, task, words),
             steps=task["steps"], data=data, seeds=answer.seeds(task, words), lr=task["lr"],
         )  # fmt: skip

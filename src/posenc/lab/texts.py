@@ -11,6 +11,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # ---- units and lists
     "and": (" and ", " 和 "),
     "clauses": (" and ", "，"),
+    "semicolon": (", ", "；"),
     "comma": (", ", "、"),
     "space": (" ", ""),
     "bytes": ("{size:,} bytes", "{size:,} 字节"),
@@ -184,6 +185,15 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{agree} of {found} entries of the published tables ({papers}) agree on who holds and who loses.",
         "在已发表的表格（{papers}）中，{found} 项里有 {agree} 项与此一致（保持还是变差）。",
     ),
+    "published agrees stronger": (
+        "{agree} of {found} entries of the published tables ({papers}) agree with the larger run on who holds and who loses.",
+        "在已发表的表格（{papers}）中，{found} 项里有 {agree} 项与更大的那次实验一致（保持还是变差）。",
+    ),
+    "limits stronger": (
+        "The larger run's text is {theirs}, this run's is {ours}; both are one kind of model, without fine-tuning at the "
+        "longer lengths.",
+        "更大的那次实验的文本是 {theirs}，本次是 {ours}；两次都是同一种模型，且没有在更长的长度上微调。",
+    ),
     "limits": (
         "All of it is one kind of model on {source}, without fine-tuning at the longer lengths.",
         "以上都是同一种模型、同一种文本（{source}），且没有在更长的长度上微调。",
@@ -209,10 +219,12 @@ TEXTS: dict[str, tuple[str, str]] = {
     "right from to": ("right {from_} → {to}", "正确率 {from_} → {to}"),
     "setup": ("How the models were made", "模型是怎样得到的"),
     "setup model": (
-        "{task}: models of width {width} with {heads} heads, layers: {layers}, {parameters} parameters; {steps:,} training steps of "
+        "{task}: models of {layers} and width {width} with {heads} heads, {parameters} parameters; {steps:,} training steps of "
         "{data}, {seeds}, learning rate {lr:g}.",
-        "{task}：{layers} 层，宽 {width}，{heads} 个头，{parameters} 参数；训练 {steps:,} 步，每步 {data}，{seeds}，学习率 {lr:g}。",
+        "{task}：{layers}，宽 {width}，{heads} 个头，{parameters} 参数；训练 {steps:,} 步，每步 {data}，{seeds}，学习率 {lr:g}。",
     ),
+    "layers 1": ("one layer", "一层"),
+    "layers n": ("{count} layers", "{count} 层"),
     "data loss": ("{batch} windows of {train}", "{batch} 个 {train} 的窗口"),
     "data accuracy": ("{batch} problems up to {train}", "{batch} 道题，至多{train}"),
     "setup task": ("{task} ({what})", "{task}（{what}）"),
@@ -249,6 +261,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "可用 posenc compare --preset paper 重做。",
     ),
     "curves of": ("{task}: training loss", "{task}：训练损失"),
+    "sliding title": ("{task}, sliding windows", "{task}，滑动窗口"),
+    "cannot why": ("{encoding} cannot run at {size}: {reason}.", "{encoding} 在 {size} 处无法运行（原文）：{reason}。"),
     "sliding about": (
         "Sliding windows: only the last {stride} bytes of a window count, the same bytes at every length, each with a long "
         "context. A gain at longer lengths that is missing here comes from the first bytes of a window, which have little "
@@ -272,7 +286,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "memory": ("peak memory, MB", "内存峰值（MB）"),
     "seconds": ("seconds", "秒"),
     "training": ("training", "训练"),
-    "why": ("reason", "原因"),
     "trained tick": ("{size} (trained)", "{size}（训练）"),
     "shared machine": (
         "Trials may have shared the machine: posenc compare --throughput compares speeds.",

@@ -281,6 +281,13 @@ def _phases(phases: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([part[0] for part in phases], dim=-1).double()
 
 
+def is_centred(subject: Subject) -> bool:
+    """Whether queries and keys have factors that are 1 at a centre: xPos."""
+    from ..encodings.rope.xpos import XPos
+
+    return isinstance(subject.encoding, XPos)
+
+
 def _centred(subject: Subject, length: int) -> Subject:
     """xPos with its centre in the middle of the drawn positions. The centre cancels in every score, and far from it the
     factors of queries and keys hide their vectors.

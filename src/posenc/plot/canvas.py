@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, distinguishable with every common kind of colour vision
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
-FORMATS = ("png", "svg", "pdf")
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so figures are the same on every machine
     "font.size": 9.0,
@@ -66,9 +65,7 @@ def figure(panels: Sequence[Panel], *, columns: int | None = None) -> Figure:
 def save(drawing: Figure, path: str | Path) -> Path:
     """Write a figure as png, svg or pdf, by its suffix; the file is complete or absent."""
     path = Path(path)
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in FORMATS:
-        raise ValueError(f"cannot write {path.name!r}: its name must end in {', '.join('.' + f for f in FORMATS)}")
+    kind = files.figure_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})

@@ -116,11 +116,17 @@ def encoding(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
     z = array(vectors.rows)
     return [
         Heat(
-            words(f"encoding {'distance' if vectors.relative else 'position'}", name=label(subject, words)),
+            words(_vectors_title(subject, vectors), name=label(subject, words)),
             np.arange(z.shape[1]), array(vectors.at), z, words(vectors.channel),
             words("distance" if vectors.relative else "position"), words("value"), _around_zero(z),
         )
     ]  # fmt: skip
+
+
+def _vectors_title(subject: Subject, vectors: analysis.Vectors) -> str:
+    if vectors.relative:
+        return "encoding distance"
+    return "encoding centred" if analysis.is_centred(subject) else "encoding position"
 
 
 def dimensions(
@@ -185,7 +191,7 @@ def distance(
     heads = sorted({round(h * (subject.heads - 1) / 3) for h in range(4)}) if heads is None else heads
     for head in heads:
         _check_head(subject, head)
-    r = torch.arange(-reach, reach + 1)
+    r = torch.arange(-reach, 1 if subject.encoding.causal_only else reach + 1)
     z = array(analysis.over_distance(subject, r))
     same = len({z[h].tobytes() for h in heads}) == 1
     series = {words("all heads"): z[heads[0]]} if same else {f"{words('head')} {h}": z[h] for h in heads}

@@ -197,18 +197,32 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     raise OptionError("text_config is nested more than 4 deep; give the innermost one")
 
 
-def has_rotation(config: dict[str, Any]) -> bool:
-    """Whether a configuration of a whole model, or of a rotation alone, has a rotation."""
+def has_rotation(config: dict[str, Any], depth: int = 4) -> bool:
+    """Whether a configuration of a whole model, of its parts, or of a rotation alone, has a rotation."""
     config = text_part(config)
+    if _instead(config) is not None:
+        return False
     kind, embedding = field(config, "model_type", ""), field(config, "position_embedding_type", "")
-    named = any(key.startswith(("rope_", "rotary_")) or key in ROTATION for key in config)
-    parts = any(key.endswith("_config") and isinstance(value, Mapping) for key, value in config.items())
+    named = any(key.startswith(("rope_", "rotary_")) or key in ROTATION for key in config) or config.get("rope") is True
+    parts = depth > 0 and any(
+        key.endswith("_config") and isinstance(value, Mapping) and has_rotation(keys(key, value), depth - 1)
+        for key, value in config.items()
+    )
     return named or parts or embedding in ("rotary", "rope") or kind in KEYLESS
+
+
+def _instead(config: dict[str, Any]) -> str | None:
+    """What a model has instead of a rotation, whatever other keys it has."""
+    if config.get("alibi") is True or field(config, "position_embedding_type", "") == "alibi":
+        return "ALiBi"
+    return "no positions" if field(config, "position_embedding_type", "") == "nope" else None
 
 
 def no_rotation(config: dict[str, Any]) -> str:
     """The refusal of a configuration without a rotation."""
-    kind = field(config, "model_type")
+    kind, other = field(config, "model_type"), _instead(text_part(config))
+    if other is not None:
+        return f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: its model uses {other}"
     return (
         f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: none of rope_parameters, "
         "rope_scaling, rope_theta and rotary_dim is in it; if its model rotates queries and keys, add rope_theta"

@@ -22,7 +22,7 @@ def trained_notes(subjects: Iterable[Subject], words: Translation) -> list[str]:
     names = _names(subjects, "trained")
     if not names:
         return []
-    sizes = {key: trained.origin()[key] for key in ("layers", "width", "heads", "steps", "length")}
+    sizes = {key: trained.origin()[key] for key in ("layers", "width", "heads", "steps", "batch", "length")}
     notes = [words("tables trained", names=words("comma").join(names), **sizes)]
     return [*notes, words("mean query")] if any(trained.queries(name) is not None for name in names) else notes
 

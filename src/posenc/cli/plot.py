@@ -1,12 +1,17 @@
-"""posenc plot: write a figure of an encoding as png, svg or pdf."""
+"""posenc plot: write a figure of an encoding as png, svg or pdf.
+
+The arguments are checked and the first line is printed here, before torch and matplotlib are loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
 
+from ..core import files
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import list_encodings
+from . import terminal
 
 VIEWS = (
     "overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "decomposition", "wavelengths",
@@ -38,7 +43,11 @@ def main(arguments: list[str]) -> int:
 def _write(given: argparse.Namespace) -> str:
     name, options = spec.parse(spec.normalise(given.encoding))
     output = given.output or f"{name}.png"
+    files.figure_format(output)
+    terminal.announce(f"posenc plot: 1/2 loading PyTorch and matplotlib for {output} …")
     from .. import plot
+
+    terminal.announce(f"posenc plot: 2/2 drawing {given.view} of {name} …")
 
     if given.view == "wavelengths":
         if name != "rope":
