@@ -98,6 +98,53 @@ def test_compare_draws_the_same_values_from_cached_tables_as_from_plans(name):
         np.testing.assert_allclose(far, analysis.over_distance(wanted, compare.FAR_DISTANCES)[3].flip(0), atol=1e-9)
 
 
+def test_compare_s_scales_change_the_axes_and_not_the_export():
+    page = PAGES["compare"]
+    given = {"a": "t5", "b": "alibi", "c": "rope", "length": "200"}
+    plain = draw("compare", **given).panels()
+    assert plain[0].y_min == compare.LOWEST_SCORE and not plain[0].log_x
+    assert draw("compare", **given, scale="full").panels()[0].y_min is None
+    logs = draw("compare", **given, scale="log", axis="log").panels()
+    assert logs[0].signed_log_y and logs[0].log_x and logs[0].x.min() == 1
+    np.testing.assert_allclose(logs[0].series["t5"], plain[0].series["t5"][:-1][::-1])
+    own = draw("compare", **given, scale="own").panels()
+    for label, y in own[0].series.items():
+        largest = max(np.nanmax(np.abs(p.series[label])) for p in plain[:2])
+        np.testing.assert_allclose(y * largest, plain[0].series[label], atol=1e-9)
+    limits = [p.limits for p in draw("compare", **given, colours="shared").panels()[3:]]
+    assert len(set(limits)) == 1 and limits[0][1] == max(p.limits[1] for p in plain[3:])
+    raw, changed = (page.export(page.complete({**given, **more}), EN) for more in ({}, {"scale": "own", "axis": "log"}))
+    for one, other in zip(raw[:3], changed[:3], strict=True):
+        np.testing.assert_array_equal(one.x, other.x)
+        np.testing.assert_array_equal(one.series["alibi"], other.series["alibi"])
+
+
+def test_compare_never_draws_a_straight_line_without_saying_so():
+    default = draw("compare")
+    assert not default.notes  # the trained table is visible beside alibi
+    assert "t5: the table of a small model" in default.html
+    assert "t5 (trained), head 0" in default.panels()[3].title
+    faint = draw("compare", a="t5:std=0.01", b="alibi", c="")
+    assert "t5: untrained" in faint.notes[0] and "draws as a straight line" in faint.notes[1]
+    assert "t5 (untrained)" in faint.panels()[0].series and "t5 (untrained)" in faint.panels()[3].title
+    assert draw("compare", a="none", b="rope", c="").notes == [EN("curve zero", name="none")]
+    assert "image patches" in draw("compare", a="axial", b="", c="").notes[0]
+
+
+def test_a_sentence_of_any_length_is_drawn_and_word_numbers_clamp():
+    for text, number in (("hello", 1), ("猫", 1), ("我爱你", 3), ("a b", 2)):
+        for name in posenc.list_encodings():
+            view = draw("sentence", text=text, encoding=name, first=7, second=9)
+            assert view.figures[2].panels[0].z.shape == (number, number)
+    assert draw("sentence", text="猫", encoding="rope").notes[0] == EN("swap one", name="rope")
+    notes = draw("sentence", text="我爱你", encoding="rope").notes  # the second number, 5, is past the end
+    assert notes[0] == EN("clamped", last=2, first=1, second=2) and "swapping “爱” and “你”" in notes[1]
+    for text in ("", "x" * 3000):
+        with pytest.raises(url_state.InputError) as error:
+            draw("sentence", text=text)
+        assert error.value.clear
+
+
 def test_compare_exports_every_position_and_every_distance():
     page = PAGES["compare"]
     given = {"a": "alibi", "b": "none", "c": ""}

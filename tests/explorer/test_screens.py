@@ -1,4 +1,4 @@
-"""Every page as people see it, on a laptop and on a phone, in both languages: screenshots under out/screens, and nothing
+"""Every page as people see it, on a laptop and on a phone, in both languages: screenshots under tests/artefacts, and nothing
 that overlaps, is cut off, or is too faint to read (screen_checks.js).
 """
 
@@ -51,12 +51,12 @@ def screen(request, browser):
 
 def test_nothing_overlaps_is_cut_off_or_too_faint(screen, address):
     page, (width, height), language = screen
-    folder = ROOT / "out" / "screens"
+    folder = ROOT / "tests" / "artefacts"
     folder.mkdir(parents=True, exist_ok=True)
     for name, query in VIEWS.items():
         key = go(page, address, query)
         assert page.url.startswith(f"{address}zh/") == (language == "zh")  # the browser's language
-        page.screenshot(path=folder / f"{name}-{width}-{language}.png", full_page=True)
+        page.screenshot(path=folder / f"explorer-{name}-{width}-{language}.png", full_page=True)
         found = page.evaluate(CHECKS)
         assert found == {"overlaps": [], "clipped": [], "contrast": [], "wide": 0}, (name, found)
         plot, controls = page.locator(f"#{key}-plot-0"), page.locator(f"#{key}-controls")

@@ -55,6 +55,41 @@ def test_only_reports_of_runs_are_served_and_they_are_sandboxed(client, tmp_path
         assert client.get("/report", params={"run": other}).status_code == 404
 
 
+def test_every_table_is_a_csv_that_pandas_reads(client):
+    pandas = pytest.importorskip("pandas")
+    for page in ("gallery", "compare", "sentence", "extend"):
+        response = client.post("/draw", json={"page": page, "query": "", "width": 1000}).json()
+        assert response["csv"]
+        for number, (title, address) in enumerate(response["csv"], 1):
+            answer = client.get(address)
+            assert f'filename="posenc-{page}-{number}.csv"' in answer.headers["content-disposition"]
+            table = pandas.read_csv(io.BytesIO(answer.content), index_col=0)
+            assert table.size and all(kind == "float64" or kind == "int64" for kind in table.dtypes), (page, title)
+            assert table.columns.is_unique and not any(str(name).startswith("Unnamed") for name in table.columns)
+    assert client.get(f"{address}9").status_code == 400
+    assert "tables of this view are 1 to 3" in client.get("/export.csv?view=extend&table=7").text
+
+
+@pytest.mark.parametrize(
+    "accepted, language",
+    [
+        ("", "en"), ("zh-CN,zh;q=0.9,en;q=0.8", "zh"), ("en-US,en;q=0.9,zh;q=0.8", "en"), ("fr,zh;q=0.5", "zh"), ("fr", "en"),
+        ("en;q=0.5, zh-Hant-TW", "zh"), ("zh;q=0", "en"), ("zh;q=x", "en"), ("*", "en"), (";;,,q=", "en"),
+    ],
+)  # fmt: skip
+def test_a_first_visit_is_in_the_browser_s_language(client, accepted, language):
+    headers = {"accept-language": accepted}
+    response = client.get("/?view=extend&target=8192", headers=headers, follow_redirects=False)
+    if language == "zh":
+        assert response.status_code == 307 and response.headers["location"] == "/zh/?view=extend&target=8192"
+    else:
+        assert response.status_code == 200
+    for chosen, status in (("en", 200), ("zh", 307)):  # the switch has the last word
+        cookie = {**headers, "cookie": f"posenc-language={chosen}"}
+        assert client.get("/", headers=cookie, follow_redirects=False).status_code == status
+    assert client.get("/zh/", headers={"accept-language": "en"}, follow_redirects=False).status_code == 200
+
+
 def test_foreign_host_names_are_refused(client):
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
     assert client.get("/export.csv?view=gallery", headers={"host": "evil.example"}).status_code == 400

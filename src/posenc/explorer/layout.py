@@ -63,7 +63,7 @@ class PageLayout:
     def restore(self, query: str) -> list[Any]:
         """The controls' values for a link. They stay unchanged for an invalid link; drawing it reports the error."""
         try:
-            return self.controls.write(self.page.complete(parse_query(query, self.words)))
+            return self.controls.write(self.page.complete(parse_query(query, self.words), self.words))
         except (ValueError, TypeError, KeyError, OverflowError):
             return self.unchanged()
 

@@ -72,13 +72,13 @@ def state_of_query(page: Page, words: Translation, query: str) -> tuple[State, l
     notes = [words("unknown parameters", unknown=", ".join(name[:40] for name in unknown[:5]))] if unknown else []
     if given.get("view", page.key) != page.key:
         notes.append(words("unknown page", name=given["view"][:40]))
-    return page.complete(given), notes
+    return page.complete(given, words), notes
 
 
 def render_request(request: Request) -> tuple[ViewData, bool]:
     """(the response, whether memory ran out). An export is {"csv": text}, or {"sentence": why it failed}."""
     page, words = PAGES[request["page"]], LANGUAGES[request["language"]]
-    state = page.complete(request["state"])
+    state = page.complete(request["state"], words)
     try:
         if request.get("export"):
             return _export(page, words, state, request["export"]), False
@@ -131,7 +131,7 @@ def render_state(
         return error_response(error, words)
     except Exception as error:
         return error_response(_unexpected(error, page, words), words)
-    query = make_link(page.key, state, page.defaults)
+    query = make_link(page.key, state, page.defaults_in(words))
     return {
         "status": _status(view, [*notes, *view.notes], words),
         "plots": plots,

@@ -86,7 +86,7 @@ def create_app() -> FastAPI:
             wanted = {
                 "page": page.key,
                 "language": words("language"),
-                "state": page.complete(given),
+                "state": page.complete(given, words),
                 "export": number or -1,
             }
             result = json.loads(await queue.render(wanted, request.is_disconnected) or b"{}")

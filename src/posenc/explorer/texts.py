@@ -323,6 +323,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "Tokens",
         "词元",
     ),
+    "sample text": ("the cat sat on the mat because the mat was warm", "猫坐在垫子上，因为垫子很暖和"),
     "random tables": (
         "* random tables: the pattern shows that position matters, not how a model uses it. t5 and clipped have trained biases.",
         "* 随机的表：图案只说明位置会起作用，并非模型学到的用法。t5 和 clipped 使用训练得到的偏置。",

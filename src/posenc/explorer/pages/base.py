@@ -66,6 +66,11 @@ class Page:
         """Create the components inside the caller's Gradio column."""
         raise NotImplementedError
 
-    def complete(self, given: Mapping[str, str]) -> State:
-        """The state for some parameters, with defaults for the others."""
-        return {key: given.get(key, default) for key, default in self.defaults.items()}
+    def defaults_in(self, words: Translation) -> Mapping[str, str]:
+        """The defaults in a language."""
+        return self.defaults
+
+    def complete(self, given: Mapping[str, str], words: Translation | None = None) -> State:
+        """The state for some parameters, with defaults for the others: those of a language, if it is given."""
+        defaults = self.defaults if words is None else self.defaults_in(words)
+        return {key: given.get(key, default) for key, default in defaults.items()}

@@ -24,6 +24,7 @@ from ...plot.panels import Heat, Panel, array
 from ...plot.translations import Translation
 from .. import url_state
 from ..cancellation import checkpoint
+from ..texts import TEXTS
 from ..url_state import InputError, State
 from .base import Controls, Figure, Page, View
 
@@ -37,9 +38,12 @@ class Sentence(Page):
     key = "sentence"
     figures = 3
     defaults = {
-        "text": "the cat sat on the mat because the mat was warm", "encoding": "t5", "head": "0", "causal": "false",
+        "text": TEXTS["sample text"][0], "encoding": "t5", "head": "0", "causal": "false",
         "strength": "0.5", "change": "swap", "first": "1", "second": "5", "shift": "100",
     }  # fmt: skip
+
+    def defaults_in(self, words: Translation) -> dict[str, str]:
+        return {**self.defaults, "text": words("sample text")}
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
         text = state["text"]
@@ -112,7 +116,7 @@ class Sentence(Page):
         import gradio as gr
 
         d = self.defaults
-        text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
+        text = gr.Textbox(words("sample text"), label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
         encoding = gr.Dropdown(
             list(list_encodings()), value=d["encoding"], label=words("encoding"), elem_id="sentence-encoding"
         )
