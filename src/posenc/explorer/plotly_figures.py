@@ -191,8 +191,13 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
         10 + TITLE_LINE * (title.count("<br>") + 1) + LEGEND_LINE * len(lines) for title, lines in zip(titles, legends)
     )
     more = LEGEND_LINE * max(map(len, legends))
-    below = BELOW_TOKENS if any(isinstance(panel, Heat) and panel.labels for panel in row) else BELOW
+    below = BELOW_TOKENS if any(map(_has_long_tokens, row)) else BELOW
     return Frame(height + more, above, below, across, lefts, rights, titles, legends, bars)
+
+
+def _has_long_tokens(panel: Panel) -> bool:
+    """Whether the tokens along the x axis are too wide to stand side by side, so that they are turned."""
+    return isinstance(panel, Heat) and panel.labels is not None and max(map(columns_of, panel.labels[1])) > 2
 
 
 def _shares_y_title(panel: Panel, before: Panel) -> bool:
@@ -415,7 +420,7 @@ def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any]
         for axis, names in (("xaxis", columns), ("yaxis", rows)):
             every = range(0, len(names), 1 if len(names) <= MAX_TICKS else math.ceil(len(names) / SPARSE_TICKS))
             layout[f"{axis}{suffix}"] |= {
-                "tickangle": -60 if axis == "xaxis" else 0, "tickmode": "array", "tickvals": list(every),
+                "tickangle": -60 if axis == "xaxis" and _has_long_tokens(panel) else 0, "tickmode": "array", "tickvals": list(every),
                 "ticktext": [_isolated(names[n]) for n in every],
             }  # fmt: skip
     layout[f"yaxis{suffix}"]["autorange"] = "reversed"

@@ -171,7 +171,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "tables trained": (
         "{names}: the table of a small model of the lab ({layers} layers, width {width}, {heads} heads), trained to fill in masked bytes of Python source, {steps} steps of {batch} × {length} bytes. Larger models learn other numbers; the shape is typical.",
-        "{names}：取自实验室训练的小模型（{layers} 层，宽度 {width}，{heads} 个头），任务是补全 Python 源代码中被遮盖的字节，{steps} 步，每步 {batch} × {length} 个字节。更大的模型会学到不同的数值，但形状有代表性。",
+        "{names}：取自 posenc 实验（lab）训练的小模型（{layers} 层，宽度 {width}，{heads} 个头），任务是补全 Python 源代码中被遮盖的字节，{steps} 步，每步 {batch} × {length} 个字节。更大的模型会学到不同的数值，但形状有代表性。",
     ),
     "mean query": (
         "Shaw's vectors are multiplied by the query; the score is that of the mean query of each head.",
@@ -225,7 +225,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{low} to {high} of the last query's attention lies {train} or more tokens back",
         "最后一个查询的注意力有 {low} 到 {high} 落在 {train} 个词元以前",
     ),
-    "colour limits": ("(colours: ±{most})", "（颜色：±{most}）"),
+    "colour limits": (" (colours: ±{most})", "（颜色：±{most}）"),
     "scale": (
         "Score axis",
         "得分轴",
@@ -284,7 +284,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "past distance": (
         "distance into the past (tokens)",
-        "向前的距离（词元）",
+        "到过去的距离（词元）",
     ),
     "weight": ("attention weight", "注意力权重"),
     "costs": (

@@ -335,7 +335,7 @@ def _coloured(heat: list[Heat], colours: str, words: Translation) -> list[Panel]
     limits = [max(most)] * len(most) if colours == "shared" else most
     return [
         replace(
-            panel, title=f"{panel.title} {words('colour limits', most=f'{limit:.3g}')}", colour_bar=False, limits=(-limit, limit)
+            panel, title=f"{panel.title}{words('colour limits', most=f'{limit:.3g}')}", colour_bar=False, limits=(-limit, limit)
         )
         for panel, limit in zip(heat, limits)
     ]  # fmt: skip
