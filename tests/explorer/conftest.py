@@ -1,8 +1,17 @@
-"""Shared fixtures: the built pages, a client without a socket, and a small run of the lab."""
+"""Shared fixtures: the built pages, a client without a socket, a server with a browser, and a small run of the lab."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from dataclasses import asdict
+from urllib.parse import urlparse
 
 import pytest
+
+from tests.explorer.browser import CHROMIUM, FLAGS, PATIENCE, take_interrupts
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +54,65 @@ def tiny_run(tmp_path_factory):
     run = Results(asdict(from_dict({"tasks": [task]}, "tiny")), {}, [], rows, 4, 4)
     (folder / "results.json").write_bytes(run.as_json())
     return folder
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory):
+    """The address of a server that runs in an empty folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        cwd=tmp_path_factory.mktemp("explorer"), preexec_fn=take_interrupts,
+    )  # fmt: skip
+    try:
+        output = []
+        while (found := re.search(r"http://127\.0\.0\.1:\d+/", line := server.stdout.readline())) is None:
+            output.append(line)
+            if not line:
+                pytest.fail("the server did not start:\n" + "".join(output))
+        yield found[0]
+        with urllib.request.urlopen(
+            f"{found[0]}gradio_api/heartbeat/page", timeout=60
+        ):  # the connection of an open page
+            server.send_signal(signal.SIGINT)
+            last = server.communicate(timeout=60)[0]  # also closes the pipe
+        assert server.returncode == 130 and "Traceback" not in last and "Error" not in last, last
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.communicate()
+
+
+@pytest.fixture(scope="session")
+def browser(address):  # the server starts before the browser and ends after it
+    playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=PATIENCE)
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def context(browser):
+    made = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True, locale="en-US")
+    made.set_default_timeout(PATIENCE)
+    return made
+
+
+def watched(context):
+    """A new window; at the end of the test, its console must be free of errors and all requests local."""
+    window, complaints, requests = context.new_page(), [], []
+    window.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    window.on("pageerror", lambda error: complaints.append(str(error)))
+    window.on("request", lambda request: requests.append(urlparse(request.url)))
+    yield window
+    window.close()
+    assert complaints == []
+    assert [url for url in requests if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
+
+
+@pytest.fixture
+def page(context):
+    yield from watched(context)

@@ -76,10 +76,10 @@ LINKS = {
     "?view=extend&options=magic=1": "“magic=1” is unknown",
     "?view=compare&a=nothing": "nothing",
     "?view=compare&lenth=64": "does not know: lenth",
-    "?view=sentence&text=": "no words",
+    "?view=sentence&text=": "no tokens",
     "?view=sentence&head=9": "Head (head): 9 must be a whole number from 0 to 3",
-    "?view=sentence&strength=nan": "Strength",
-    "?view=sentence&first=-1": "First word",
+    "?view=sentence&strength=nan": "Size of random",
+    "?view=sentence&first=-1": "First token",
     "?view=sentence&text=" + "x" * 3000: "3,000 characters",
     "?view=sentence&text=" + "x" * 30_000: "characters long",
     "?view=extend&base=inf": "Base",
@@ -113,7 +113,9 @@ PASTED = ["{", "[1]", '"x"', "{}", '{"hidden_size": "big"}', '{"rope_scaling": 3
 @pytest.mark.parametrize("text", PASTED, ids=range(len(PASTED)))
 def test_a_pasted_text_that_is_no_configuration_is_refused(built, text, language):
     (paste,) = (
-        f for event, f, inputs, _ in built[language]["extend"].controls.handlers if inputs[0].elem_id == "extend-config"
+        f
+        for event, f, inputs, *_ in built[language]["extend"].controls.handlers
+        if inputs[0].elem_id == "extend-config"
     )
     *_, message = paste(text)
     assert "alert" in message and not PYTHON.search(message)

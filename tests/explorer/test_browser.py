@@ -1,141 +1,23 @@
-"""Every page in a real browser: the system's Chromium, headless, driven by Playwright.
-
-No test sleeps or reads a page that may still change: aria-busy states whether a page is idle, and `changed` and `expect`
-wait for the effect of an action, however slow the machine is.
-"""
+"""Every page in a real browser (browser.py): controls, links, languages, exports, invalid input, the keyboard."""
 
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
-from urllib.parse import urlparse
 
 import pytest
 
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
+pandas = pytest.importorskip("pandas")
 expect = playwright.expect
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)")
+from tests.explorer.browser import changed, figure, go, idle, needs_browser  # noqa: E402
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE = 120_000
-"""Milliseconds until a test fails; other tests may use both cores."""
-SUMMARY = """id => {
-  const figure = document.querySelector('#' + id + ' .js-plotly-plot');
-  if (!figure || !figure._fullData) return null;
-  const flat = array => array === undefined ? [] : Array.from(array).flatMap(v => v.length === undefined ? [v] : Array.from(v));
-  return {
-    titles: figure.layout.annotations.map(a => a.text.replaceAll('<br>', ' ')),
-    traces: figure._fullData.map(t => {
-      const values = flat(t.type === 'heatmap' ? t.z : t.y).filter(Number.isFinite);
-      return {type: t.type, name: t.name, size: values.length, sum: values.reduce((a, b) => a + Math.abs(b), 0)};
-    }),
-  };
-}"""
-
-
-def take_interrupts():
-    """In the server's process: tests that run in the background of a shell ignore SIGINT, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """The address of a server that runs in an empty folder."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "posenc", "explore", "--no-open", "--port", "0"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        cwd=tmp_path_factory.mktemp("explorer"), preexec_fn=take_interrupts,
-    )  # fmt: skip
-    try:
-        output = []
-        while (found := re.search(r"http://127\.0\.0\.1:\d+/", line := server.stdout.readline())) is None:
-            output.append(line)
-            if not line:
-                pytest.fail("the server did not start:\n" + "".join(output))
-        yield found[0]
-        with urllib.request.urlopen(
-            f"{found[0]}gradio_api/heartbeat/page", timeout=60
-        ):  # the connection of an open page
-            server.send_signal(signal.SIGINT)
-            last = server.communicate(timeout=60)[0]  # also closes the pipe
-        assert server.returncode == 130 and "Traceback" not in last and "Error" not in last, last
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.communicate()
-
-
-@pytest.fixture(scope="module")
-def context(address):  # the server starts before the browser and ends after it
-    playwright.expect.set_options(timeout=PATIENCE)
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE)
-        made = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
-        made.set_default_timeout(PATIENCE)
-        yield made
-        browser.close()
-
-
-@pytest.fixture
-def page(context):
-    """A new window; at the end of the test, its console must be free of errors and all requests local."""
-    window, complaints, requests = context.new_page(), [], []
-    window.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    window.on("pageerror", lambda error: complaints.append(str(error)))
-    window.on("request", lambda request: requests.append(urlparse(request.url)))
-    yield window
-    window.close()
-    assert complaints == []
-    assert [url for url in requests if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1"] == []
-
-
-def go(page, address, query, path=""):
-    """Open a link once the previous page is idle."""
-    page.wait_for_function(
-        "() => Array.from(document.querySelectorAll('.view')).every(view => !view.clientWidth || view.ariaBusy === 'false')"
-    )
-    page.goto(address + path + query)
-    return idle(page, re.search(r"view=(\w+)", query)[1])
-
-
-def idle(page, key):
-    """Wait until a page is idle: its controls are restored and the fine figures are drawn."""
-    page.wait_for_selector(f".view[data-page={key}][aria-busy=false]")
-    return key
-
-
-def figure(page, element):
-    """A summary of a figure, once its page is idle."""
-    idle(page, element.split("-")[0])
-    page.wait_for_function(f"id => ({SUMMARY})(id) !== null", arg=element)
-    return page.evaluate(SUMMARY, element)
-
-
-def changed(page, element, before):
-    """A summary of a figure, once it differs from `before` and its page is idle."""
-    page.wait_for_function(
-        f"([id, before]) => {{ const now = ({SUMMARY})(id); return now && JSON.stringify(now) !== before; }}",
-        arg=[element, page.evaluate("x => JSON.stringify(x)", before)],
-    )
-    return figure(page, element)
+pytestmark = needs_browser
 
 
 def slide(page, element, value):
@@ -231,7 +113,7 @@ def test_the_animation_grows_past_the_training_length(page, address):
     go(page, address, "?view=compare&a=alibi&b=&c=&train=16&length=512")
     page.evaluate(
         "() => { window.lengths = []; const draw = posenc.draw;"
-        " posenc.draw = (key, values) => { window.lengths.push(values.at(-3)); return draw(key, values); }; }"
+        " posenc.draw = (key, values) => { window.lengths.push(values.at(-6)); return draw(key, values); }; }"
     )
     page.click("#compare-play")
     page.wait_for_function("() => location.search.includes('length=128')")  # eight times the training length
@@ -275,8 +157,8 @@ def test_invalid_input_gets_a_sentence_and_unusual_text_is_drawn(page, address):
     go(page, address, "?view=sentence")
     before = figure(page, "sentence-plot-2")
     page.fill("#sentence-text textarea", "")
-    expect_alert(page, "sentence", "no words")
-    assert figure(page, "sentence-plot-2") == before
+    expect_alert(page, "sentence", "no tokens")
+    expect(page.locator("#sentence-plot-2")).to_be_hidden()  # figures of another text next to the error would mislead
     page.eval_on_selector(
         "#sentence-text textarea",
         "e => { e.value = 'a'.repeat(1e6); e.dispatchEvent(new Event('input', {bubbles: true})); }",
@@ -301,10 +183,15 @@ def test_code_and_exports(page, address):
     page.click("#extend-code summary")
     expect(page.locator("#extend-code pre")).to_be_visible()
     expect(page.locator("#extend-code pre")).to_contain_text("posenc.scaling.NTK(factor=2.0)")
+    page.click("#extend-csv summary")
+    tables = page.locator("#extend-csv a")
+    assert [title.split(". ")[0] for title in tables.all_inner_texts()] == ["1", "2", "3"]  # one for each panel
+    assert drawn["titles"][0] in tables.first.inner_text()
     with page.expect_download() as waiting:
-        page.click("#extend-csv")
-    text = Path(waiting.value.path()).read_text(encoding="utf-8-sig")
-    assert text.splitlines()[0] == drawn["titles"][0]
+        tables.first.click()
+    assert waiting.value.suggested_filename == "posenc-extend-1.csv"
+    table = pandas.read_csv(waiting.value.path())
+    assert table.shape == (64, 3) and list(table.columns[1:]) == [t["name"] for t in drawn["traces"]]
     pictures = []
     page.on("download", lambda picture: pictures.append(picture))
     page.click("#extend-png")
@@ -333,12 +220,28 @@ def test_a_pasted_configuration_fills_the_form_and_one_without_rotation_clears_i
     page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('131072')")
     shown = json.loads(page.locator("#extend-json").text_content())
     assert shown["max_position_embeddings"] == 131072 and shown["rope_parameters"] == rope | {"rope_theta": 500000.0}
+    expect(page.locator("#extend-html")).to_contain_text("no differences")
     page.fill("#extend-target input", "262144")  # a change by the user: the factor follows
     page.wait_for_function("() => document.querySelector('#extend-json')?.textContent.includes('\"factor\": 32.0')")
+    differs = page.locator("#extend-compared .differs")
+    expect(differs).to_have_count(2)
+    names = [row.split("\t")[0].removeprefix("≠ ") for row in differs.all_inner_texts()]
+    assert names == ["rope_parameters.factor", "max_position_embeddings"]
+    link = page.get_attribute("#extend-link", "href")
+    go(page, address, link)  # the user's change stays, beside the pasted configuration
+    expect(page.locator("#extend-target input")).to_have_value("262144")
+    expect(page.locator("#extend-config textarea")).to_have_value(re.compile("131072"))
+    expect(page.locator("#extend-compared .differs")).to_have_count(2)
+    choose(page, "extend-model", "Phi-3 mini 4k")  # another model replaces it
+    expect(page.locator("#extend-head_dim input")).to_have_value("96")
+    expect(page.locator("#extend-config textarea")).to_have_value("")
+    expect(page.locator("#extend-compared")).to_have_count(0)
+    page.fill("#extend-base input", "20000")  # no longer that model
+    expect(page.locator("#extend-model input")).to_have_value(re.compile("other"))
     page.fill(
         "#extend-config textarea", json.dumps({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
     )
-    expect_alert(page, "extend", "paste a configuration")
+    expect_alert(page, "extend", "no rotation")
     expect(page.locator("#extend-message")).to_contain_text("no rotation")
     expect(page.locator("#extend-base input")).to_have_value("")
     expect(page.locator("#extend-json")).to_have_count(0)
@@ -399,6 +302,7 @@ def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     rows = json.loads((run / "results.json").read_text())["rows"]
     assert {t["name"] for t in drawn["traces"]} == {row["encoding"] for row in rows}
     assert any(row["task"] in drawn["titles"][0] for row in rows)
+    page.click("#results-html .whole-report summary")
     report = page.frame_locator("#results-html iframe")
     report.locator("h1").first.wait_for()
     report.locator("svg").first.wait_for(state="attached")  # scripts of the report run in the sandbox
@@ -407,7 +311,8 @@ def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     go(page, address, link)
     assert figure(page, "results-plot-0") == drawn
     with page.expect_popup() as waiting:
-        page.click("#results-html a")
+        page.click("#results-html .whole-report summary")
+        page.click("#results-html .whole-report a")
     waiting.value.wait_for_selector("h1")
     waiting.value.close()
 

@@ -16,13 +16,13 @@ import posenc
 from posenc.encodings import spec
 from posenc.encodings.rope.configs import read
 from posenc.explorer import pages, render, url_state
-from posenc.explorer.pages import PAGES, compare, descriptions, extend, results, sentence
+from posenc.explorer.pages import PAGES, compare, descriptions, extend, pasted_config, results, sentence
 from posenc.explorer.pages.option_controls import options_of
 from posenc.explorer.plotly_figures import as_json, mosaic, subplots
-from posenc.explorer.texts import FIGURES_ZH, LANGUAGES, TEXTS
+from posenc.explorer.texts import LANGUAGES, TEXTS
 from posenc.plot import analysis
 from posenc.plot.panels import Heat, Lines
-from posenc.plot.translations import ENGLISH
+from posenc.plot.translations import CHINESE, ENGLISH
 
 EN, ZH = LANGUAGES["en"], LANGUAGES["zh"]
 SOURCE = Path(render.__file__).parent
@@ -43,10 +43,10 @@ def run(code):
 @pytest.mark.parametrize("name", posenc.list_encodings())
 def test_the_gallery_s_code_makes_the_drawn_kernel(name):
     view = draw("gallery", encoding=name)
-    (kernel,) = (p for p in view.panels() if isinstance(p, Heat) and p.x_label == EN("key j"))
+    kernel = next(p for p in view.panels() if isinstance(p, Heat) and p.x_label == EN("key j"))
     assert len(view.code.splitlines()) <= 6
-    scores = run(view.code)["scores"].detach()
-    np.testing.assert_allclose(kernel.z, scores[0], atol=1e-9)
+    scores = run(view.code)["scores"].detach()[0]
+    np.testing.assert_allclose(kernel.z, scores.masked_fill(scores.isinf(), torch.nan), atol=1e-9)  # inf: masked
 
 
 def test_compare_s_code_makes_the_drawn_kernels_and_options_reach_them():
@@ -90,11 +90,59 @@ def test_compare_draws_the_same_values_from_cached_tables_as_from_plans(name):
     view = draw("compare", a=name, b="", c="", length=40, head=3)
     positions = analysis.sample_positions(40)
     np.testing.assert_allclose(view.panels()[3].z, analysis.kernel(wanted, positions, positions)[3], atol=1e-9)
-    over, far = (panel.series[name] for panel in view.panels()[:2])
+    label = EN("untrained table", name=name) if wanted.tables == "untrained" else name
+    over, far = (panel.series[label] for panel in view.panels()[:2])
     np.testing.assert_allclose(over, analysis.over_distance(wanted, positions.flip(0).neg(), at=39)[3], atol=1e-9)
     assert (compare._tables(name) is not None) == (name in ("shaw", "clipped", "t5", "deberta"))
     if compare._tables(name) is not None:
-        np.testing.assert_allclose(far, analysis.over_distance(wanted, compare.FAR_DISTANCES)[3], atol=1e-9)
+        np.testing.assert_allclose(far, analysis.over_distance(wanted, compare.FAR_DISTANCES)[3].flip(0), atol=1e-9)
+
+
+def test_compare_s_scales_change_the_axes_and_not_the_export():
+    page = PAGES["compare"]
+    given = {"a": "t5", "b": "alibi", "c": "rope", "length": "200"}
+    plain = draw("compare", **given).panels()
+    assert plain[0].y_min == compare.LOWEST_SCORE and not plain[0].log_x
+    assert draw("compare", **given, scale="full").panels()[0].y_min is None
+    logs = draw("compare", **given, scale="log", axis="log").panels()
+    assert logs[0].signed_log_y and logs[0].log_x and logs[0].x.min() == 1
+    np.testing.assert_allclose(logs[0].series["t5"], plain[0].series["t5"][:-1][::-1])
+    own = draw("compare", **given, scale="own").panels()
+    for label, y in own[0].series.items():
+        largest = max(np.nanmax(np.abs(p.series[label])) for p in plain[:2])
+        np.testing.assert_allclose(y * largest, plain[0].series[label], atol=1e-9)
+    limits = [p.limits for p in draw("compare", **given, colours="shared").panels()[3:]]
+    assert len(set(limits)) == 1 and limits[0][1] == max(p.limits[1] for p in plain[3:])
+    raw, changed = (page.export(page.complete({**given, **more}), EN) for more in ({}, {"scale": "own", "axis": "log"}))
+    for one, other in zip(raw[:3], changed[:3], strict=True):
+        np.testing.assert_array_equal(one.x, other.x)
+        np.testing.assert_array_equal(one.series["alibi"], other.series["alibi"])
+
+
+def test_compare_never_draws_a_straight_line_without_saying_so():
+    default = draw("compare")
+    assert not default.notes  # the trained table is visible beside alibi
+    assert "t5: the table of a small model" in default.html
+    assert "t5 (trained), head 0" in default.panels()[3].title
+    faint = draw("compare", a="t5:std=0.01", b="alibi", c="")
+    assert "t5: untrained" in faint.notes[0] and "draws as a straight line" in faint.notes[1]
+    assert "t5 (untrained)" in faint.panels()[0].series and "t5 (untrained)" in faint.panels()[3].title
+    assert draw("compare", a="none", b="rope", c="").notes == [EN("curve zero", name="none")]
+    assert "image patches" in draw("compare", a="axial", b="", c="").notes[0]
+
+
+def test_a_sentence_of_any_length_is_drawn_and_word_numbers_clamp():
+    for text, number in (("hello", 1), ("猫", 1), ("我爱你", 3), ("a b", 2)):
+        for name in posenc.list_encodings():
+            view = draw("sentence", text=text, encoding=name, first=7, second=9)
+            assert view.figures[2].panels[0].z.shape == (number, number)
+    assert draw("sentence", text="猫", encoding="rope").notes[0] == EN("swap one", name="rope")
+    notes = draw("sentence", text="我爱你", encoding="rope").notes  # the second number, 5, is past the end
+    assert notes[0] == EN("clamped", last=2, first=1, second=2) and "swapping “爱” and “你”" in notes[1]
+    for text in ("", "x" * 3000):
+        with pytest.raises(url_state.InputError) as error:
+            draw("sentence", text=text)
+        assert error.value.clear
 
 
 def test_compare_exports_every_position_and_every_distance():
@@ -118,7 +166,7 @@ def test_compare_draws_the_encodings_that_can_be_drawn_and_notes_the_others():
 
 @pytest.mark.parametrize("name", [n for n in posenc.list_encodings() if n != "learned"])
 def test_plan_memory_is_that_of_the_plan_s_tensors(name):
-    subject = analysis.subject(name)
+    subject = analysis.subject(name, **analysis.LAYER_SIZES)
     if subject.absolute:
         return
     plan = subject.plan(posenc.Positions(33))
@@ -134,7 +182,7 @@ def test_the_sentence_s_code_makes_the_drawn_attention(name):
     before = view.figures[2].panels[0]
     np.testing.assert_allclose(before.z, run(view.code)["attention"][1].detach(), atol=1e-6)
     assert np.all(before.z[np.triu_indices(5, 1)] == 0)
-    patterns = {p.title: p.z for p in view.figures[0].panels}
+    patterns = {p.title.removesuffix("\u00a0*"): p.z for p in view.figures[0].panels}
     np.testing.assert_allclose(patterns[name], before.z)
     total, *terms = (p.z for p in view.figures[1].panels)
     np.testing.assert_allclose(np.sum(terms, axis=0), total, atol=1e-6)
@@ -175,15 +223,15 @@ def test_extend_reads_a_pasted_configuration():
     text = json.dumps(
         {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 8192, "rope_theta": 500000.0}
     )
-    assert extend.from_json(text, EN) == (128, 500000.0, 8192, 8192, "none", "", "", "")
+    assert pasted_config.from_json(text, EN) == (128, 500000.0, 8192, 8192, "none", "", "", "")
     for wrong, words in (("{", "not JSON"), ("[1]", "whole config.json"), ("x" * 200_000, "characters")):
         with pytest.raises(ValueError, match=words):
-            extend.from_json(wrong, EN)
+            pasted_config.from_json(wrong, EN)
 
 
 def displayed_json(view):
     """The configuration that the page shows."""
-    return json.loads(re.search(r"<code>(.*)</code>", view.html, re.S)[1].replace("&quot;", '"'))
+    return json.loads(re.search(r"<code>(.*?)</code>", view.html, re.S)[1].replace("&quot;", '"'))
 
 
 ROPE31 = {
@@ -214,8 +262,9 @@ PASTED = {
 def test_a_pasted_configuration_is_reproduced(name):
     """The JSON to merge has the rotation and the length of the pasted configuration."""
     config = PASTED[name]
-    pasted = extend.from_json(json.dumps(config), EN)
-    view = draw("extend", **dict(zip(extend.KEYS, pasted, strict=True)))
+    pasted = pasted_config.from_json(json.dumps(config), EN)
+    view = draw("extend", **dict(zip(pasted_config.FORM, pasted, strict=True)), config=json.dumps(config))
+    assert EN("json same") in view.html and "differs" not in view.html
     again, wanted = displayed_json(view), read(config)
     assert again["max_position_embeddings"] == config["max_position_embeddings"]
     got = read(again)
@@ -239,16 +288,19 @@ def test_a_configuration_without_rotation_clears_the_form_and_the_figures(handle
     found, controls = handlers
     paste = found["paste"]
     model, *values, message = paste(json.dumps(PASTED["Llama 3.1"]))
+    assert model == ""  # another model than Llama 3, which it extends
+    assert paste(json.dumps(WHOLE | {"max_position_embeddings": 8192}))[0] == "Llama 3 8B"
     assert values == [128, 500000.0, 8192, 131072, "llama3", "factor=8.0", "", ""] and "alert" not in message
     assert "500000" in message and "131072" in message and "factor=8.0" in message
     for config, words in (({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12}, "no rotation"),
                           (WHOLE | {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section"),
                           (WHOLE | {"rope_scaling": {"type": "linear", "factr": 2}}, "did you mean")):  # fmt: skip
-        _, *values, message = paste(json.dumps(config))
+        model, *values, message = paste(json.dumps(config))
         assert values == [None, None, None, None, "none", "", "", ""] and "alert" in message and words in message
+        values += [json.dumps(config), model]
         response = render.render_values(PAGES["extend"], controls, EN, values, width=1000, coarse=True)
         assert response["cleared"] and "plots" not in response
-        assert "paste a configuration" in response["status"]
+        assert words in response["status"]  # the reason stands where the figures were
     _, *values, message = paste(json.dumps({"rope_type": "linear", "factor": 2.0}))
     assert values[:4] == [None, 10000.0, None, None] and "no head size" in message and "no trained length" in message
 
@@ -279,7 +331,7 @@ def test_every_model_names_the_published_file_of_its_settings():
     assert list(configs) == list(extend.MODELS)
     for name, config in configs.items():
         assert re.match(r"[\w.-]+/[\w.-]+, [\w/.]+\.py, ", config["source"]) and "/" in config["model"], name
-        pasted = extend.from_json(json.dumps({k: v for k, v in config.items() if not k.endswith("_factor")}), EN)
+        pasted = pasted_config.from_json(json.dumps({k: v for k, v in config.items() if not k.endswith("_factor")}), EN)
         model = extend.MODELS[name]
         assert (pasted.head_dim, pasted.base) == (model.head_dim, model.base)
         assert model.target > model.original and len(model.long) == len(model.short) in (0, model.head_dim // 2)
@@ -297,7 +349,7 @@ def test_phi_3_5_has_its_published_factors():
     config = displayed_json(view)
     rope = config.get("rope_parameters") or config["rope_scaling"]
     assert (tuple(rope["long_factor"]), tuple(rope["short_factor"])) == (model.long, model.short)
-    again = extend.from_json(json.dumps(config | {"head_dim": 96}), EN)
+    again = pasted_config.from_json(json.dumps(config | {"head_dim": 96}), EN)
     assert again == (96, model.base, 4096, 131072, "longrope", "factor=32.0", long, short)
     assert run(view.code)["scaling"] == posenc.scaling.LongRoPE(
         short=model.short, long=model.long, original=4096, factor=32.0
@@ -335,10 +387,10 @@ def test_results_open_a_run_and_name_what_is_missing(tmp_path, monkeypatch):
         ("compare", {"length": "1e9"}, "whole number"),
         ("compare", {"length": "nan"}, "whole number"),
         ("compare", {"length": "long"}, "not a number"),
-        ("sentence", {"text": ""}, "no words"),
-        ("sentence", {"text": " \n\t​"}, "no words"),
+        ("sentence", {"text": ""}, "no tokens"),
+        ("sentence", {"text": " \n\t​"}, "no tokens"),
         ("sentence", {"text": "x" * 1_000_000}, "1,000,000 characters"),
-        ("sentence", {"first": "99"}, "numbered 0 to 10"),
+        ("sentence", {"first": "x"}, "not a number"),
         ("sentence", {"strength": "9"}, "between 0 and 2"),
         ("extend", {"head_dim": "7"}, "even"),
         ("extend", {"base": "-1"}, "between"),
@@ -412,12 +464,12 @@ def test_controls_follow_the_options_and_give_them_back(name):
 
 
 def test_both_languages_have_every_text():
-    assert set(FIGURES_ZH) >= set(ENGLISH.table)
+    assert set(CHINESE.table) >= set(ENGLISH.table)
     for key, (english, chinese) in TEXTS.items():
         fields = [set(re.findall(r"{(\w+)", text)) for text in (english, chinese)]
         assert english and chinese and fields[0] == fields[1], key
     for key, english in ENGLISH.table.items():
-        assert set(re.findall(r"{(\w+)", english)) == set(re.findall(r"{(\w+)", FIGURES_ZH[key])), key
+        assert set(re.findall(r"{(\w+)", english)) == set(re.findall(r"{(\w+)", CHINESE.table[key])), key
 
 
 def test_every_text_that_the_code_uses_is_in_the_tables():

@@ -30,14 +30,14 @@ def test_the_export_holds_the_numbers_of_its_link(client):
     response = client.get("/export.csv", params={"view": "compare", "a": "alibi", "b": "none", "c": "", "length": 20})
     assert response.status_code == 200 and "attachment" in response.headers["content-disposition"]
     rows = list(csv.reader(io.StringIO(response.content.decode("utf-8-sig"))))
+    assert len(rows) == 21 and rows[0][1:] == ["alibi", "none"]
     page = PAGES["compare"]
     view = page.draw(page.complete({"a": "alibi", "b": "none", "c": "", "length": "20"}), LANGUAGES["en"])
     over = view.panels()[0]
-    assert rows[0] == [over.title]
-    drawn = np.array(rows[2:22], dtype=float)
+    drawn = np.array(rows[1:], dtype=float)
     np.testing.assert_allclose(drawn[:, 0], over.x)
     np.testing.assert_allclose(drawn[:, 1], over.series["alibi"])
-    assert "位置" in client.get("/export.csv", params={"view": "gallery", "lang": "zh"}).text
+    assert "距离" in client.get("/export.csv", params={"view": "gallery", "lang": "zh"}).text
 
 
 @pytest.mark.parametrize("query", ["", "view=nothing", "view=compare&length=x", "view=gallery&lang=fr"])
@@ -55,14 +55,52 @@ def test_only_reports_of_runs_are_served_and_they_are_sandboxed(client, tmp_path
         assert client.get("/report", params={"run": other}).status_code == 404
 
 
+def test_every_table_is_a_csv_that_pandas_reads(client):
+    pandas = pytest.importorskip("pandas")
+    for page in ("gallery", "compare", "sentence", "extend"):
+        response = client.post("/draw", json={"page": page, "query": "", "width": 1000}).json()
+        assert response["csv"]
+        for number, (title, address) in enumerate(response["csv"], 1):
+            answer = client.get(address)
+            assert f'filename="posenc-{page}-{number}.csv"' in answer.headers["content-disposition"]
+            table = pandas.read_csv(io.BytesIO(answer.content), index_col=0)
+            assert table.size and all(kind == "float64" or kind == "int64" for kind in table.dtypes), (page, title)
+            assert table.columns.is_unique and not any(str(name).startswith("Unnamed") for name in table.columns)
+    assert client.get(f"{address}9").status_code == 400
+    assert "tables of this view are 1 to 3" in client.get("/export.csv?view=extend&table=7").text
+
+
+@pytest.mark.parametrize(
+    "accepted, language",
+    [
+        ("", "en"), ("zh-CN,zh;q=0.9,en;q=0.8", "zh"), ("en-US,en;q=0.9,zh;q=0.8", "en"), ("fr,zh;q=0.5", "zh"), ("fr", "en"),
+        ("en;q=0.5, zh-Hant-TW", "zh"), ("zh;q=0", "en"), ("zh;q=x", "en"), ("*", "en"), (";;,,q=", "en"),
+    ],
+)  # fmt: skip
+def test_a_first_visit_is_in_the_browser_s_language(client, accepted, language):
+    headers = {"accept-language": accepted}
+    response = client.get("/?view=extend&target=8192", headers=headers, follow_redirects=False)
+    if language == "zh":
+        assert response.status_code == 307 and response.headers["location"] == "/zh/?view=extend&target=8192"
+    else:
+        assert response.status_code == 200
+    for chosen, status in (("en", 200), ("zh", 307)):  # the switch has the last word
+        cookie = {**headers, "cookie": f"posenc-language={chosen}"}
+        assert client.get("/", headers=cookie, follow_redirects=False).status_code == status
+    assert client.get("/zh/", headers={"accept-language": "en"}, follow_redirects=False).status_code == 200
+
+
 def test_foreign_host_names_are_refused(client):
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
     assert client.get("/export.csv?view=gallery", headers={"host": "evil.example"}).status_code == 400
 
 
-def test_the_socket_is_local_and_the_next_port_is_used_if_one_is_taken():
+def test_the_socket_is_local_and_a_taken_port_is_an_error():
     first = cli.listen(0)
-    second = cli.listen(first.getsockname()[1])
+    taken = first.getsockname()[1]
+    with pytest.raises(ValueError, match=f"--port {taken} cannot be used.*in use.*or 0 for any"):
+        cli.listen(taken)
+    second = cli.listen(taken, 20)  # without --port: the next free one
     try:
         assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
         assert second.getsockname()[1] > first.getsockname()[1]
@@ -108,7 +146,7 @@ def test_an_unexpected_error_becomes_a_sentence(monkeypatch, caplog):
 def test_a_link_and_the_values_of_the_controls_give_the_same_view(client):
     request = {"page": "extend", "query": "?scaling=linear&target=8192", "width": 1000}
     by_link = client.post("/draw", json=request).json()
-    values = [128, 10000, 4096, 8192, "linear", "", "", ""]
+    values = [128, 10000, 4096, 8192, "linear", "", "", "", "", "Llama 2 7B"]
     by_values = client.post("/draw", json={"page": "extend", "values": values, "width": 1000}).json()
     assert by_link == by_values and by_link["link"] == "?view=extend&target=8192&scaling=linear"
     assert len(by_link["plots"]) == 2 and "finer" in by_link

@@ -11,6 +11,7 @@ import webbrowser
 from ..core.errors import OptionError
 
 HOST = "127.0.0.1"
+PORT = 7860
 
 
 def main(arguments: list[str]) -> int:
@@ -19,33 +20,37 @@ def main(arguments: list[str]) -> int:
         description="Explore positional encodings in the browser. The server listens on 127.0.0.1 only and needs no network.",
     )
     parser.add_argument(
-        "--port", type=int, default=7860, help="port (default: %(default)s, or the next free one; 0: any)"
+        "--port", type=int, help=f"port; an error if it is taken (default: {PORT}, or the next free one; 0: any)"
     )
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     given = parser.parse_args(arguments)
-    if not 0 <= given.port < 65536:
+    if given.port is not None and not 0 <= given.port < 65536:
         raise OptionError(f"--port must be from 1 to 65535, or 0 for any free port, got {given.port}")
-    bound = listen(given.port)
+    bound = listen(PORT, 20) if given.port is None else listen(given.port)
     address = f"http://{HOST}:{bound.getsockname()[1]}/"
     print("starting the explorer ...", flush=True)
     serve(bound, None if given.no_open else address, address)
     return 0
 
 
-def listen(port: int) -> socket.socket:
-    """A listening socket on the port, or on the first free one of the next 19. It listens at once because two sockets may
-    be bound to one port until either listens; a second explorer would then fail only after its start.
+def listen(port: int, tries: int = 1) -> socket.socket:
+    """A listening socket on the port, or on the first free one of the next `tries`. It listens at once because two sockets
+    may be bound to one port until either listens; a second explorer would then fail only after its start.
     """
-    for candidate in range(port, min(port + 20, 65536)):
+    last = min(port + tries - 1, 65535)
+    for candidate in range(port, last + 1):
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((HOST, candidate))
             bound.listen()
             return bound
-        except OSError:
+        except OSError as error:
             bound.close()
-    raise OptionError(f"no free port from {port} to {min(port + 19, 65535)}; give another with --port")
+            why = error.strerror or str(error)
+    if tries == 1:
+        raise OptionError(f"--port {port} cannot be used: {why}; give another, or 0 for any free port")
+    raise OptionError(f"no port from {port} to {last} is free; give one with --port, or 0 for any free port")
 
 
 def serve(bound: socket.socket, opened: str | None, address: str) -> None:

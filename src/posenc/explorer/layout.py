@@ -38,12 +38,13 @@ class PageLayout:
 
     def build(self) -> None:
         page, words = self.page, self.words
-        gr.Markdown(words(f"{page.key} intro"), elem_classes="intro")
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=1, min_width=250, elem_classes="controls"):
+        gr.HTML(f'<p class="intro">{escape(words(f"{page.key} intro"))}</p>', padding=False)
+        with gr.Row(equal_height=False, elem_classes="page-row"):
+            with gr.Column(scale=1, min_width=250, elem_classes="controls", elem_id=f"{page.key}-controls"):
+                gr.HTML(_jump(f"{page.key}-figures", words("to figures")), elem_classes="jump-block", padding=False)
                 self.controls = page.controls(words)
-            with gr.Column(scale=4, min_width=320):
-                gr.HTML(_view_html(page, words), elem_id=f"{page.key}-figures", js_on_load=None)
+            with gr.Column(scale=4, min_width=320, elem_classes="figures"):
+                gr.HTML(_view_html(page, words), elem_id=f"{page.key}-figures", js_on_load=None, padding=False)
 
     def connect_events(self) -> None:
         """Let every control redraw the view, after its server-side handler if it has one."""
@@ -53,21 +54,30 @@ class PageLayout:
             if component not in self.controls.quiet:
                 for event in _events(component):
                     event(None, components, None, js=draw, **BROWSER_EVENT)
-        for event, function, inputs, outputs in self.controls.handlers:
-            event(function, inputs, outputs, **SERVER_EVENT).then(None, components, None, js=draw, **BROWSER_EVENT)
+        for event, function, inputs, outputs, *script in self.controls.handlers:
+            more = {**SERVER_EVENT, **({"js": script[0]} if script else {})}
+            event(function, inputs, outputs, **more).then(None, components, None, js=draw, **BROWSER_EVENT)
         on_open = f"(...values) => posenc.open('{self.page.key}', values)"
         self.tab.select(None, components, None, js=on_open, **BROWSER_EVENT)
 
     def restore(self, query: str) -> list[Any]:
         """The controls' values for a link. They stay unchanged for an invalid link; drawing it reports the error."""
         try:
-            return self.controls.write(self.page.complete(parse_query(query, self.words)))
+            return self.controls.write(self.page.complete(parse_query(query, self.words), self.words))
         except (ValueError, TypeError, KeyError, OverflowError):
             return self.unchanged()
 
     def unchanged(self) -> list[Any]:
         """Updates that leave the controls as they are."""
         return [gr.skip()] * len(self.controls.components)
+
+
+def _jump(target: str, text: str) -> str:
+    """A link to another part of the page; only narrow windows show it. A plain #target would leave the page's address."""
+    return (
+        f'<a class="jump" href="#{target}" onclick="event.preventDefault(); '
+        f"document.getElementById('{target}').scrollIntoView()\">{escape(text)}</a>"
+    )
 
 
 def _view_html(page: Page, words: Translation) -> str:
@@ -77,17 +87,19 @@ def _view_html(page: Page, words: Translation) -> str:
     plots = "".join(f'<div id="{key}-plot-{n}" class="plot"><div></div></div>' for n in range(page.figures))
     return (
         f'<div class="view" aria-busy="true" data-page="{key}" data-language="{words("language")}" data-no-response="{escape(words("no response"))}">'
+        f"{_jump(f'{key}-controls', words('to controls'))}"
         f'<div id="{key}-progress" class="progress" role="progressbar" aria-label="{escape(words("drawing"))}" hidden></div>'
         f'<div id="{key}-status" role="status" aria-live="polite"></div>'
         f"{html + plots if page.html_first else plots + html}"
+        f'<p class="hint">{escape(words("zoom"))}</p>'
         f'<details id="{key}-code" class="code" hidden><summary>{escape(words("code"))}</summary>'
         f'<pre tabindex="0" aria-label="{escape(words("code label"))}"><code></code></pre><div class="tools">'
         f"{_button('copy code', words, 'posenc.copyCode(this)', copied=True)}</div></details>"
         f'<div id="{key}-tools" class="tools" role="group" aria-label="{escape(words("tools"))}" hidden>'
         f'<a id="{key}-link" href="">{escape(words("link"))}</a>'
         f"{_button('copy', words, f'posenc.copyLink(this, `{key}`)', copied=True)}"
-        f'<a id="{key}-csv" href="" download="posenc-{key}.csv">{escape(words("csv"))}</a>'
-        f"{_button('png', words, f'posenc.png(`{key}`)', name=f'{key}-png')}</div></div>"
+        f"{_button('png', words, f'posenc.png(`{key}`)', name=f'{key}-png')}"
+        f'<details id="{key}-csv" class="tables"><summary>{escape(words("csv"))}</summary><ul></ul></details></div></div>'
     )
 
 
@@ -135,10 +147,11 @@ def build_blocks(language: str) -> tuple[gr.Blocks, dict[str, PageLayout]]:
     other = "zh" if language == "en" else "en"
     with gr.Blocks(title=words("title"), analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(
-            f'<header class="top" data-pages="{" ".join(PAGES)}"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
+            f'<header class="top" data-pages="{" ".join(PAGES)}" data-language="{"en" if other == "zh" else "zh-CN"}"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
             f"<h1>{escape(words('title'))}</h1><p>{escape(words('subtitle'))}</p>"
             f'<a class="switch" lang="{"zh-CN" if other == "zh" else "en"}" href="{PATHS[other].rstrip("/")}/" '
-            f'aria-label="{escape(words("switch label"))}" onclick="this.search = location.search">'
+            f'aria-label="{escape(words("switch label"))}" '
+            f"onclick=\"posenc.chooseLanguage(this, '{other}')\">"
             f"{escape(words('switch'))}</a></header>"
         )
         built: dict[str, PageLayout] = {}

@@ -66,6 +66,7 @@ window.posenc ??= (() => {
   }
   async function show(key, response) {
     if (response.plots) {
+      while (!window.Plotly) await frame();  // a control may change before it is loaded
       const width = part(key, "figures").querySelector(".view").clientWidth;
       const drawn = [];
       document.querySelectorAll(`#${key}-figures .plot`).forEach((plot, number) => {
@@ -88,7 +89,7 @@ window.posenc ??= (() => {
       code.querySelector("code").textContent = response.code;
       part(key, "tools").hidden = false;
       part(key, "link").setAttribute("href", response.link);
-      part(key, "csv").setAttribute("href", response.csv);
+      listTables(key, response.csv);
       if (width) updateAddress(key);
     }
     if (response.cleared) {  // figures of another model next to the error would mislead
@@ -100,6 +101,17 @@ window.posenc ??= (() => {
       part(key, "code").hidden = part(key, "tools").hidden = true;
     }
     set(part(key, "status"), response.status);
+  }
+  function listTables(key, tables) {  // one file for each table of the view
+    part(key, "csv").querySelector("ul").replaceChildren(...tables.map(([title, address], number) => {
+      const link = document.createElement("a"), item = document.createElement("li");
+      link.href = address;
+      link.download = `posenc-${key}-${number + 1}.csv`;
+      link.textContent = title;
+      item.append(link);
+      return item;
+    }));
+    part(key, "csv").hidden = !tables.length;
   }
   // On a page with a base URL Plotly writes absolute references into its SVG, which break once the address changes.
   function withoutBase(draw) {
@@ -141,6 +153,7 @@ window.posenc ??= (() => {
   async function start() {
     const query = location.search, given = new URLSearchParams(query).get("view");
     while (!document.querySelector("header.top")) await frame();
+    document.documentElement.lang = document.querySelector("header.top").dataset.language;
     const [first, ...others] = document.querySelector("header.top").dataset.pages.split(" ");
     const key = others.includes(given) ? given : first;
     page(key).requested = true;  // from the address, not from the controls, which are not restored yet
@@ -185,6 +198,10 @@ window.posenc ??= (() => {
       if (mine.restored !== undefined) openPage(key, values);
       return [];
     },
+    isOfLink(key, value) {  // whether a control has this value from a link, not from the user
+      const { restored } = page(key);
+      return restored === undefined || JSON.parse(restored).includes(value);
+    },
     restored(key, values) {
       page(key).restored = JSON.stringify(values);
       if (page(key).opened) openPage(key, values);
@@ -192,6 +209,10 @@ window.posenc ??= (() => {
       const all = document.querySelector("header.top").dataset.pages.split(" ");
       if (all.every(each => page(each).restored !== undefined)) document.documentElement.classList.add("restored");
       return [];
+    },
+    chooseLanguage(link, language) {  // the next visit opens in it
+      document.cookie = `posenc-language=${language}; path=/; max-age=31536000; samesite=lax`;
+      link.search = location.search;
     },
     copyLink(button, key) {
       copy(button, new URL(part(key, "link").getAttribute("href"), location.href).href);

@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 ViewData = dict[str, Any]
 """The JSON object that page.js reads."""
 Request = dict[str, Any]
-"""{"page", "language", "state", "width", "coarse", "notes"}; with "export", the response is CSV."""
+"""{"page", "language", "state", "width", "coarse", "notes"}; with "export", the number of a table, the response is CSV."""
 PANEL_WIDTH, MOSAIC_WIDTH = 300, 130
 """Smallest width in CSS pixels of a panel, and of a tile of a mosaic; narrow windows get fewer per row."""
-COMMON_PARAMETERS = {"view", "lang", "__theme"}
+COMMON_PARAMETERS = {"view", "lang", "table", "__theme"}
 """Parameters of a query that belong to no page."""
 
 
@@ -72,25 +72,28 @@ def state_of_query(page: Page, words: Translation, query: str) -> tuple[State, l
     notes = [words("unknown parameters", unknown=", ".join(name[:40] for name in unknown[:5]))] if unknown else []
     if given.get("view", page.key) != page.key:
         notes.append(words("unknown page", name=given["view"][:40]))
-    return page.complete(given), notes
+    return page.complete(given, words), notes
 
 
 def render_request(request: Request) -> tuple[ViewData, bool]:
     """(the response, whether memory ran out). An export is {"csv": text}, or {"sentence": why it failed}."""
     page, words = PAGES[request["page"]], LANGUAGES[request["language"]]
-    state = page.complete(request["state"])
+    state = page.complete(request["state"], words)
     try:
         if request.get("export"):
-            return _export(page, words, state), False
+            return _export(page, words, state, request["export"]), False
         size = {"width": request["width"], "coarse": request["coarse"]}
         return render_state(page, words, state, **size, notes=request.get("notes", ())), False
     except MemoryError:
         return refuse(request, words("too large")), True
 
 
-def _export(page: Page, words: Translation, state: State) -> ViewData:
+def _export(page: Page, words: Translation, state: State, number: int) -> ViewData:
     try:
-        return {"csv": csv(page.export(state, words))}
+        tables = page.export(state, words)
+        if not 1 <= number <= len(tables):
+            raise InputError(words("no such table", number=number, last=len(tables)))
+        return {"csv": csv(tables[number - 1])}
     except ValueError as error:
         return {"sentence": str(error)}
     except Exception as error:
@@ -128,7 +131,7 @@ def render_state(
         return error_response(error, words)
     except Exception as error:
         return error_response(_unexpected(error, page, words), words)
-    query = make_link(page.key, state, page.defaults)
+    query = make_link(page.key, state, page.defaults_in(words))
     return {
         "status": _status(view, [*notes, *view.notes], words),
         "plots": plots,
@@ -136,7 +139,10 @@ def render_state(
         "html": view.html,
         "code": view.code,
         "link": query,
-        "csv": f"/export.csv{query}&lang={words('language')}",
+        "csv": [
+            [words("csv table", number=n, title=panel.title), f"/export.csv{query}&lang={words('language')}&table={n}"]
+            for n, panel in enumerate(view.panels(), 1)
+        ],
         "finer": view.finer,
     }
 

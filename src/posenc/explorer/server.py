@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 from . import layout, render  # layout sets gradio's environment before gradio is imported
 from .access import AccessControl
+from .language import LanguageChoice
 from .pages import PAGES
 from .pages.results import run_folder
 from .render_queue import QueueFull, RenderFailed, RenderQueue
@@ -40,7 +41,8 @@ def create_app() -> FastAPI:
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.queue = queue
-    app.add_middleware(AccessControl)
+    app.add_middleware(LanguageChoice)
+    app.add_middleware(AccessControl)  # the outer one: it sees every request first
     built = {language: layout.build_blocks(language) for language in LANGUAGES}
 
     @app.post("/draw")
@@ -79,7 +81,14 @@ def create_app() -> FastAPI:
             words = LANGUAGES[request.query_params.get("lang", "en")]
             given = parse_query(str(request.query_params), words)
             page = PAGES[given["view"]]
-            wanted = {"page": page.key, "language": words("language"), "state": page.complete(given), "export": True}
+            table = given.get("table", "1")
+            number = int(table) if table.isascii() and table.isdigit() and len(table) < 6 else -1
+            wanted = {
+                "page": page.key,
+                "language": words("language"),
+                "state": page.complete(given, words),
+                "export": number or -1,
+            }
             result = json.loads(await queue.render(wanted, request.is_disconnected) or b"{}")
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)
@@ -89,7 +98,7 @@ def create_app() -> FastAPI:
             result = render.time_limit_response(wanted)
         if "csv" not in result:
             return PlainTextResponse(result.get("sentence", ""), status_code=400)
-        name = f'attachment; filename="posenc-{page.key}.csv"'
+        name = f'attachment; filename="posenc-{page.key}-{number}.csv"'
         # the byte-order mark tells spreadsheets that the text is UTF-8
         return Response("\ufeff" + result["csv"], media_type="text/csv", headers={"Content-Disposition": name})
 
@@ -108,7 +117,8 @@ def create_app() -> FastAPI:
             font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
         ),
         "css": assets.joinpath("page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{assets.joinpath('page.js').read_text(encoding='utf-8')}</script>"
+        "head": f"<style>{assets.joinpath('frame.css').read_text(encoding='utf-8')}</style>"
+        f"<script>{assets.joinpath('page.js').read_text(encoding='utf-8')}</script>"
         '<script src="/plotly.js" async></script>',
         "footer_links": [],
         "show_error": False,

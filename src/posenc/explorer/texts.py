@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from ..plot.translations import ENGLISH, Translation
+from ..plot.translations import CHINESE, ENGLISH, Translation
 
 TEXTS: dict[str, tuple[str, str]] = {
     # the page
     "language": ("en", "zh"),
     "title": ("posenc explorer", "posenc 位置编码浏览器"),
-    "subtitle": ("See how positional encodings change attention.", "看一看位置编码对注意力做了什么。"),
-    "gallery": ("Gallery", "图鉴"),
+    "subtitle": (
+        "See what positional encodings do to attention.",
+        "观察位置编码如何影响注意力。",
+    ),
+    "gallery": (
+        "Gallery",
+        "编码一览",
+    ),
     "compare": ("Compare", "比较"),
     "sentence": ("Your sentence", "你的句子"),
     "extend": ("Extend RoPE", "扩展 RoPE"),
     "results": ("Results", "结果"),
     "gallery intro": (
-        "One encoding at a time: its formula, figures, users, and when to choose it.",
-        "逐个查看：公式、图形、谁在用、何时选用。",
+        "One encoding at a time: formula, figures, who uses it, when to choose it.",
+        "逐个查看每种编码：公式、图形、使用者、适用场合。",
     ),
     "compare intro": (
-        "Two or three encodings at one length. The content is the same at every position, so all differences come from "
-        "position. mrope is drawn for text, where its three axes are equal; axial and sinusoidal_2d for image patches "
-        "numbered row by row.",
-        "在同一长度下比较两三种方案。所有内容都相同，因此只有位置在起作用。mrope 按文本绘制，"
-        "此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
+        "Two or three encodings at one length. The content is the same at every position, so every difference comes from position.",
+        "在同一长度下比较两三种编码。各位置的内容相同，因此差别全部来自位置。",
     ),
     "sentence intro": (
-        "An untrained layer in which a word attends to equal words; the encodings differ in position only. A sentence has "
-        "one axis: mrope is drawn for text, and axial and sinusoidal_2d treat the words as image patches.",
-        "一个未训练的层，每个词寻找与自己相似的词；各方案之间的差别就是位置。句子只有一个轴：mrope 在这里"
-        "只处理文本，axial 和 sinusoidal_2d 把词当作图像块。",
+        "An untrained layer in which a token attends to equal tokens; the encodings differ in position only.",
+        "一个未训练的层，每个词元关注与自己相同的词元；各编码之间的差别只在位置。",
     ),
     "extend intro": (
-        "Extend the context of a rotary model: the effect of each scaling on its wavelengths, and the JSON for config.json.",
-        "让旋转模型读得更远：每种缩放如何改变波长，以及可粘贴的 JSON。",
+        "Extend the context of a rotary model: what each scaling does to its wavelengths, and the JSON for its config.json.",
+        "扩展旋转编码模型的上下文：每种缩放对波长的影响，以及写入 config.json 的 JSON。",
     ),
-    "results intro": ("Open a run of the lab and its report.", "打开一次实验并浏览其报告。"),
+    "results intro": (
+        "A run of the lab: what to use, how sure that is, and the whole report.",
+        "一次实验：该用哪种编码、有多大把握，以及完整报告。",
+    ),
     "figure": ("Figure {number}: {titles}", "图 {number}：{titles}"),
     "figure label": ("Figure {number}", "图 {number}"),
     "comma": (", ", "、"),
@@ -44,17 +48,20 @@ TEXTS: dict[str, tuple[str, str]] = {
     "drawing": ("Drawing", "正在绘制"),
     "no response": (
         "The explorer does not respond; is posenc explore still running?",
-        "浏览器服务没有回应；posenc explore 还在运行吗？",
+        "服务没有响应；posenc explore 还在运行吗？",
     ),
     "bad request": ("The page is older than the server; load it again.", "页面比服务器旧；请重新加载。"),
-    "library": ("{error}", "无法这样设置（原文）：{error}"),
+    "library": (
+        "{error}",
+        "无法这样设置（原文为英文）：{error}",
+    ),
     "link long": (
         "The link is {length:,} characters long; at most {most:,} are allowed.",
         "链接有 {length:,} 个字符；最多允许 {most:,} 个。",
     ),
     "unknown parameters": (
         "The link has parameters that this page does not know: {unknown}.",
-        "链接中有此页面不认识的参数：{unknown}。",
+        "链接中有此页面没有的参数：{unknown}。",
     ),
     "unknown page": ("There is no page “{name}”; this is the first one.", "没有名为“{name}”的页面；这是第一页。"),
     "no number": ("{name}: give a number from {low} to {high}.", "{name}：请给出 {low} 到 {high} 之间的数。"),
@@ -73,7 +80,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "no such choice": ("{name}: “{given}” is unknown; choose {choices}.", "{name}：没有“{given}”；可选 {choices}。"),
     "odd head": (
         "The head size must be even, got {head_dim}: RoPE rotates pairs of channels.",
-        "头的大小 {head_dim} 必须是偶数：RoPE 旋转的是成对的通道。",
+        "头的维度必须是偶数，当前为 {head_dim}：RoPE 旋转成对的通道。",
     ),
     "too large": (
         "Drawing this needs more memory than the explorer may use; choose a shorter length or smaller options.",
@@ -93,7 +100,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "option size": (
         "{encoding}: {option} is a size of the layer, which is the same in every figure; leave it out.",
-        "{encoding}：{option} 是层的大小，所有图都相同；请去掉它。",
+        "{encoding}：{option} 是层的尺寸，所有图形都相同；请去掉它。",
     ),
     "option kind": (
         "{encoding}: {option}={given} must be a number, true, false or a word.",
@@ -101,126 +108,324 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "failed": ("This cannot be drawn: {error}", "无法绘制：{error}"),
     "code": ("Show the code", "显示代码"),
-    "code label": ("posenc code that computes the same values", "得到相同数字的 posenc 代码"),
+    "code label": (
+        "posenc code that computes the same values",
+        "计算相同数值的 posenc 代码",
+    ),
     "tools": ("Share and export", "分享和导出"),
     "link": ("Link to this view", "此视图的链接"),
     "copy": ("Copy the link", "复制链接"),
     "copy code": ("Copy the code", "复制代码"),
     "copied": ("Copied", "已复制"),
-    "csv": ("Download CSV", "下载 CSV"),
+    "csv": (
+        "Download CSV",
+        "下载 CSV",
+    ),
+    "no such table": (
+        "There is no table {number}; the tables of this view are 1 to {last}.",
+        "没有表 {number}；此视图的表为 1 到 {last}。",
+    ),
+    "csv table": (
+        "{number}. {title}",
+        "{number}. {title}",
+    ),
     "png": ("Download PNG", "下载 PNG"),
+    "to controls": (
+        "Settings ↓",
+        "设置 ↓",
+    ),
+    "to figures": (
+        "Figures ↑",
+        "图形 ↑",
+    ),
+    "zoom": (
+        "Drag over a figure to zoom, double-click to reset; click a name to hide its curve.",
+        "在图上拖动可放大，双击复原；点击名称可隐藏曲线。",
+    ),
     "switch": ("中文", "English"),
     "switch label": ("中文：切换到简体中文", "English: switch to English"),
     "controls": ("Controls", "控件"),
     "skip": ("Skip to the figures", "跳到图形"),
     "which head": ("Head", "头"),
     # gallery
-    "encoding": ("Encoding", "方案"),
+    "encoding": (
+        "Encoding",
+        "编码",
+    ),
     "family": ("Family", "类别"),
     "enters": ("Applied to", "作用于"),
     "parameters": ("Parameters", "参数"),
     "extrapolates": ("Extrapolates", "能否外推"),
-    "used by": ("Used by", "使用者"),
+    "used by": (
+        "Used by",
+        "使用者",
+    ),
     "when": ("When to choose it", "何时选用"),
     "sizes drawn": (
         "{parameters} as drawn, with d_model {d_model} and {heads} heads",
-        "此处 {parameters} 个，d_model {d_model}，{heads} 个头",
+        "图中为 {parameters} 个：d_model {d_model}，{heads} 个头",
+    ),
+    "values drawn": (
+        "Values drawn",
+        "图中数值",
+    ),
+    "tables trained": (
+        "{names}: the table of a small model of the lab ({layers} layers, width {width}, {heads} heads), trained to fill in masked bytes of Python source, {steps} steps of {batch} × {length} bytes. Larger models learn other numbers; the shape is typical.",
+        "{names}：取自 posenc 实验（lab）训练的小模型（{layers} 层，宽度 {width}，{heads} 个头），任务是补全 Python 源代码中被遮盖的字节，{steps} 步，每步 {batch} × {length} 个字节。更大的模型会学到不同的数值，但形状有代表性。",
+    ),
+    "mean query": (
+        "Shaw's vectors are multiplied by the query; the score is that of the mean query of each head.",
+        "Shaw 的向量要与查询相乘；图中的得分取每个头的平均查询。",
+    ),
+    "tables untrained": (
+        "{names}: untrained. Its tables are random, so the figure shows how it works, not what a model learns.",
+        "{names}：未训练。表中是随机数，因此图形只说明其原理，并非模型学到的结果。",
+    ),
+    "several axes": (
+        "{names}: for images and video. mrope is drawn for text, where its three axes are equal; axial and sinusoidal_2d for image patches, numbered row by row.",
+        "{names}：用于图像和视频。mrope 按文本绘制，此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
     ),
     # compare
-    "encoding of": ("Encoding {slot}", "方案 {slot}"),
+    "encoding of": (
+        "Encoding {slot}",
+        "编码 {slot}",
+    ),
     "no encoding here": ("(none)", "（无）"),
-    "no encoding": ("Choose at least one encoding.", "请至少选择一种方案。"),
+    "no encoding": (
+        "Choose at least one encoding.",
+        "请至少选择一种编码。",
+    ),
     "bad options": (
         "{options}: an option has a value of the wrong type (text instead of a number?).",
         "{options}：某个选项的值类型不对（是否把文字当成了数字？）。",
     ),
     "length": ("Length (tokens)", "长度（词元）"),
     "train": ("Training length (tokens)", "训练长度（词元）"),
-    "play": ("Play: grow beyond the training length", "播放：长度增长超过训练长度"),
+    "play": (
+        "Play: grow past the training length",
+        "播放：逐步超过训练长度",
+    ),
     "sampled": (
         "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds all of them.",
-        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中是全部位置。",
+        "热图每边等间隔地显示 {length} 个位置中的 {most} 个；CSV 包含全部位置。",
     ),
     "sampled csv": (
-        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds the same "
-        "positions for the heat maps, and every distance for the curves.",
-        "热图在每条边上显示 {length} 个位置中等间隔的 {most} 个；CSV 中热图也是这些位置，曲线则是每一个距离。",
+        "The heat maps show {most} of the {length} positions on each side, evenly spaced; the CSV holds the same positions for the heat maps, and every distance for the curves.",
+        "热图每边等间隔地显示 {length} 个位置中的 {most} 个；CSV 中热图与此相同，曲线则包含每一个距离。",
     ),
     "compare over": (
-        "Contribution of position to the last query's scores, head {head}",
-        "位置对最后一个查询得分的贡献，头 {head}",
+        "What position adds to the last query's scores, head {head}",
+        "位置给最后一个查询的得分加了多少，头 {head}",
     ),
-    "compare far": ("Far field: constant, decaying or oscillating", "远场：常数、衰减或振荡"),
+    "compare far": (
+        "Far field: constant, decaying or oscillating",
+        "远处：常数、衰减或振荡",
+    ),
     "compare attention": (
-        "{low} to {high} of the last query's attention is on keys {train} or more tokens back",
-        "最后一个查询有 {low} 到 {high} 的注意力落在 {train} 个词元以前",
+        "{low} to {high} of the last query's attention lies {train} or more tokens back",
+        "最后一个查询的注意力有 {low} 到 {high} 落在 {train} 个词元以前",
     ),
-    "colours": ("(colours: ±{most})", "（颜色：±{most}）"),
-    "past distance": ("distance into the past (tokens)", "向过去的距离（词元）"),
+    "colour limits": (" (colours: ±{most})", "（颜色：±{most}）"),
+    "scale": (
+        "Score axis",
+        "得分轴",
+    ),
+    "scale cut": (
+        "linear, cut off at −24",
+        "线性，在 −24 处截断",
+    ),
+    "scale full": (
+        "linear, everything",
+        "线性，全部",
+    ),
+    "scale log": (
+        "logarithmic, both signs",
+        "对数，含正负",
+    ),
+    "scale own": (
+        "each curve by its own largest",
+        "每条曲线除以自身最大值",
+    ),
+    "axis": (
+        "Distance axis",
+        "距离轴",
+    ),
+    "axis linear": (
+        "linear",
+        "线性",
+    ),
+    "axis log": (
+        "logarithmic",
+        "对数",
+    ),
+    "colours": (
+        "Colours of the heat maps",
+        "热图颜色",
+    ),
+    "colours own": (
+        "each by its own largest",
+        "各自的最大值",
+    ),
+    "colours shared": (
+        "one scale for all",
+        "统一的范围",
+    ),
+    "score own": (
+        "score ÷ the curve's largest |score|",
+        "得分 ÷ 该曲线的最大绝对值",
+    ),
+    "curve hidden": (
+        "{name} varies by {spread} here, which this scale draws as a straight line; choose another score axis to see it.",
+        "{name} 在此仅变化 {spread}，在这个坐标轴上看起来是直线；换一种得分轴即可看清。",
+    ),
+    "curve zero": (
+        "{name} is zero at every distance: it adds nothing to the scores.",
+        "{name} 在所有距离上都是零：它不改变得分。",
+    ),
+    "past distance": (
+        "distance into the past (tokens)",
+        "到过去的距离（词元）",
+    ),
     "weight": ("attention weight", "注意力权重"),
-    "costs": ("Cost at {length} tokens", "{length} 个词元时的代价"),
-    "own memory": ("Memory of its tables", "自身表的内存"),
-    "dense memory": ("Memory of a dense float32 bias", "稠密 float32 偏置的内存"),
-    "constant beyond": ("Constant beyond (past / future)", "超出此距离为常数（过去 / 未来）"),
-    "share past": ("Attention beyond the training length", "超出训练长度的注意力"),
+    "costs": (
+        "Cost at {length} tokens",
+        "{length} 个词元时的代价",
+    ),
+    "own memory": (
+        "Memory of its tables",
+        "自身的表所占内存",
+    ),
+    "dense memory": (
+        "Memory of a dense float32 bias",
+        "稠密 float32 偏置所占内存",
+    ),
+    "constant beyond": (
+        "Constant beyond (past / future)",
+        "超过此距离为常数（过去 / 未来）",
+    ),
+    "share past": (
+        "Attention beyond the training length",
+        "训练长度以外的注意力",
+    ),
     "never": ("never, within 255", "255 以内没有"),
     # sentence
     "text": ("Text", "文本"),
-    "text empty": ("There are no words in the text; type a sentence.", "文本中没有词；请输入一句话。"),
+    "text empty": (
+        "There are no tokens in the text; type something.",
+        "文本中没有词元；请输入一些文字。",
+    ),
     "text long": (
         "The text has {length:,} characters; at most {most:,} are drawn. Shorten it.",
         "文本有 {length:,} 个字符；最多绘制 {most:,} 个。请缩短。",
     ),
     "tokens cut": ("The first {most} of {number} tokens are drawn.", "只绘制 {number} 个词元中的前 {most} 个。"),
-    "tokens": ("Tokens", "词元"),
-    "strength": ("Strength of learned tables", "可学习表的强度"),
-    "strength why": (
-        "Untrained tables are random; this is their standard deviation.",
-        "未训练的表是随机的；这是其标准差。",
+    "tokens": (
+        "Tokens",
+        "词元",
     ),
-    "causal": ("Causal: later words are masked", "因果：后面的词被屏蔽"),
-    "change": ("What to change", "改变什么"),
-    "swap": ("swap two words", "交换两个词"),
-    "shift": ("shift the sentence", "平移句子"),
-    "first word": ("First word (number)", "第一个词（编号）"),
-    "second word": ("Second word (number)", "第二个词（编号）"),
-    "no such word": (
-        "The words are numbered 0 to {last}; choose two of them.",
-        "词的编号是 0 到 {last}；请选择其中两个。",
+    "sample text": ("the cat sat on the mat because the mat was warm", "猫坐在垫子上，因为垫子很暖和"),
+    "random tables": (
+        "* random tables: the pattern shows that position matters, not how a model uses it. t5 and clipped have trained biases.",
+        "* 随机的表：图案只说明位置会起作用，并非模型学到的用法。t5 和 clipped 使用训练得到的偏置。",
+    ),
+    "tokens how": (
+        "Words, runs of signs, and single Chinese or Japanese characters; no model's tokenizer is used.",
+        "按词、连续的符号切分，汉字和假名每字一个；不使用任何模型的分词器。",
+    ),
+    "strength": (
+        "Size of random tables",
+        "随机表的大小",
+    ),
+    "strength why": (
+        "Tables of this layer are untrained; this is their standard deviation.",
+        "这一层的表未经训练；这是其标准差。",
+    ),
+    "causal": (
+        "Causal: later tokens are masked",
+        "因果：屏蔽后面的词元",
+    ),
+    "change": (
+        "What to change",
+        "改变什么",
+    ),
+    "swap": (
+        "swap two tokens",
+        "交换两个词元",
+    ),
+    "shift": (
+        "shift the positions",
+        "平移位置",
+    ),
+    "first word": (
+        "First token (number)",
+        "第一个词元（编号）",
+    ),
+    "second word": (
+        "Second token (number)",
+        "第二个词元（编号）",
+    ),
+    "clamped": (
+        "The tokens are numbered 0 to {last}, so {first} and {second} are swapped.",
+        "词元编号为 0 到 {last}，因此交换的是 {first} 和 {second}。",
     ),
     "shift by": ("Start at position", "起始位置"),
-    "terms absent": ("{name} has no such terms: {terms}.", "{name} 没有这些项：{terms}。"),
-    "key word": ("key word j", "键词 j"),
-    "query word": ("query word i", "查询词 i"),
+    "terms absent": (
+        "{name} has no such terms: {terms}.",
+        "{name} 没有以下各项：{terms}。",
+    ),
+    "key word": (
+        "key token j",
+        "键（key）词元 j",
+    ),
+    "query word": (
+        "query token i",
+        "查询（query）词元 i",
+    ),
     "difference": ("change of weight", "权重变化"),
     "before": ("Before", "之前"),
-    "after swap": ("After the swap, put back in order", "交换之后，恢复原来的顺序"),
-    "difference swap": ("Effect of the swap beyond the words themselves", "除词本身之外，交换改变了什么"),
+    "after swap": (
+        "After the swap, put back in order",
+        "交换之后，按原顺序排列",
+    ),
+    "difference swap": (
+        "Effect of the swap beyond the tokens themselves",
+        "除词元本身之外，交换带来的变化",
+    ),
     "after shift": ("Starting at position {shift}", "从位置 {shift} 开始"),
-    "difference shift": ("Effect of the shift", "平移改变了什么"),
+    "difference shift": (
+        "Effect of the shift",
+        "平移带来的变化",
+    ),
     "swap nothing": (
         "{name}: swapping “{one}” and “{other}” only reorders the pattern: it does not depend on order here.",
-        "{name}：交换“{one}”和“{other}”只是重新排列了图案；在这里它不区分顺序。",
+        "{name}：交换“{one}”和“{other}”只是重排了图案；此处与顺序无关。",
     ),
     "swap something": (
         "{name}: swapping “{one}” and “{other}” changes weights by up to {most}: it depends on order.",
-        "{name}：交换“{one}”和“{other}”使权重最多改变 {most}；它能感知顺序。",
+        "{name}：交换“{one}”和“{other}”使权重最多改变 {most}；它与顺序有关。",
+    ),
+    "swap one": (
+        "{name}: the text has one token, which attends to itself; swapping needs two.",
+        "{name}：文本只有一个词元，它只关注自己；交换需要两个词元。",
     ),
     "shift nothing": (
         "{name}: starting at {shift} changes nothing: only distances matter.",
-        "{name}：从 {shift} 开始没有任何变化；只有距离起作用。",
+        "{name}：从位置 {shift} 开始没有任何变化；只与距离有关。",
     ),
     "shift something": (
         "{name}: starting at {shift} changes weights by up to {most}: absolute positions matter.",
-        "{name}：从 {shift} 开始使权重最多改变 {most}；绝对位置起作用。",
+        "{name}：从位置 {shift} 开始使权重最多改变 {most}；与绝对位置有关。",
     ),
     # extend
     "model": ("Model", "模型"),
     "model why": (
         "From published configurations; compare with your checkpoint's own.",
-        "取自公开的配置；请与你的检查点自己的配置核对。",
+        "取自公开的配置；请与自己的检查点核对。",
     ),
-    "own model": ("other: enter its settings below", "其他：在下面填写其设置"),
+    "own model": (
+        "other: the settings below",
+        "其他：使用下面的设置",
+    ),
     "paste config": ("Or paste its config.json", "或粘贴其 config.json"),
     "config long": (
         "The configuration has {length:,} characters; a config.json has a few thousand.",
@@ -261,20 +466,29 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "config head": (
         "The configuration has no head size (head_dim, or hidden_size and num_attention_heads); enter it below.",
-        "配置中没有头的大小（head_dim，或 hidden_size 和 num_attention_heads）；请在下面填写。",
+        "配置中没有头的维度（head_dim，或 hidden_size 和 num_attention_heads）；请在下面填写。",
     ),
     "not config": (
         "This is not a model's configuration; paste the whole config.json, with its braces.",
         "这不是模型的配置；请粘贴整个 config.json，包括花括号。",
     ),
-    "head size": ("Head size (channels)", "头的大小（通道）"),
-    "base": ("Base (rope_theta)", "基数（rope_theta）"),
+    "head size": (
+        "Head size (channels)",
+        "头的维度（通道）",
+    ),
+    "base": (
+        "Base (rope_theta)",
+        "基数 base（rope_theta）",
+    ),
     "original": ("Trained length (tokens)", "训练长度（词元）"),
     "target": ("Target length (tokens)", "目标长度（词元）"),
     "scaling": ("Scaling", "缩放"),
     "scaling none": ("none", "无"),
     "scaling linear": ("linear (position interpolation)", "线性（位置插值）"),
-    "scaling ntk": ("NTK-aware base", "NTK 基数"),
+    "scaling ntk": (
+        "NTK-aware base",
+        "NTK（改变基数）",
+    ),
     "scaling dynamic": ("dynamic NTK", "动态 NTK"),
     "scaling yarn": ("YaRN", "YaRN"),
     "scaling llama3": ("Llama 3", "Llama 3"),
@@ -297,7 +511,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "phases": (
         "{name}: {share} of the pairs reach phases outside the training range",
-        "{name}：{share} 的通道对的相位超出训练范围",
+        "{name}：{share} 的通道对相位超出训练范围",
     ),
     "untrained": ("1: outside the training range", "1：超出训练范围"),
     "no extension": (
@@ -309,14 +523,41 @@ TEXTS: dict[str, tuple[str, str]] = {
         "注意力因子 {factor}：cos 和 sin 乘以它，得分乘以 {square}。",
     ),
     "json": ("Merge into config.json", "合并到 config.json"),
+    "json compared": (
+        "Compared with the pasted configuration",
+        "与粘贴的配置比较",
+    ),
+    "json same": (
+        "The JSON has the same rotation and length as the pasted configuration: no differences.",
+        "JSON 的旋转和长度与粘贴的配置完全相同：没有差别。",
+    ),
+    "json differs": (
+        "{number} settings differ (≠). Both are written in one spelling, with defaults filled in.",
+        "有 {number} 项不同（≠）。两者用同一种写法，并补全默认值。",
+    ),
+    "json setting": (
+        "Setting",
+        "设置",
+    ),
+    "json pasted": (
+        "Pasted",
+        "粘贴的配置",
+    ),
+    "json here": (
+        "Here",
+        "此处",
+    ),
+    "json absent": (
+        "(not given)",
+        "（未给出）",
+    ),
     # results
     "run": ("Run folder", "实验文件夹"),
     "run why": ("A folder that posenc compare wrote.", "posenc compare 写出的文件夹。"),
     "no run": (
         "There is no run here yet; posenc compare --preset quick creates one.",
-        "这里还没有实验：运行 posenc compare --preset quick 可以得到一个。",
+        "这里还没有实验；运行 posenc compare --preset quick 可得到一个。",
     ),
-    "choose run": ("Choose a run: {runs}.", "请选择一次实验：{runs}。"),
     "not a run": (
         "{run} is not a run: it has neither report.html nor results.json.",
         "{run} 不是实验文件夹：其中没有 report.html 或 results.json。",
@@ -326,8 +567,12 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{run} 中没有 report.html；用 posenc report {run} 生成。",
     ),
     "unreadable": ("results.json cannot be read: {error}", "无法读取 results.json：{error}"),
-    "open report": ("Open the report in a separate window", "在单独的窗口中打开报告"),
-    "report of": ("Report of {run}", "{run} 的报告"),
+    "open report": (
+        "Open the report in a separate window",
+        "在新窗口中打开报告",
+    ),
+    "run of": ("{run}", "{run}"),
+    "report of": ("The whole report of {run}", "{run} 的完整报告"),
     "run task": ("{task}: {metric} beyond the training size", "{task}：超出训练规模后的{metric}"),
     "tested size": ("tested size", "测试规模"),
     "accuracy": ("accuracy", "准确率"),
@@ -335,47 +580,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "loss": ("loss (nats)", "损失（nat）"),
 }
 
-FIGURES_ZH = {
-    "position": "位置（词元）",
-    "distance": "距离 r = j − i（词元；负：过去）",
-    "dimension": "维度",
-    "cos, sin of pair": "通道（先是各对的余弦，再是正弦）",
-    "head": "头",
-    "all heads": "所有头",
-    "pair": "通道对",
-    "value": "数值",
-    "cosine": "余弦相似度",
-    "score": "得分（logit）",
-    "row": "表的行",
-    "key j": "键位置 j（词元）",
-    "query i": "查询位置 i（词元）",
-    "wavelength": "波长（旋转一圈的词元数）",
-    "encoding position": "{name}：每个位置的向量",
-    "encoding distance": "{name}：每个距离对应的表行",
-    "dimensions": "{name}：从第一个到最后一个的单个通道",
-    "similarity": "{name}：两个位置的余弦相似度（1：方向相同）",
-    "kernel": "{name}，头 {head}：{pattern}",
-    "flat": "位置没有给任何得分加值",
-    "stripes": "每条对角线为常数，只有 j − i 起作用",
-    "no stripes": "对角线上的值在变化，绝对位置起作用",
-    "over distance": "{name}：位置对得分的贡献；{pattern}",
-    "heads agree": "所有头相同",
-    "heads differ": "各头不同",
-    "buckets": "{name}：每个距离对应的表行；到 {low} 为止和从 {high} 起为常数",
-    "wavelengths": "{pairs} 个通道对中有 {slow} 个在训练的 {original} 个词元内转不满一圈",
-    "trained": "训练长度 {length}",
-    "target length": "目标长度 {length}",
-    "total": "得分 = 以下各项之和：",
-    "absent": "{term}（没有）",
-    "content·content": "内容·内容",
-    "content·position": "内容·位置",
-    "position·content": "位置·内容",
-    "position·position": "位置·位置",
-    "rotation": "旋转",
-}
-
 LANGUAGES = {
     "en": Translation({key: pair[0] for key, pair in TEXTS.items()} | dict(ENGLISH.table)),
-    "zh": Translation({key: pair[1] for key, pair in TEXTS.items()} | FIGURES_ZH),
+    "zh": Translation({key: pair[1] for key, pair in TEXTS.items()} | dict(CHINESE.table)),
 }
 PATHS = {"en": "/", "zh": "/zh"}

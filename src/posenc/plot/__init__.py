@@ -5,7 +5,8 @@
     posenc.plot.kernel(my_encoding, length=64, head=3)
 
 Each function takes an encoding, or a name with options and sizes (d_model, heads, head_dim), and returns a matplotlib
-figure. An encoding made from a name has untrained tables, initialised with seed 0. Distances are r = j - i, key minus
+figure. An encoding made from a name has the tables of a small trained model where there is one (`trained`), else
+untrained ones, initialised with seed 0; titles state which. Distances are r = j - i, key minus
 query, so the past is negative.
 """
 

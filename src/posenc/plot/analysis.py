@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from ..core.positions import Positions
 from ..encodings.registry import ENCODINGS_BY_CLASS, create
 from ..functional import scores
 from ..nn.attention import Attention
+from . import trained
 
 if TYPE_CHECKING:
     from ..encodings.rope.scaling import Scaling
 
 LAYER_SIZES = {"d_model": 512, "heads": 8}
-# A table initialised to zero draws as nothing, so these defaults give it random values instead of trained ones.
+# A table that starts at zero draws as nothing, so where no trained one fits, these defaults give it random values.
 # Encodings of images number the patches of a grid, row by row.
 DRAWN_OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"std": 1.0}, "learned": {"max_length": 512}, "axial": {"columns": 16}, "sinusoidal_2d": {"columns": 16},
@@ -37,15 +38,26 @@ DRAWN_OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+FORMULAS = {"alibi"}
+"""Encodings whose parameters start at the values of a formula, not at random ones."""
+Tables = Literal["given", "none", "trained", "untrained"]
+
+
 @dataclass(frozen=True)
 class Subject:
-    """An encoding together with the sizes of the layer it is drawn in."""
+    """An encoding together with the sizes of the layer it is drawn in.
+
+    `tables` is the origin of its learned values: an encoding of the caller ("given"), none to learn, those of a small
+    trained model (`trained`), or random ones. `query` [heads, head_dim] is that model's mean query, if a term needs it.
+    """
 
     encoding: Encoding
     name: str
     d_model: int
     heads: int
     head_dim: int
+    tables: Tables = "given"
+    query: Tensor | None = None
 
     def plan(self, positions: Positions) -> Plan:
         """The encoding's plan for these positions, with an input of ones."""
@@ -85,16 +97,24 @@ def subject(
     encoding: Encoding | str | Subject, *, seed: int = 0, d_model: int | None = None, heads: int | None = None,
     head_dim: int | None = None, **options: Any,
 ) -> Subject:  # fmt: skip
-    """A Subject from an encoding, or from an encoding's name and options; `seed` initialises learned tables."""
+    """A Subject from an encoding, or from an encoding's name and options.
+
+    A name without sizes has the tables of a trained model where there is one for its options, else random ones from
+    `seed`. Random tables are drawn with `std=` too, or with sizes.
+    """
     if isinstance(encoding, Subject):
         return encoding
     if isinstance(encoding, str):
-        sizes = {"d_model": d_model or LAYER_SIZES["d_model"], "heads": heads or LAYER_SIZES["heads"]}
+        if d_model is heads is head_dim is None and trained.fits(encoding, options):
+            return _trained_subject(encoding, options)
+        d_model, heads = d_model or LAYER_SIZES["d_model"], heads or LAYER_SIZES["heads"]
         options = {**DRAWN_OPTIONS.get(encoding, {}), **options}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = create(encoding, **sizes, head_dim=head_dim, **options)
-        return Subject(made, encoding, **sizes, head_dim=head_dim or sizes["d_model"] // sizes["heads"])
+            made = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
+        learned = any(True for _ in made.parameters()) and encoding not in FORMULAS
+        tables: Tables = "untrained" if learned else "none"
+        return Subject(made, encoding, d_model, heads, head_dim or d_model // heads, tables)
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding must be an Encoding or a name, got {type(encoding).__name__}")
     if options:
@@ -106,6 +126,17 @@ def subject(
     head_dim = head_dim or _size(encoding, "head_dim") or _head_dim_of(encoding)
     d_model = d_model or _size(encoding, "d_model") or heads * head_dim
     return Subject(encoding, known.name if known else type(encoding).__name__, d_model, heads, head_dim)
+
+
+def _trained_subject(name: str, options: dict[str, Any]) -> Subject:
+    """An encoding with a trained table. A bias serves a layer of any head size; vectors need that of their model."""
+    query = trained.queries(name)
+    sizes = LAYER_SIZES if query is None else trained.sizes()
+    with torch.random.fork_rng(devices=[]):
+        made = create(name, **sizes, **options)
+    trained.fill(name, made)
+    d_model, heads = sizes["d_model"], sizes["heads"]
+    return Subject(made, name, d_model, heads, d_model // heads, "trained", query)
 
 
 def _size(encoding: Encoding, name: str) -> int | None:
@@ -192,11 +223,12 @@ def kernel(
     """The contribution of position to the scores of queries at q [Lq] and keys at k [Lk]: [heads, Lq, Lk], float64;
     with `head`, of that head only: [1, Lq, Lk].
 
-    Queries and keys are 1 in every channel, so only their positions differ.
+    Queries and keys are 1 in every channel (queries of a trained model: their mean), so only their positions differ.
         rotary     the whole score
         absolute   the score of the position vectors alone, split into heads
         others     the score minus that of the content
 
+    Later keys are NaN where the encoding is for causal attention only: xPos grows without bound there.
     `tables` is a plan of the same subject for other positions; its tables are reused if they do not depend on them.
     """
     chosen = slice(None) if head is None else slice(head, head + 1)
@@ -207,11 +239,14 @@ def kernel(
     positions = Positions(q, k)
     plan = subject.plan(positions) if tables is None else replace(tables, positions=positions)
     heads = subject.heads
+    query = torch.ones(subject.heads, subject.head_dim) if subject.query is None else subject.query
     if head is not None and (alone := one_head(plan, head)) is not None:
-        plan, heads, chosen = alone, 1, slice(None)
-    first, second = (torch.ones(1, heads, n, subject.head_dim, dtype=torch.float64) for n in (len(q), len(k)))
+        plan, heads, chosen, query = alone, 1, slice(None), query[head : head + 1]
+    first = query[None, :, None].to(torch.float64).expand(1, heads, len(q), -1)
+    second = torch.ones(1, heads, len(k), subject.head_dim, dtype=torch.float64)
     s = scores(first, second, plan)
-    return (s if plan.rotate is not None else s - scores(first, second, Plan(positions, scale=plan.scale)))[0, chosen]
+    s = (s if plan.rotate is not None else s - scores(first, second, Plan(positions, scale=plan.scale)))[0, chosen]
+    return s.masked_fill(k > q[:, None], torch.nan) if subject.encoding.causal_only else s
 
 
 def _vectors(subject: Subject, positions: Tensor) -> Tensor:
@@ -244,17 +279,17 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
     """The vector of each position 0 .. length-1, or of each distance; None if the encoding has none.
 
     absolute     the vector added at each position
-    rotary       cos and sin of each pair's angle at each position, all cosines first
+    rotary       cos and sin of each pair's angle at each position, all cosines first (xPos: of keys)
     content      the table row of each distance, for one head
     bias         the bias of each head at each distance
     """
     if subject.absolute:
         at = sample_positions(length)
         return Vectors(_vectors(subject, at), at, False, "dimension")
-    plan = subject.plan(Positions(length))
+    plan = _centred(subject, length).plan(Positions(length))
     if plan.rotate is not None and plan.rotate.k is not None:
-        cos, sin = (each[0] if each.dim() == 3 else each[0, min(head, each.shape[1] - 1)] for each in plan.rotate.k)
-        return Vectors(torch.cat((cos, sin), dim=-1).double(), sample_positions(length), False, "cos, sin of pair")
+        rotated = [each if each.dim() == 3 else each[:, min(head, each.shape[1] - 1)] for each in plan.rotate.k]
+        return Vectors(_phases(tuple(rotated)), sample_positions(length), False, "cos, sin of pair")
     r = torch.arange(-(length - 1), length)
     for lookup in plan.lookups:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)
@@ -266,9 +301,47 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
     return None
 
 
+def _phases(phases: tuple[Tensor, Tensor]) -> Tensor:
+    """Cosines, then sines, of all pairs: [L, channels]."""
+    return torch.cat([part[0] for part in phases], dim=-1).double()
+
+
+def is_centred(subject: Subject) -> bool:
+    """Whether queries and keys have factors that are 1 at a centre: xPos."""
+    from ..encodings.rope.xpos import XPos
+
+    return isinstance(subject.encoding, XPos)
+
+
+def _centred(subject: Subject, length: int) -> Subject:
+    """xPos with its centre in the middle of the drawn positions. The centre cancels in every score, and far from it the
+    factors of queries and keys hide their vectors.
+    """
+    from ..encodings.rope.xpos import XPos
+
+    given = subject.encoding
+    if not isinstance(given, XPos) or length > given.max_length:
+        return subject
+    rope = given.rope
+    centred = XPos(
+        head_dim=rope.head_dim, base=rope.base, rotary_dim=rope.rotary_dim, layout=rope.layout,
+        scale_base=given.scale_base, gamma=given.gamma, max_length=length,
+    )  # fmt: skip
+    return replace(subject, encoding=centred)
+
+
 @torch.no_grad()
 def similarity(subject: Subject, length: int, head: int = 0) -> tuple[Tensor, Tensor, bool]:
-    """(cosine of every two vectors of `encoding`, their positions or distances, whether those are distances)."""
+    """(cosine of every two vectors of `encoding`, their positions or distances, whether those are distances).
+
+    xPos has other vectors for queries than for keys: the product of query i and key j, 1 where i = j; NaN for later keys.
+    """
+    if subject.encoding.causal_only and not subject.absolute:
+        at = sample_positions(length)
+        rotate = _centred(subject, length).plan(Positions(length)).rotate
+        if rotate is not None and rotate.q is not None and rotate.k is not None:
+            products = _phases(rotate.q) @ _phases(rotate.k).t() / rotate.k[0].shape[-1]
+            return products.masked_fill(at > at[:, None], torch.nan), at, False
     vectors = encoding(subject, length, head)
     if vectors is None:
         raise ValueError(f"{subject.name} has no vectors per position, so there is no similarity to draw")

@@ -85,7 +85,7 @@ def _lines(axes: Axes, panel: Lines) -> None:
     for number, (name, x) in enumerate(panel.vertical_marks.items()):
         axes.axvline(x, label=name, color="#666666", linestyle=DASHES[1 + number % 3], linewidth=1.0)
     axes.set_xscale("log" if panel.log_x else "linear")
-    axes.set_yscale("log" if panel.log_y else "linear")
+    axes.set_yscale("log" if panel.log_y else "symlog" if panel.signed_log_y else "linear")
     if panel.y_min is not None:
         axes.set_ylim(bottom=panel.y_min)
     if len(panel.series) + len(panel.horizontal_marks) + len(panel.vertical_marks) > 1:

@@ -44,6 +44,8 @@ class Lines:
     horizontal_marks: Mapping[str, float] = field(default_factory=dict)  # label -> y
     vertical_marks: Mapping[str, float] = field(default_factory=dict)  # label -> x
     y_min: float | None = None  # lower end of the y axis; values below it are cut off
+    styles: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name -> (colour, dash), if not the usual ones
+    signed_log_y: bool = False  # sign(y) log(1 + |y|): large and small values of either sign on one axis
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,21 @@ def array(values: Tensor) -> Array:
     return values.detach().cpu().numpy()
 
 
-def csv(panels: Sequence[Panel]) -> str:
-    """The panels' values as CSV: one block per panel, under its title."""
+def csv(panel: Panel) -> str:
+    """A panel's values as CSV, one table with one header row: x and a column for each curve, or a row and a column for
+    each cell's names.
+    """
     out = io.StringIO()
     writer = csv_writer.writer(out, lineterminator="\n")
-    for number, panel in enumerate(panels):
-        if number:
-            writer.writerow([])
-        writer.writerow([panel.title])
-        if isinstance(panel, Lines):
-            writer.writerow([panel.x_label, *panel.series])
-            writer.writerows(zip(panel.x.tolist(), *(y.tolist() for y in panel.series.values())))
-        else:
-            rows, columns = panel.labels or (panel.y.tolist(), panel.x.tolist())
-            writer.writerow([f"{panel.y_label} \\ {panel.x_label}", *columns])
-            writer.writerows([name, *row] for name, row in zip(rows, panel.z.tolist()))
+    if isinstance(panel, Lines):
+        writer.writerow([panel.x_label, *panel.series])
+        writer.writerows(zip(panel.x.tolist(), *(y.tolist() for y in panel.series.values())))
+        return out.getvalue()
+    rows, columns = panel.y.tolist(), panel.x.tolist()
+    if panel.labels is not None:  # tokens may repeat, and the names of columns must not
+        rows, columns = ([f"{n} {name}" for n, name in enumerate(names)] for names in panel.labels)
+    writer.writerow([f"{panel.y_label} \\ {panel.x_label}", *columns])
+    writer.writerows([name, *row] for name, row in zip(rows, panel.z.tolist()))
     return out.getvalue()
 
 
@@ -95,7 +97,15 @@ def _around_zero(z: Array) -> tuple[float, float]:
 
 def _stripes(z: Array) -> bool:
     """Whether every diagonal is constant (evenly sampled positions keep diagonals)."""
-    return bool(np.allclose(z[1:, 1:], z[:-1, :-1], rtol=0, atol=1e-5 * max(1e-12, float(np.abs(z).max()))))
+    near = 1e-5 * max(1e-12, float(np.nanmax(np.abs(z))))
+    return bool(np.allclose(z[1:, 1:], z[:-1, :-1], rtol=0, atol=near, equal_nan=True))
+
+
+def label(subject: Subject, words: Translation = ENGLISH) -> str:
+    """The encoding's name, with the origin of its tables: random ones show the mechanism, not what a model learns."""
+    if subject.tables in ("trained", "untrained"):
+        return words(f"{subject.tables} table", name=subject.name)
+    return subject.name
 
 
 def encoding(subject: Subject, length: int = 128, head: int = 0, *, words: Translation = ENGLISH) -> list[Panel]:
@@ -106,11 +116,17 @@ def encoding(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
     z = array(vectors.rows)
     return [
         Heat(
-            words(f"encoding {'distance' if vectors.relative else 'position'}", name=subject.name),
+            words(_vectors_title(subject, vectors), name=label(subject, words)),
             np.arange(z.shape[1]), array(vectors.at), z, words(vectors.channel),
             words("distance" if vectors.relative else "position"), words("value"), _around_zero(z),
         )
     ]  # fmt: skip
+
+
+def _vectors_title(subject: Subject, vectors: analysis.Vectors) -> str:
+    if vectors.relative:
+        return "encoding distance"
+    return "encoding centred" if analysis.is_centred(subject) else "encoding position"
 
 
 def dimensions(
@@ -132,7 +148,7 @@ def dimensions(
     series = {f"{words(vectors.channel)} {c}": array(vectors.rows[:, c]) for c in selected}
     return [
         Lines(
-            words("dimensions", name=subject.name), array(vectors.at), series,
+            words("dimensions", name=label(subject, words)), array(vectors.at), series,
             words("distance" if vectors.relative else "position"), words("value"),
         )
     ]  # fmt: skip
@@ -140,14 +156,13 @@ def dimensions(
 
 def similarity(subject: Subject, length: int = 128, head: int = 0, *, words: Translation = ENGLISH) -> list[Panel]:
     """Cosine of the vectors of every two positions (or distances)."""
-    z, at, relative = analysis.similarity(subject, length, head)
-    axis = words("distance" if relative else "position")
-    return [
-        Heat(
-            words("similarity", name=subject.name), array(at), array(at), array(z), axis, axis,
-            words("cosine"), (-1.0, 1.0),
-        )
-    ]  # fmt: skip
+    values, at, relative = analysis.similarity(subject, length, head)
+    axis, z = words("distance" if relative else "position"), array(values)
+    if np.isnan(z).any():  # later keys are masked
+        title, axes, unit = "product of query and key", (words("key j"), words("query i")), words("product")
+    else:
+        title, axes, unit = f"similarity {'distance' if relative else 'position'}", (axis, axis), words("cosine")
+    return [Heat(words(title, name=label(subject, words)), array(at), array(at), z, *axes, unit, (-1.0, 1.0))]
 
 
 def kernel(
@@ -160,10 +175,10 @@ def kernel(
     _check_head(subject, head)
     positions = analysis.sample_positions(length, most)
     z = array(analysis.kernel(subject, positions, positions, head, tables)[0])
-    pattern = words("flat") if not z.any() else words("stripes") if _stripes(z) else words("no stripes")
+    pattern = words("flat") if not np.nansum(np.abs(z)) else words("stripes") if _stripes(z) else words("no stripes")
     return [
         Heat(
-            words("kernel", name=subject.name, head=head, pattern=pattern), array(positions), array(positions), z,
+            words("kernel", name=label(subject, words), head=head, pattern=pattern), array(positions), array(positions), z,
             words("key j"), words("query i"), words("score"), _around_zero(z),
         )
     ]  # fmt: skip
@@ -176,11 +191,11 @@ def distance(
     heads = sorted({round(h * (subject.heads - 1) / 3) for h in range(4)}) if heads is None else heads
     for head in heads:
         _check_head(subject, head)
-    r = torch.arange(-reach, reach + 1)
+    r = torch.arange(-reach, 1 if subject.encoding.causal_only else reach + 1)
     z = array(analysis.over_distance(subject, r))
     same = len({z[h].tobytes() for h in heads}) == 1
     series = {words("all heads"): z[heads[0]]} if same else {f"{words('head')} {h}": z[h] for h in heads}
-    title = words("over distance", name=subject.name, pattern=words("heads agree" if same else "heads differ"))
+    title = words("over distance", name=label(subject, words), pattern=words("heads agree" if same else "heads differ"))
     return [Lines(title, array(r), series, words("distance"), words("score"))]
 
 

@@ -40,8 +40,9 @@ class Controls:
     components: list[Any]
     read: Callable[..., State]
     write: Callable[[State], list[Any]]
-    # (event, function, inputs, outputs): server-side handlers that run before the event redraws the view
-    handlers: list[tuple[Any, Callable[..., Any], list[Any], list[Any]]] = field(default_factory=list)
+    # (event, function, inputs, outputs[, what page.js makes of the inputs]): server-side handlers that run before the
+    # event redraws the view
+    handlers: list[tuple[Any, ...]] = field(default_factory=list)
     quiet: set[Any] = field(default_factory=set)  # components whose own events do not redraw
 
 
@@ -65,6 +66,11 @@ class Page:
         """Create the components inside the caller's Gradio column."""
         raise NotImplementedError
 
-    def complete(self, given: Mapping[str, str]) -> State:
-        """The state for some parameters, with defaults for the others."""
-        return {key: given.get(key, default) for key, default in self.defaults.items()}
+    def defaults_in(self, words: Translation) -> Mapping[str, str]:
+        """The defaults in a language."""
+        return self.defaults
+
+    def complete(self, given: Mapping[str, str], words: Translation | None = None) -> State:
+        """The state for some parameters, with defaults for the others: those of a language, if it is given."""
+        defaults = self.defaults if words is None else self.defaults_in(words)
+        return {key: given.get(key, default) for key, default in defaults.items()}

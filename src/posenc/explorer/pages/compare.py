@@ -26,6 +26,7 @@ from ..url_state import InputError, State
 from . import snippets
 from .base import Controls, Figure, Page, View
 from .option_controls import Option, options_of, validate
+from .table_origin import axes_notes, trained_notes, untrained_notes
 
 SLOTS = ("a", "b", "c")
 MAX_LENGTH = 65536
@@ -36,6 +37,12 @@ and the export holds every position.
 LOWEST_SCORE = -24.0
 """Lower end of the score axes: e^-24 is negligible, and ALiBi's scores would flatten every other curve."""
 SLIDERS, SWITCHES, CHOICES = 3, 3, 3
+SCALES = ("cut", "full", "log", "own")
+"""Of scores: cut off at LOWEST_SCORE, everything, sign · log(1 + |score|), each curve by its own largest score."""
+AXES = ("linear", "log")
+COLOURS = ("own", "shared")
+HIDDEN = 0.02
+"""A curve that covers less of the axis than this share draws as a straight line."""
 
 
 # The caches keep what a moving slider does not change. Subjects are never modified; the largest table has 17 MB, and a
@@ -48,8 +55,9 @@ def _subject(word: str) -> Subject:
 
 @lru_cache(maxsize=32)
 def _meta_subject(word: str) -> Subject:
-    """A subject for shapes and spans only: on the meta device if it has parameters."""
-    subject = _subject(word)
+    """A subject for shapes and spans only, of the same layer for all encodings: on the meta device if it has parameters."""
+    name, options = spec.parse(word)
+    subject = analysis.subject(name, **analysis.LAYER_SIZES, **options)
     return subject.on_meta() if subject.parameters else subject
 
 
@@ -78,12 +86,10 @@ def _is_exact(word: str) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _heat(word: str, length: int, head: int, most: int, words: Translation) -> Panel:
+def _heat(word: str, length: int, head: int, most: int, words: Translation) -> Heat:
     (drawn,) = panels.kernel(_subject(word), length, head, most=most, tables=_tables(word), words=words)
     assert isinstance(drawn, Heat)
-    assert drawn.limits is not None
-    title = f"{drawn.title} {words('colours', most=f'{drawn.limits[1]:.3g}')}"
-    return replace(drawn, title=title, colour_bar=False)  # three bars take the browser as long as the heat maps
+    return drawn
 
 
 @lru_cache(maxsize=32)
@@ -113,14 +119,17 @@ def _far_field(word: str, head: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
     """(parameters, span) of an encoding."""
-    subject = _subject(word)
+    subject = _meta_subject(word)
     return subject.parameters, None if subject.absolute else analysis.span_of(_meta_plan(word, 256))
 
 
 class Compare(Page):
     key = "compare"
     figures = 2
-    defaults = {"a": "t5", "b": "alibi", "c": "rope", "length": "512", "train": "256", "head": "0"}
+    defaults = {
+        "a": "t5", "b": "alibi", "c": "rope", "length": "512", "train": "256", "head": "0", "scale": "cut", "axis": "linear",
+        "colours": "own",
+    }  # fmt: skip
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
         length = url_state.read_int(state, "length", 2, MAX_LENGTH, words)
@@ -129,8 +138,10 @@ class Compare(Page):
         return self._view(state, words, length, most, 2 * most, coarse=coarse)
 
     def export(self, state: State, words: Translation) -> list[Panel]:
+        """The scores themselves, whatever the scale of the figures."""
         length = url_state.read_int(state, "length", 2, MAX_LENGTH, words)
-        return self._view(state, words, length, length if length <= EASY else FINE, length).panels()
+        plain = {**state, "scale": "full", "axis": "linear", "colours": "own"}
+        return self._view(plain, words, length, length if length <= EASY else FINE, length).panels()
 
     def _view(
         self, state: State, words: Translation, length: int, most: int, distances: int, *, coarse: bool = False
@@ -138,6 +149,9 @@ class Compare(Page):
         """About `most` positions per side of a heat map, and about `distances` points per curve."""
         train = url_state.read_int(state, "train", 1, MAX_LENGTH, words)
         head = url_state.read_int(state, "head", 0, analysis.LAYER_SIZES["heads"] - 1, words)
+        scale = url_state.read_choice(state, "scale", SCALES, words)
+        axis = url_state.read_choice(state, "axis", AXES, words)
+        colours = url_state.read_choice(state, "colours", COLOURS, words)
         chosen = {slot: spec.parse(state[slot]) for slot in SLOTS if state[slot]}
         if not chosen:
             raise InputError(words("no encoding"))
@@ -145,7 +159,7 @@ class Compare(Page):
             validate(name, options, words)
         notes: list[str] = []
         chosen_words: dict[str, str] = {}
-        heat: list[Panel] = []
+        heat: list[Heat] = []
         for slot, (name, _) in chosen.items():
             label = _label(name, slot, chosen)
             checkpoint()
@@ -161,14 +175,16 @@ class Compare(Page):
             heat.append(_renamed(drawn, label, name))
         if not chosen_words:
             raise InputError(" ".join(notes))
-        curves, share = _curves(chosen_words, length, train, head, distances, coarse, words)
+        curves, share, hidden = _curves(chosen_words, length, train, head, distances, coarse, (scale, axis), words)
+        subjects = [_subject(word) for word in chosen_words.values()]
+        origin = trained_notes(subjects, words)
         labelled = {_label(name, slot, chosen): (name, options) for slot, (name, options) in chosen.items()}
         drawn_encodings = {label: labelled[label] for label in chosen_words}
         return View(
-            [Figure(curves, columns=3, height=370), Figure(heat, columns=3, height=390)],
+            [Figure(curves, columns=3, height=370), Figure(_coloured(heat, colours, words), columns=3, height=390)],
             code=snippets.kernels(drawn_encodings, length),
-            html=_costs(chosen_words, length, share, words) + _sampling_note(length, most, words),
-            notes=notes,
+            html=_costs(chosen_words, length, share, words) + _paragraphs([*_sampling(length, most, words), *origin]),
+            notes=[*notes, *untrained_notes(subjects, words), *axes_notes(subjects, words), *hidden],
             finer=coarse,
         )
 
@@ -184,8 +200,15 @@ class Compare(Page):
             0, analysis.LAYER_SIZES["heads"] - 1, 0, step=1, label=words("which head"), elem_id="compare-head"
         )
         play = gr.Button(words("play"), elem_id="compare-play")
+        scales = [
+            gr.Dropdown(
+                [(words(f"{key} {choice}"), choice) for choice in choices], value=self.defaults[key], label=words(key),
+                elem_id=f"compare-{key}",
+            )
+            for key, choices in (("scale", SCALES), ("axis", AXES), ("colours", COLOURS))
+        ]  # fmt: skip
         clock = gr.Timer(0.7, active=False)
-        components = [component for slot in slots for component in slot.components] + [length, train, head]
+        components = [component for slot in slots for component in slot.components] + [length, train, head, *scales]
         width = len(slots[0].components)
 
         def read(*values: Any) -> State:
@@ -193,11 +216,12 @@ class Compare(Page):
                 slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)
             }  # fmt: skip
             rest = map(url_state.to_text, values[len(slots) * width :])
-            return {**read_slots, **dict(zip(("length", "train", "head"), rest))}
+            return {**read_slots, **dict(zip(("length", "train", "head", "scale", "axis", "colours"), rest))}
 
         def write(wanted: State) -> list[Any]:
             updates = [update for slot in slots for update in slot.write(wanted[slot.key])]
-            return [*updates, *(int(wanted[key]) for key in ("length", "train", "head"))]
+            rest = [int(wanted[key]) for key in ("length", "train", "head")]
+            return [*updates, *rest, *(wanted[key] for key in ("scale", "axis", "colours"))]
 
         def start(train_length: float) -> list[Any]:
             """Start the animation at half the training length."""
@@ -299,14 +323,32 @@ def _label(name: str, slot: str, chosen: Mapping[str, tuple[str, dict[str, Any]]
     return f"{name} ({slot.upper()})" if twice else name
 
 
-def _renamed(panel: Panel, label: str, name: str) -> Panel:
+def _renamed(panel: Heat, label: str, name: str) -> Heat:
     return replace(panel, title=panel.title.replace(name, label, 1))
 
 
+def _coloured(heat: list[Heat], colours: str, words: Translation) -> list[Panel]:
+    """The heat maps with their own limits of colour, or with those of all; titles state them, since three colour bars take
+    the browser as long as the heat maps.
+    """
+    most = [panel.limits[1] for panel in heat if panel.limits is not None]
+    limits = [max(most)] * len(most) if colours == "shared" else most
+    return [
+        replace(
+            panel, title=f"{panel.title}{words('colour limits', most=f'{limit:.3g}')}", colour_bar=False, limits=(-limit, limit)
+        )
+        for panel, limit in zip(heat, limits)
+    ]  # fmt: skip
+
+
 def _curves(
-    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, words: Translation
-) -> tuple[list[Panel], dict[str, float]]:
-    """(panels over distance, of the far field and of the last query's attention; its share beyond the training length)."""
+    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, scales: tuple[str, str],
+    words: Translation,
+) -> tuple[list[Panel], dict[str, float], list[str]]:  # fmt: skip
+    """(panels over distance, of the far field and of the last query's attention; its share beyond the training length;
+    notes about curves that the scale hides).
+    """
+    scale, axis = scales
     near = analysis.sample_positions(length, most).flip(0).neg()  # includes the query itself
     over, far, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
@@ -315,29 +357,58 @@ def _curves(
         distances = near if coarse else torch.arange(-(length - 1), 1)
         weights = torch.softmax(scores, 0)
         sampled = slice(None) if coarse else near + length - 1
-        over[label], attention[label] = array(scores[sampled]), array(weights[sampled])
         share[label] = float(weights[distances <= -train].sum())
-        far[label] = array(_far_field(word, head))
-    mark = {words("trained", length=train): float(-train)} if train < length else {}
-    tail = {words("trained", length=train): float(train)}
+        name = label if _subject(word).tables != "untrained" else words("untrained table", name=label)
+        over[name], attention[name] = array(scores[sampled]), array(weights[sampled])
+        far[name] = array(_far_field(word, head))
     low, high = min(share.values()), max(share.values())
+    hidden = _hidden(over, scale, words)
+    score: dict[str, Any] = {
+        "y_label": words("score own" if scale == "own" else "score"),
+        "signed_log_y": scale == "log",
+    }
     lowest = [float(np.nanmin(y)) for curves in (over, far) for y in curves.values() if np.isfinite(y).any()]
-    y_min = LOWEST_SCORE if min(lowest) < LOWEST_SCORE else None
+    score["y_min"] = LOWEST_SCORE if scale == "cut" and min(lowest) < LOWEST_SCORE else None
+    if scale == "own":
+        largest = {name: float(np.nanmax(np.abs([*over[name], *far[name]]), initial=1e-12)) for name in over}
+        over, far = ({name: y / largest[name] for name, y in curves.items()} for curves in (over, far))
+    x: dict[str, Any] = {"x": array(near), "x_label": words("distance")}
+    mark = {words("trained", length=train): float(-train)} if train < length else {}
+    if axis == "log":  # the query's own position has no place on it
+        past = np.flatnonzero(array(near) < 0)[::-1]
+        over, attention = ({name: y[past] for name, y in curves.items()} for curves in (over, attention))
+        x = {"x": -array(near)[past], "x_label": words("past distance"), "log_x": True}
+        mark = {name: -at for name, at in mark.items()}
+    tail = {words("trained", length=train): float(train)}
     drawn: list[Panel] = [
+        Lines(words("compare over", head=head), series=over, vertical_marks=mark, **x, **score),
         Lines(
-            words("compare over", head=head), array(near), over, words("distance"), words("score"), vertical_marks=mark,
-            y_min=y_min,
+            words("compare far"), array(FAR_DISTANCES.abs())[::-1], {name: y[::-1] for name, y in far.items()},
+            words("past distance"), log_x=True, vertical_marks=tail, **score,
         ),
         Lines(
-            words("compare far"), array(FAR_DISTANCES.abs()), far, words("past distance"), words("score"), log_x=True,
-            vertical_marks=tail, y_min=y_min,
-        ),
-        Lines(
-            words("compare attention", low=f"{low:.0%}", high=f"{high:.0%}", train=train), array(near), attention,
-            words("distance"), words("weight"), vertical_marks=mark, log_y=True, y_min=1e-6,
+            words("compare attention", low=f"{low:.0%}", high=f"{high:.0%}", train=train), series=attention, **x,
+            y_label=words("weight"), vertical_marks=mark, log_y=True, y_min=1e-6,
         ),
     ]  # fmt: skip
-    return drawn, share
+    return drawn, share, hidden
+
+
+def _hidden(over: dict[str, Any], scale: str, words: Translation) -> list[str]:
+    """A note for each curve that draws as a straight line although it is none, or that is zero."""
+    notes = [words("curve zero", name=name) for name, y in over.items() if not np.nansum(np.abs(y))]
+    if scale == "own":
+        return notes
+    shown = {name: y if scale == "full" else np.maximum(y, LOWEST_SCORE) for name, y in over.items()}
+    if scale == "log":
+        shown = {name: np.sign(y) * np.log10(1 + np.abs(y)) for name, y in over.items()}
+    whole = max(float(np.nanmax(y)) for y in shown.values()) - min(float(np.nanmin(y)) for y in shown.values())
+    for name, y in shown.items():
+        if 0 < float(np.nanmax(y) - np.nanmin(y)) < HIDDEN * whole:
+            notes.append(
+                words("curve hidden", name=name, spread=f"{float(np.nanmax(over[name]) - np.nanmin(over[name])):.2g}")
+            )
+    return notes
 
 
 def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Translation) -> str:
@@ -355,7 +426,11 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
         )  # fmt: skip
     head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(
+            f'<td data-label="{escape(words(name))}">{escape(cell)}</td>' for name, cell in zip(header[1:], row[1:])
+        )
+        + "</tr>"
         for row in rows
     )
     return (
@@ -364,19 +439,22 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
     )
 
 
-def _sampling_note(length: int, most: int, words: Translation) -> str:
+def _sampling(length: int, most: int, words: Translation) -> list[str]:
     """A note if the heat maps show only some of the positions."""
     if length <= most:
-        return ""
+        return []
     number = len(analysis.sample_positions(length, most))
-    note = words("sampled" if length <= EASY else "sampled csv", most=number, length=length)
-    return f"<p>{escape(note)}</p>"
+    return [words("sampled" if length <= EASY else "sampled csv", most=number, length=length)]
+
+
+def _paragraphs(sentences: list[str]) -> str:
+    return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
 def plan_memory(word: str, length: int) -> int:
     """Bytes of a plan's tensors at this length, extrapolated from two short plans: they grow linearly with it."""
-    if _subject(word).absolute:
-        return 4 * length * _subject(word).d_model
+    if _meta_subject(word).absolute:
+        return 4 * length * _meta_subject(word).d_model
     short, twice = (_bytes(_meta_plan(word, n)) for n in (16, 32))
     return short + (twice - short) * (length - 16) // 16
 

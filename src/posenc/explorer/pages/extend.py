@@ -22,6 +22,7 @@ from ...plot.translations import Translation
 from .. import url_state
 from ..url_state import InputError, State
 from .base import Controls, Figure, Page, View
+from .pasted_config import FORM, KINDS, SEPARATE, compact, compared, from_json, listed
 
 
 class Model(NamedTuple):
@@ -51,14 +52,8 @@ def _models() -> dict[str, Model]:
 
 
 MODELS = _models()
-KINDS: dict[str, type[Scaling]] = {
-    "linear": kinds.Linear, "ntk": kinds.NTK, "dynamic": kinds.DynamicNTK, "yarn": kinds.YaRN, "llama3": kinds.Llama3,
-    "longrope": kinds.LongRoPE, "proportional": kinds.Proportional,
-}  # fmt: skip
 SCALINGS = ("none", *KINDS)
-KEYS = ("head_dim", "base", "original", "target", "scaling", "options", "factors", "short")
-SEPARATE = {"original", "short", "long", "freeze_at"}
-"""Fields of a scaling that have their own control, or none on this page."""
+KEYS = (*FORM, "config")
 ROTATION = ("rotary_dim", "layout", "values")
 """Options of RoPE itself, in addition to those of its scaling."""
 MAX_LENGTH = 4_194_304
@@ -69,12 +64,14 @@ class Extend(Page):
     figures = 2
     defaults = {
         "head_dim": "128", "base": "10000", "original": "4096", "target": "16384", "scaling": "yarn", "options": "",
-        "factors": "", "short": "",
+        "factors": "", "short": "", "config": "",
     }  # fmt: skip
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
         blank = [key for key in KEYS[:4] if not state[key].strip()]
         if blank:
+            if state["config"]:
+                from_json(state["config"], words, clear=True)
             names = words("comma").join(url_state.label(key, words) for key in blank)
             raise InputError(words("form empty", names=names), clear=True)
         head_dim = url_state.read_int(state, "head_dim", 4, 1024, words)
@@ -113,7 +110,7 @@ class Extend(Page):
         return View(
             [Figure([waves], columns=1, height=420), Figure(phases, columns=2, height=400)],
             code=_code(made, {"head_dim": head_dim, "base": base, **rotation}, target),
-            html=_configuration(rope, original, target, words),
+            html=_configuration(rope, original, target, state["config"], words),
             notes=notes,
         )
 
@@ -148,42 +145,41 @@ class Extend(Page):
             label=words("short factors"), info=words("short factors why"), lines=1, max_lines=3, elem_id="extend-short"
         )
         message = gr.HTML("", elem_id="extend-message")
-        components = [head_dim, base, original, target, scaling, options, factors, short]
+        form = [head_dim, base, original, target, scaling, options, factors, short]
+        components = [*form, config, model]
 
         def read(*values: Any) -> State:
-            return {key: url_state.to_text(value).strip() for key, value in zip(KEYS, values)}
+            state = {key: url_state.to_text(value).strip() for key, value in zip(KEYS, values)}
+            return {**state, "config": compact(state["config"])}
 
         def write(wanted: State) -> list[Any]:
             whole = {key: int(float(wanted[key])) for key in ("head_dim", "original", "target") if wanted[key]}
             exact = {"base": float(wanted["base"]) if wanted["base"] else None}
-            return [{**wanted, **dict.fromkeys(KEYS[:4]), **whole, **exact}[key] for key in KEYS]
+            filled = {**wanted, **dict.fromkeys(KEYS[:4]), **whole, **exact}
+            known = model_of(filled["head_dim"], filled["base"], filled["original"], wanted["factors"])
+            return [*(filled[key] for key in KEYS), "" if wanted["config"] else known]
 
         def fill(name: str, wanted: float | None, kind: str) -> list[Any]:
             """Fill in a model's settings; a LongRoPE model also sets the factors, the length and the scaling."""
             if name not in MODELS:
-                return [gr.skip()] * 9
+                return [gr.skip()] * (len(form) + 2)
             chosen = MODELS[name]
             if chosen.long:
                 length, kind = chosen.target, "longrope"
             else:
                 length = int(wanted) if wanted and wanted > chosen.original else chosen.target
                 kind = "yarn" if kind == "longrope" else kind  # the factors were those of another model
-            return [
-                chosen.head_dim,
-                chosen.base,
-                chosen.original,
-                length,
-                kind,
-                "",
-                _text(chosen.long),
-                _text(chosen.short),
-                "",
-            ]
+            sizes = [chosen.head_dim, chosen.base, chosen.original, length, kind, ""]
+            return [*sizes, listed(chosen.long), listed(chosen.short), "", ""]
 
-        def paste(text: str) -> list[Any]:
-            """Replace the whole form by the settings of a pasted configuration."""
-            if not (text or "").strip():
-                return [gr.skip()] * 9 + [""]
+        def paste(text: str | None) -> list[Any]:
+            """Replace the whole form by the settings of a pasted configuration; None is one that came with a link, which
+            has filled in the form too.
+            """
+            if text is None:
+                return [gr.skip()] * (len(form) + 2)
+            if not text.strip():
+                return [gr.skip()] * (len(form) + 1) + [""]
             try:
                 found = from_json(text, words)
             except ValueError as error:
@@ -193,7 +189,13 @@ class Extend(Page):
                        (("head", found.head_dim), ("length", found.original)) if value is None]  # fmt: skip
             taken = words("config taken", given=found.summary(words))
             alerts = "".join(f'<p class="input-error" role="alert">{escape(sentence)}</p>' for sentence in missing)
-            return ["", *found, f'{alerts}<p class="note">{escape(taken)}</p>']
+            known = model_of(found.head_dim, found.base, found.original, found.factors)
+            known = known if found.scaling in ("none", "longrope") else ""  # an extended model is another one
+            return [known, *found, f'{alerts}<p class="note">{escape(taken)}</p>']
+
+        def follow(*values: Any) -> str:
+            """The model whose settings the form has, if there is one."""
+            return model_of(*values)
 
         def retarget(text: str) -> str:
             """A new length from the user: the factor follows from it again."""
@@ -209,77 +211,35 @@ class Extend(Page):
             read,
             write,
             handlers=[
-                (model.input, fill, [model, target, scaling], [*components, config]),
-                (config.change, paste, [config], [model, *components, message]),
+                (model.input, fill, [model, target, scaling], [*form, config, message]),
+                (
+                    config.change,
+                    paste,
+                    [config],
+                    [model, *form, message],
+                    "text => [posenc.isOfLink('extend', text) ? null : text]",
+                ),
+                *(
+                    (box.input, follow, [head_dim, base, original, factors], [model])
+                    for box in (head_dim, base, original)
+                ),
                 (target.input, retarget, [options], [options]),
                 (original.input, retarget, [options], [options]),
                 (scaling.input, rescale, [options], [options]),
             ],
+            quiet={model, config},
         )
 
 
 CLEARED = (None, None, None, None, "none", "", "", "")
 
 
-class Pasted(NamedTuple):
-    """The settings of a pasted config.json, one value per control; None if it is absent."""
-
-    head_dim: int | None
-    base: float
-    original: int | None
-    target: int | None
-    scaling: str
-    options: str
-    factors: str
-    short: str
-
-    def summary(self, words: Translation) -> str:
-        """The settings as a sentence."""
-        given = {url_state.label(key, words): value for key, value in zip(KEYS, self) if value not in (None, "")}
-        return words("comma").join(f"{name} {str(value)[:120]}" for name, value in given.items())
-
-
-def from_json(text: str, words: Translation) -> Pasted:
-    """Read a pasted config.json."""
-    if len(text) > 100_000:
-        raise InputError(words("config long", length=len(text)))
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(words("not json", error=error.msg, line=error.lineno, column=error.colno)) from None
-    except RecursionError:
-        raise InputError(words("not config")) from None
-    if not isinstance(config, dict):
-        raise InputError(words("not config"))
-    from ...encodings.rope.configs import read
-    from ...encodings.rope.fields import field, has_rotation, keys, text_part
-
-    config = keys("config.json", config)
-    if not has_rotation(config):
-        raise InputError(words("no rotation"))
-    setup = read(config)
-    if setup.sections is not None:
-        raise InputError(words("config sections"))
-    scaling, longest = setup.scaling, field(text_part(config), "max_position_embeddings")
-    kind = next((name for name, made in KINDS.items() if type(scaling) is made), "none")
-    options: dict[str, Any] = {}
-    if scaling is not None:
-        given = {each.name: getattr(scaling, each.name) for each in fields(scaling) if each.name not in SEPARATE}
-        plain = {each.name: each.default for each in fields(scaling)}
-        options = {name: value for name, value in given.items() if name == "factor" or value != plain[name]}
-    if setup.rotary_dim != setup.head_dim:
-        options["rotary_dim"] = setup.rotary_dim
-    options |= {"layout": setup.layout} if setup.layout != "half" else {}
-    options |= {"values": True} if setup.values else {}
-    original = getattr(scaling, "original", None) or longest
-    if longest is None and original is not None:
-        longest = int(original * options.get("factor", 1.0))
-    long, short = (_text(getattr(scaling, name, ())) for name in ("long", "short"))
-    written = url_state.format_encoding("", options).removeprefix(":")
-    return Pasted(
-        setup.head_dim, 10000.0 if setup.base is None else setup.base, None if original is None else int(original),
-        None if longest is None else int(longest), kind, written, long, short,
-    )  # fmt: skip
+def model_of(head_dim: Any, base: Any, original: Any, factors: str = "") -> str:
+    """The known model with these settings; empty if there is none."""
+    for name, model in MODELS.items():
+        if (head_dim, base, original) == model[:3] and (not model.long or factors == listed(model.long)):
+            return name
+    return ""
 
 
 def options_of(text: str, kind: str, words: Translation) -> dict[str, Any]:
@@ -311,10 +271,6 @@ def _rotary_dim(rotation: Mapping[str, Any], head_dim: int, words: Translation) 
     if size % 2:
         raise InputError(words("odd head", head_dim=size))
     return size
-
-
-def _text(factors: tuple[float, ...]) -> str:
-    return ", ".join(map(str, factors))
 
 
 def scaling_of(
@@ -359,13 +315,14 @@ def _factors(text: str, pairs: int, words: Translation) -> tuple[float, ...]:
     return found
 
 
-def _configuration(rope, original: int, target: int, words: Translation) -> str:
-    """The attention factor, and the JSON to merge into config.json."""
+def _configuration(rope, original: int, target: int, pasted: str, words: Translation) -> str:
+    """The attention factor, the JSON to merge into config.json, and its differences from the pasted one."""
     factor = rope.attention_factor
     try:
         config = kinds.to_config(rope)
         config.setdefault("max_position_embeddings", max(original, target))
         block = f"<pre tabindex='0' id='extend-json'><code>{escape(json.dumps(config, indent=2))}</code></pre>"
+        block += compared(pasted, config, words)
     except ValueError as error:
         block = f"<p>{escape(str(error))}</p>"
     return (

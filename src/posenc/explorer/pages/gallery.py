@@ -11,6 +11,7 @@ from ..url_state import State, read_choice, to_text
 from . import snippets
 from .base import Controls, Figure, Page, View
 from .descriptions import describe
+from .table_origin import axes_notes, trained_notes, untrained_notes
 
 LENGTH = 96
 
@@ -27,7 +28,8 @@ class Gallery(Page):
         return View(
             [Figure(drawn, columns=2, height=370)],
             code=snippets.kernel(subject, {}, LENGTH),
-            html=_card(name, subject.parameters, words),
+            html=_card(name, subject, words),
+            notes=[*untrained_notes([subject], words), *axes_notes([subject], words)],
         )
 
     def controls(self, words: Translation) -> Controls:
@@ -39,9 +41,10 @@ class Gallery(Page):
         return Controls([encoding], lambda name: {"encoding": to_text(name)}, lambda state: [state["encoding"]])
 
 
-def _card(name: str, parameters: int, words: Translation) -> str:
+def _card(name: str, subject: analysis.Subject, words: Translation) -> str:
     which, description = info(name), describe(name, words.table["language"])
-    size = words("sizes drawn", parameters=f"{parameters:,}", **analysis.LAYER_SIZES)
+    sizes = {"d_model": subject.d_model, "heads": subject.heads}
+    size = words("sizes drawn", parameters=f"{subject.parameters:,}", **sizes)
     rows = {
         words("family"): description.family,
         words("enters"): description.enters,
@@ -50,6 +53,8 @@ def _card(name: str, parameters: int, words: Translation) -> str:
         words("used by"): which.used_by,
         words("when"): description.when,
     }
+    if subject.tables == "trained":
+        rows[words("values drawn")] = " ".join(trained_notes([subject], words))
     facts = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in rows.items())
     return (
         f'<article class="card"><h2>{escape(name)} <code>posenc.{escape(which.class_name)}</code></h2>'

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ...encodings.registry import SIZES, info
+from ...plot import trained
 from ...plot.analysis import DRAWN_OPTIONS
 from ...plot.translations import Translation
 from ..url_state import InputError
@@ -89,6 +90,8 @@ def options_of(name: str) -> tuple[Option, ...]:
     found = []
     for parameter in inspect.signature(cls.__init__).parameters.values():
         if parameter.name == "self" or parameter.name in SIZES or parameter.name in HIDDEN:
+            continue
+        if parameter.name == "std" and trained.fits(name, {}):  # the drawn table is a trained one
             continue
         default = DRAWN_OPTIONS.get(name, {}).get(parameter.name, parameter.default)
         option = _option(name, parameter.name, default, hints.get(parameter.name))

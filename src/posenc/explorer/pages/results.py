@@ -20,44 +20,61 @@ FOLDERS = ("out", "runs", ".")
 class Results(Page):
     key = "results"
     figures = 1
+    html_first = True
     defaults = {"run": ""}
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
-        text = state["run"].strip()
+        text = state["run"].strip() or next(iter(runs()), "")
         if not text:
-            found = runs()
-            raise InputError(words("no run") if not found else words("choose run", runs=", ".join(found)))
+            raise InputError(words("no run"), clear=True)
         folder = run_folder(text)
         if folder is None:
-            raise InputError(words("not a run", run=text[:200]))
+            raise InputError(words("not a run", run=text[:200]), clear=True)
         drawn: list[Panel] = []
         notes: list[str] = []
-        code = ""
+        code = answer = ""
         if (folder / "results.json").is_file():
             code = f"from posenc.lab import results\nrun = results.read({str(folder)!r})\nrows = run.rows"
             try:
-                drawn = _figures(folder, words)
+                answer, drawn = _summary(folder, words)
             except Exception as error:  # a file of another version or origin: its report may still open
                 notes.append(words("unreadable", error=f"{type(error).__name__}: {error}"))
-        if not (folder / "report.html").is_file():
+        if (folder / "report.html").is_file():
+            answer += _report(folder, is_open=not answer, words=words)
+        else:
             notes.append(words("no report", run=str(folder)))
-            return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, notes=notes)
-        address = f"/report?run={quote(str(folder))}"
-        frame = (
-            f'<p><a href="{escape(address)}" target="_blank" rel="noopener">{escape(words("open report"))}</a></p>'
-            f'<iframe src="{escape(address)}" title="{escape(words("report of", run=folder.name))}" '
-            'sandbox="allow-scripts allow-downloads" class="report"></iframe>'
+        title = f'<h2 class="run-name">{escape(words("run of", run=folder.name))}</h2>'
+        return View(
+            [Figure(drawn, columns=1, height=400)] if drawn else [], code=code, html=title + answer, notes=notes
         )
-        return View([Figure(drawn, columns=2, height=400)] if drawn else [], code=code, html=frame, notes=notes)
 
     def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
+        found = runs()
         run = gr.Dropdown(
-            runs(), value=None, label=words("run"), info=words("run why"), allow_custom_value=True,
+            found, value=found[0] if found else None, label=words("run"), info=words("run why"), allow_custom_value=True,
             elem_id="results-run",
         )  # fmt: skip
-        return Controls([run], lambda text: {"run": to_text(text)}, lambda state: [state["run"] or None])
+
+        def write(state: State) -> list[Any]:
+            """The list is read again: runs may have come since the server started."""
+            now = runs()
+            return [gr.update(choices=now, value=state["run"] or next(iter(now), None))]
+
+        return Controls([run], lambda text: {"run": to_text(text)}, write)
+
+
+def _report(folder: Path, *, is_open: bool, words: Translation) -> str:
+    """The run's report in a frame, folded away below the answer."""
+    address = escape(f"/report?run={quote(str(folder))}")
+    title = escape(words("report of", run=folder.name))
+    return (
+        f'<details class="whole-report"{" open" * is_open}><summary>{title}</summary>'
+        f'<p><a href="{address}" target="_blank" rel="noopener">{escape(words("open report"))}</a></p>'
+        f'<iframe src="{address}" title="{title}" loading="lazy" sandbox="allow-scripts allow-downloads" class="report"></iframe>'
+        "</details>"
+    )
 
 
 def runs() -> list[str]:
@@ -80,26 +97,37 @@ def run_folder(text: str) -> Path | None:
     return folder if known else None
 
 
-def _figures(folder: Path, words: Translation) -> list[Panel]:
-    """One panel per task: its metric over the tested size, one curve per encoding."""
+def _summary(folder: Path, words: Translation) -> tuple[str, list[Panel]]:
+    """(the answer as HTML, one panel per task: its metric over the tested size, one curve per encoding)."""
+    from ...lab import summary
+    from ...lab.lines import labels, styles
     from ...lab.results import metric_of, read
+    from ...lab.texts import Words
 
     run = read(folder)
     drawn: list[Panel] = []
     for task in run.tasks():
         metric = metric_of(task)
-        rows = [row for row in run.rows if row["task"] == task["task"]]
-        sizes = sorted({row["size"] for row in rows})
+        sizes = sorted({row["size"] for row in run.rows if row["task"] == task["task"]})
+        names = labels(run.encodings(task))
+        dashes = {
+            name: ",".join(f"{part}px" for part in style.dash.split()) or "solid"
+            for name, style in styles(list(names)).items()
+        }
+        drawn_as = {names[name]: (style.colour, dashes[name]) for name, style in styles(list(names)).items()}
         series: dict[str, Any] = {}
         for encoding in run.encodings(task):
             points = [run.point(task, encoding, size, metric) for size in sizes]
-            series[encoding] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
+            series[names[encoding]] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
         if series and sizes:
             drawn.append(
                 Lines(
                     words("run task", task=task["task"], metric=words(metric)), np.array(sizes, dtype=float), series,
-                    words("tested size"), words(metric),
+                    words("tested size"), words(metric), log_x=True, styles=drawn_as,
                     vertical_marks={words("trained", length=task["train"]): float(task["train"])},
                 )
             )  # fmt: skip
-    return drawn
+    answer = str(summary.as_html(run, Words(words("language")))) if run.rows else ""
+    # the page around it has styles of its own, which a class that is named three times outweighs
+    style = summary.STYLE.replace(".lab", ".lab.lab.lab")
+    return f"<style>{style}</style>{answer}" if answer else "", drawn

@@ -18,12 +18,13 @@ import posenc
 from ...core.positions import Positions
 from ...encodings.registry import info, list_encodings
 from ...nn.attention import Attention
-from ...plot import panels
-from ...plot.analysis import DRAWN_OPTIONS, TERMS
+from ...plot import panels, trained
+from ...plot.analysis import DRAWN_OPTIONS, FORMULAS, TERMS
 from ...plot.panels import Heat, Panel, array
 from ...plot.translations import Translation
 from .. import url_state
 from ..cancellation import checkpoint
+from ..texts import TEXTS
 from ..url_state import InputError, State
 from .base import Controls, Figure, Page, View
 
@@ -37,17 +38,20 @@ class Sentence(Page):
     key = "sentence"
     figures = 3
     defaults = {
-        "text": "the cat sat on the mat because the mat was warm", "encoding": "t5", "head": "0", "causal": "false",
+        "text": TEXTS["sample text"][0], "encoding": "t5", "head": "0", "causal": "false",
         "strength": "0.5", "change": "swap", "first": "1", "second": "5", "shift": "100",
     }  # fmt: skip
+
+    def defaults_in(self, words: Translation) -> dict[str, str]:
+        return {**self.defaults, "text": words("sample text")}
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
         text = state["text"]
         if len(text) > MAX_CHARACTERS:
-            raise InputError(words("text long", length=len(text), most=MAX_CHARACTERS))
+            raise InputError(words("text long", length=len(text), most=MAX_CHARACTERS), clear=True)
         tokens = split(text)
         if not tokens:
-            raise InputError(words("text empty"))
+            raise InputError(words("text empty"), clear=True)
         notes = [words("tokens cut", most=MAX_TOKENS, number=len(tokens))] if len(tokens) > MAX_TOKENS else []
         tokens = tokens[:MAX_TOKENS]
         name = url_state.read_choice(state, "encoding", list_encodings(), words)
@@ -66,7 +70,8 @@ class Sentence(Page):
         # the colour scale ends at the median of the maxima, so that one sharp pattern does not darken all others
         bright = float(np.median([weights.max().item() for weights in attention_of.values()]))
         patterns = [
-            _heat(other, weights, tokens, words, bright, labelled=False) for other, weights in attention_of.items()
+            _heat(_title(other), weights, tokens, words, bright, labelled=False)
+            for other, weights in attention_of.items()
         ]
         chosen = layer(name, strength)
         terms = [
@@ -79,9 +84,12 @@ class Sentence(Page):
         ]
         terms = [panel for panel in terms if panel.z.any()]
         if change == "swap":
-            pair = [url_state.read_int(state, key, 0, MAX_CHARACTERS, words) for key in ("first", "second")]
-            if max(pair) >= len(tokens):
-                raise InputError(words("no such word", last=len(tokens) - 1))
+            wanted = [url_state.read_int(state, key, 0, MAX_CHARACTERS, words) for key in ("first", "second")]
+            pair = [min(number, len(tokens) - 1) for number in wanted]
+            if pair != wanted and len(tokens) > 1:
+                if pair[0] == pair[1]:  # both were past the end
+                    pair[0] -= 1
+                notes.append(words("clamped", last=len(tokens) - 1, first=pair[0], second=pair[1]))
             changed, note = _swap(chosen, tokens, head, causal, pair, name, words)
         else:
             shift = url_state.read_int(state, "shift", 0, 1_000_000, words)
@@ -94,7 +102,9 @@ class Sentence(Page):
                 Figure(changed, columns=3, height=400),
             ],
             code=_code(tokens, name, strength, causal),
-            html=f'<h3>{escape(words("tokens"))}</h3><ol class="tokens" start="0">{listed}</ol>',
+            html=f"<p>{escape(words('random tables'))}</p>"
+            f"<h3>{escape(words('tokens'))}</h3><p>{escape(words('tokens how'))}</p>"
+            f'<ol class="tokens" start="0">{listed}</ol>',
             notes=[
                 *notes,
                 note,
@@ -106,7 +116,7 @@ class Sentence(Page):
         import gradio as gr
 
         d = self.defaults
-        text = gr.Textbox(d["text"], label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
+        text = gr.Textbox(words("sample text"), label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
         encoding = gr.Dropdown(
             list(list_encodings()), value=d["encoding"], label=words("encoding"), elem_id="sentence-encoding"
         )
@@ -175,10 +185,15 @@ def vectors(tokens: list[str]) -> Tensor:
     return torch.stack([torch.randn(D_MODEL, generator=torch.Generator().manual_seed(seed)) for seed in seeds])[None]
 
 
+def is_trained(name: str) -> bool:
+    """Whether the layer has a trained table: of biases, which mean the same with any queries."""
+    return trained.fits(name, {}) and trained.queries(name) is None
+
+
 @lru_cache(maxsize=64)
 def has_tables(name: str) -> bool:
-    """Whether an encoding has learned tables, whose standard deviation is the strength."""
-    return "std" in inspect.signature(info(name).load().__init__).parameters
+    """Whether an encoding has random tables, whose standard deviation is the strength."""
+    return "std" in inspect.signature(info(name).load().__init__).parameters and not is_trained(name)
 
 
 def settings(name: str, strength: float) -> dict[str, Any]:
@@ -193,6 +208,8 @@ def layer(name: str, strength: float) -> Attention:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = posenc.create(name, d_model=D_MODEL, heads=HEADS, **settings(name, strength))
+        if is_trained(name):
+            trained.fill(name, encoding)
         made = Attention(D_MODEL, HEADS, encoding=encoding, causal=encoding.causal_only)
     made.k_proj.weight = made.q_proj.weight
     return made
@@ -211,6 +228,13 @@ def attention(made: Attention, x: Tensor, *, causal: bool, start: int = 0) -> Te
 def _pattern(name: str, strength: float, tokens: tuple[str, ...], causal: bool) -> Tensor:
     """Attention under an encoding; cached, because most patterns do not depend on the slider that moves."""
     return attention(layer(name, strength), vectors(list(tokens)), causal=causal)
+
+
+@lru_cache(maxsize=64)
+def _title(name: str) -> str:
+    """The name of an encoding; a star marks random tables."""
+    random = any(True for _ in layer(name, 0.5).encoding.parameters()) and not is_trained(name) and name not in FORMULAS
+    return f"{name}\u00a0*" if random else name
 
 
 def _heat(
@@ -247,7 +271,7 @@ def _swap(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel], s
     after = attention(made, vectors([tokens[i] for i in order]), causal=causal)[head][order][:, order]
     most = float((after - before).abs().max())
     one, other = tokens[pair[0]], tokens[pair[1]]
-    key = "swap nothing" if most < 1e-5 else "swap something"
+    key = "swap one" if len(tokens) == 1 else "swap nothing" if most < 1e-5 else "swap something"
     note = words(key, name=name, one=one, other=other, most=f"{most:.3f}")
     return _change_panels(
         before, after, tokens, (words("before"), words("after swap"), words("difference swap")), words
@@ -270,14 +294,15 @@ def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
     past = ", causal=True" if info(name).load().causal_only else ""
     return "\n".join(
         [
-            "import torch, zlib, posenc",
+            "import torch, zlib, posenc" + (", posenc.plot.trained" if is_trained(name) else ""),
             f"words = {tokens!r}",
             "seeds = [torch.Generator().manual_seed(zlib.crc32(w.encode('utf-8', 'replace'))) for w in words]",
             f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
             "torch.manual_seed(0)",
             f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
+            *([f"posenc.plot.trained.fill({name!r}, encoding)"] if is_trained(name) else []),
             f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
-            "layer.k_proj.weight = layer.q_proj.weight  # a word attends to equal words",
+            "layer.k_proj.weight = layer.q_proj.weight  # a token attends to equal tokens",
             "x = encoding.embed(x, positions)",
             f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
             "scores = posenc.scores(q, k, encoding.plan(positions, x=x, host=layer)"

@@ -20,6 +20,16 @@ def create_call(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] 
 
 def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     """Code that computes the contribution of position to the scores, as `scores` [heads, length, length]."""
+    if subject.tables == "trained":
+        arguments = ", ".join([repr(subject.name), *(f"{key}={value!r}" for key, value in options.items())])
+        return "\n".join(
+            [
+                "from posenc.plot import analysis",
+                f"subject = analysis.subject({arguments})  # with the trained table of posenc/plot/trained.json",
+                f"positions = analysis.sample_positions({length})",
+                "scores = analysis.kernel(subject, positions, positions)",
+            ]
+        )
     heads, head_dim, d_model = subject.heads, subject.head_dim, subject.d_model
     lines = [
         "import torch, posenc",
@@ -42,7 +52,8 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
     lines.append(f"plan = {plan}")
     content = "" if rotary else " - posenc.scores(q, k, posenc.Plan(positions, scale=plan.scale))[0]"
-    lines.append(f"scores = posenc.scores(q, k, plan)[0]{content}")
+    causal = ", causal=True" if subject.encoding.causal_only else ""
+    lines.append(f"scores = posenc.scores(q, k, plan{causal})[0]{content}")
     return "\n".join(lines)
 
 
