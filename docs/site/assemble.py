@@ -5,6 +5,8 @@ Hand-written pages are docs/en/**/*.md and docs/zh/**/*.md. Markers in them:
     {{ code 2 }}, {{ formula 2 }}   in a Chinese page: the second code block or formula of the English one
     {{ table lab-quick }}           a table of docs/site/tables.py, from committed results
     {{ value lab-quick rope 512 }}  a number, likewise
+    {{ api posenc.attend }}         the reference of a name, from its docstring
+    {{ classes encodings }}         the references of all encodings
     {{ include DESIGN.md }}         a document of the repository, below the page's heading
     ![text](figure:rope-decay)      a figure of docs/site/figures.py, drawn by posenc
 """
@@ -91,9 +93,13 @@ def render(text: str, language: str, name: str) -> str:
             return tables.table(argument, language)
         if kind == "value":
             return tables.value(argument)
+        if kind == "api":
+            return f"::: {argument}"
+        if kind == "classes":
+            return "\n\n".join(f"::: posenc.{name}" for name in encodings.classes())
         if kind == "include":
             return include(argument, name)
-        raise ValueError(f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include")
+        raise ValueError(f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes")
 
     text = MARKER.sub(replace, text)
     return re.sub(r"\]\(figure:([\w.-]+)\)", lambda m: f"]({draw(m[1], name)})", text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 from pathlib import Path
 
 import posenc
@@ -12,7 +11,7 @@ from posenc.bench import readme_tables
 from posenc.encodings.registry import CAUSAL, ENCODINGS, EncodingInfo
 from posenc.lab import verdict
 
-from . import tables, texts
+from . import docstrings, tables, texts
 
 DOCS = Path(__file__).parents[1]
 WORDS = {
@@ -54,6 +53,11 @@ def pages(language: str) -> dict[str, str]:
     return {f"encodings/{name}.md": page(info, language) for name, info in ENCODINGS.items()}
 
 
+def classes() -> list[str]:
+    """The classes of the registry and those around them."""
+    return [*(info.class_name for info in ENCODINGS.values()), "Randomized"]
+
+
 def page(info: EncodingInfo, language: str) -> str:
     words = WORDS[language]
     cls = info.load()
@@ -76,7 +80,7 @@ def page(info: EncodingInfo, language: str) -> str:
         handwritten(info.name, language),
         f"## {words['formula']}",
         f"```text\n{info.formula}\n```",
-        words["english"] + docstring(cls),
+        words["english"] + docstrings.show(cls.__doc__ or ""),
         f"## {words['picture']}",
         drawn,
         f"## {words['options']}",
@@ -97,24 +101,6 @@ def handwritten(name: str, language: str) -> str:
     if not path.exists():
         raise FileNotFoundError(f"docs/{language}/encodings/{name}.md is missing: write when to use {name}")
     return path.read_text(encoding="utf-8").strip()
-
-
-def docstring(cls: type) -> str:
-    """The class's docstring; its drawings are indented by four and so stay code. Bare underscores would be emphasis."""
-    text = inspect.cleandoc(cls.__doc__ or "")
-    shown = []
-    for part in re.split(r"\n\n", text):
-        indented = all(line.startswith("    ") or not line for line in part.splitlines())
-        plain = part if indented else re.sub(r"([_*<\[\]])", r"\\\1", _keep_code(part))
-        table = not indented and any(re.match(r"\S+( \S+)?\s{3,}\S", line) for line in part.splitlines())
-        if table:
-            plain = "```text\n" + part + "\n```"
-        shown.append("```text\n" + textwrap.dedent(part) + "\n```" if indented else plain.replace("\x00", ""))
-    return "\n\n".join(shown)
-
-
-def _keep_code(text: str) -> str:
-    return text
 
 
 def options(cls: type, words: dict[str, str]) -> str:
