@@ -99,10 +99,19 @@ def render(text: str, language: str, name: str) -> str:
             return "\n\n".join(f"::: posenc.{name}" for name in encodings.classes())
         if kind == "include":
             return include(argument, name)
-        raise ValueError(f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes")
+        raise ValueError(
+            f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes"
+        )
 
-    text = MARKER.sub(replace, text)
+    text = MARKER.sub(replace, text if language == "en" else join_lines(text))
     return re.sub(r"\]\(figure:([\w.-]+)\)", lambda m: f"]({draw(m[1], name)})", text)
+
+
+def join_lines(text: str) -> str:
+    """Chinese has no spaces between words, so a line break between two of its characters must not become one."""
+    return re.sub(
+        r"(?<=[\u3001-\u303f\u4e00-\u9fff\uff00-\uffef])\n *(?=[\u3001-\u303f\u4e00-\u9fff\uff00-\uffef])", "", text
+    )
 
 
 def draw(figure: str, name: str) -> str:

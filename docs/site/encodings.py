@@ -110,7 +110,9 @@ def options(cls: type, words: dict[str, str]) -> str:
             continue
         default = words["needed"] if parameter.default is parameter.empty else f"`{parameter.default!r}`"
         annotation = str(parameter.annotation).replace("|", "\\|")
-        lines.append(f"| `{name}`: `{annotation}` | {default} |" if "\\|" not in annotation else f"| `{name}` | {default} |")
+        lines.append(
+            f"| `{name}`: `{annotation}` | {default} |" if "\\|" not in annotation else f"| `{name}` | {default} |"
+        )
     if len(lines) == 2:
         return ""
     link = f"[`posenc.{cls.__name__}`](../api/encodings.md#posenc.{cls.__name__})"
@@ -153,7 +155,10 @@ def speed(name: str, words: dict[str, str]) -> str:
             base = re.sub(r"-(causal|values|decode|learned)", "", workload)
             if base != name:
                 continue
-            ratio = {kind: dict((w, r) for r, w in tables.ratios(file, kind)).get(workload) for kind in ("forward", "training")}
+            ratio = {
+                kind: dict((w, r) for r, w in tables.ratios(file, kind)).get(workload)
+                for kind in ("forward", "training")
+            }
             if any(ratio.values()):
                 cells = [f"{ratio[kind]:.2f} ×" if ratio[kind] else "–" for kind in ("forward", "training")]
                 lines.append(f"| {device} | `{workload}` | {' | '.join(cells)} |")

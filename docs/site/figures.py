@@ -158,7 +158,9 @@ def rope_decay() -> list[Panel]:
     bound = np.abs(partial).mean(axis=1)
     return [
         Lines("Score of q = k = (1, 1, …) over distance", r, {"Σ 2 cos(r w)": score}, "distance |j − i|", "score"),
-        Lines("Mean size of the partial sums: the decay of the paper", r, {"mean |S|": bound}, "distance |j − i|", "size"),
+        Lines(
+            "Mean size of the partial sums: the decay of the paper", r, {"mean |S|": bound}, "distance |j − i|", "size"
+        ),
     ]
 
 
@@ -189,7 +191,9 @@ def scaling_divisors() -> list[Panel]:
         "Llama 3 (factor 4)": kinds.Llama3(factor=4.0, original=4096),
     }
     series = {name: plain / np.array(kinds.frequencies(128, 10000.0, one)) for name, one in scalings.items()}
-    return [Lines("Divisor of each pair's frequency, factor 4", np.arange(64), series, "pair (fast to slow)", "divisor")]
+    return [
+        Lines("Divisor of each pair's frequency, factor 4", np.arange(64), series, "pair (fast to slow)", "divisor")
+    ]
 
 
 @figure

@@ -1,8 +1,9 @@
-"""Loaded by MkDocs: which warnings of other packages do not count in strict mode, and why."""
+"""Loaded by MkDocs: the encodings of the navigation, and which warnings of other packages do not count in strict mode."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 EXPECTED = (
     # names of encodings come from the registry at run time; tests/docs/test_api.py compares them with the pages
@@ -19,3 +20,12 @@ def on_startup(**_: object) -> None:
         logging.getLogger(name).addFilter(_counts)
     for handler in logging.getLogger("mkdocs").handlers:
         handler.addFilter(_counts)
+
+
+def on_config(config: Any) -> Any:
+    from posenc.encodings.registry import ENCODINGS
+
+    for section in config.nav:
+        if isinstance(section, dict) and "Encodings" in section:
+            section["Encodings"] = ["encodings/index.md", *(f"encodings/{name}.md" for name in ENCODINGS)]
+    return config

@@ -23,7 +23,10 @@ def write(folder: Path) -> None:
 def all_plots() -> dict[str, dict[str, Any]]:
     """id -> {data, layout}; a page shows one with <div class="posenc-plot" data-plot="id"></div>."""
     found = {}
-    for which, title in (("quick", "Loss on text, trained at 64 bytes"), ("paper", "Loss on text, trained at 512 bytes, H200")):
+    for which, title in (
+        ("quick", "Loss on text, trained at 64 bytes"),
+        ("paper", "Loss on text, trained at 512 bytes, H200"),
+    ):
         found[f"lab-{which}"] = _lab(which, title)
     for name, title in (("results.json", "CPU, float32"), ("h200.json", "H200, bfloat16")):
         for kind in ("forward", "training"):
@@ -38,16 +41,23 @@ def _lab(which: str, title: str) -> dict[str, Any]:
         points = [(size, found.point(task, encoding, size, "loss")) for size in task["test"]]
         known = [(size, point.value) for size, point in points if isinstance(point, Mean)]
         data.append({"x": [x for x, _ in known], "y": [y for _, y in known], "name": encoding, "mode": "lines+markers"})
-    axes = {"xaxis": {"type": "log", "title": {"text": "length (bytes)"}}, "yaxis": {"title": {"text": "nats per byte"}}}
+    axes = {
+        "xaxis": {"type": "log", "title": {"text": "length (bytes)"}},
+        "yaxis": {"title": {"text": "nats per byte"}},
+    }
     return {"data": data, "layout": {"title": {"text": title}, **axes}}
 
 
 def _speed(name: str, kind: str, title: str) -> dict[str, Any]:
-    records = [r for r in readme_tables.load(name)["records"] if r["pass"] == kind and r["peer"] == "posenc" and "ratio" in r]
+    records = [
+        r for r in readme_tables.load(name)["records"] if r["pass"] == kind and r["peer"] == "posenc" and "ratio" in r
+    ]
     data = []
     for workload in dict.fromkeys(r["workload"] for r in records):
         points = sorted((r["length"], r["ratio"]) for r in records if r["workload"] == workload)
-        data.append({"x": [x for x, _ in points], "y": [y for _, y in points], "name": workload, "mode": "lines+markers"})
+        data.append(
+            {"x": [x for x, _ in points], "y": [y for _, y in points], "name": workload, "mode": "lines+markers"}
+        )
     axes = {
         "xaxis": {"type": "log", "title": {"text": "tokens"}},
         "yaxis": {"title": {"text": "time / attention without positions"}, "rangemode": "tozero"},

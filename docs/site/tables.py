@@ -18,7 +18,14 @@ from . import texts
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench" / "results"
-OUTCOMES = {"holds": "保持", "loses": "变差", "breaks": "失效", "cannot": "不能", "not learnt": "未学会", "missing": "–"}
+OUTCOMES = {
+    "holds": "保持",
+    "loses": "变差",
+    "breaks": "失效",
+    "cannot": "不能",
+    "not learnt": "未学会",
+    "missing": "–",
+}
 
 
 @cache
@@ -62,7 +69,9 @@ def engines(language: str) -> str:
     rows = texts.ENGINES[language]
     assert list(rows) == list(ENGINES), "texts.ENGINES must name the engines in the order of posenc.ENGINES"
     head = {"en": "| engine | runs on | how |", "zh": "| 引擎 | 运行于 | 方式 |"}[language]
-    return "\n".join([head, "| --- | --- | --- |", *(f"| `{name}` | {where} | {how} |" for name, (where, how) in rows.items())])
+    return "\n".join(
+        [head, "| --- | --- | --- |", *(f"| `{name}` | {where} | {how} |" for name, (where, how) in rows.items())]
+    )
 
 
 def hugging_face(language: str) -> str:

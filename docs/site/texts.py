@@ -32,9 +32,22 @@ FACTS = {
     "deberta": dict(enters="分数", extrapolates="可以：超过最后一个桶的距离共用一行"),
     "rope": dict(enters="查询和键", extrapolates="不能；加上缩放（线性、NTK、动态 NTK 等）则可以"),
     "mrope": dict(enters="查询和键，按时间、行、列", extrapolates="不能；加上缩放（YaRN 等）则可以"),
-    "axial": dict(enters="查询和键，按行、列", extrapolates="不能：没见过的行和列会误导模型；DINOv3 的坐标相对于图像大小"),
+    "axial": dict(
+        enters="查询和键，按行、列", extrapolates="不能：没见过的行和列会误导模型；DINOv3 的坐标相对于图像大小"
+    ),
     "xpos": dict(enters="查询和键", extrapolates="可以，配合分块注意力；仅限因果"),
     "relative_logits": dict(enters="分数", extrapolates="可以：超过 max_distance 则什么也不加"),
     "alibi": dict(enters="分数", extrapolates="可以：远超训练长度仍然平稳"),
+    "sinks": dict(enters="分数", extrapolates="取决于与它并用的编码"),
+    "tempered": dict(enters="分数", extrapolates="为此而设，配合能外推的编码"),
+    "grid_bias": dict(enters="分数", extrapolates="不能：只适合一种窗口；resize 可插值"),
+    "continuous_bias": dict(enters="分数", extrapolates="可以：同一个网络用于其他窗口"),
+    "decomposed": dict(enters="分数", extrapolates="其他尺寸时对表插值"),
+    "mixed_rope": dict(enters="查询和键", extrapolates="部分可以：角度继续增大，没见过的会误导模型"),
+    "many_axes": dict(enters="查询和键", extrapolates="每个轴同 rope"),
+    "fox": dict(enters="分数", extrapolates="可以：按词元决定的速度忘记远处的键"),
+    "kerple": dict(enters="分数", extrapolates="可以：按对数或幂继续衰减"),
+    "sandwich": dict(enters="分数", extrapolates="可以：大致按对数继续衰减"),
+    "fire": dict(enters="分数", extrapolates="可以：距离相对于查询的位置"),
 }
 """Chinese for the registry's facts; an encoding without an entry shows the English."""
