@@ -14,8 +14,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.site", description=__doc__)
     parser.add_argument("--serve", action="store_true", help="serve the site at 127.0.0.1:8000 instead of building it")
     parser.add_argument("--pages", action="store_true", help="write the pages to out/docs and stop")
+    parser.add_argument("--quick", action="store_true", help="do not run the notebooks")
     arguments = parser.parse_args()
-    assemble.assemble()
+    assemble.assemble(run_notebooks=not arguments.quick)
     if arguments.pages:
         return 0
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}

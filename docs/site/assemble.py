@@ -18,7 +18,7 @@ import re
 import shutil
 from pathlib import Path
 
-from . import encodings, figures, markdown, plots, tables
+from . import encodings, figures, markdown, notebooks, plots, tables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -41,8 +41,9 @@ INCLUDED = {
 """Documents of the repository that are pages of the site; each page includes its document."""
 
 
-def assemble() -> Path:
+def assemble(*, run_notebooks: bool = True) -> Path:
     """All pages, figures and assets; returns their folder."""
+    done: dict = {}
     shutil.rmtree(OUT, ignore_errors=True)
     for language in LANGUAGES:
         for source in sorted((DOCS / language).rglob("*.md")):
@@ -52,6 +53,7 @@ def assemble() -> Path:
             write(language, name.as_posix(), render(source.read_text(encoding="utf-8"), language, name.as_posix()))
         for name, text in encodings.pages(language).items():
             write(language, name, render(text, language, name))
+        notebooks.pages(language, OUT, done, execute=run_notebooks)
     for folder in ("assets", "figures"):
         if (DOCS / folder).exists():
             shutil.copytree(DOCS / folder, OUT / "en" / folder, dirs_exist_ok=True)

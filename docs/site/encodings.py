@@ -156,7 +156,7 @@ def speed(name: str, words: dict[str, str]) -> str:
             if base != name:
                 continue
             ratio = {
-                kind: dict((w, r) for r, w in tables.ratios(file, kind)).get(workload)
+                kind: {w: r for r, w in tables.ratios(file, kind)}.get(workload)
                 for kind in ("forward", "training")
             }
             if any(ratio.values()):
