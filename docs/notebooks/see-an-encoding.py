@@ -83,7 +83,7 @@ posenc.plot.distance("rope", reach=64)
 
 # %%
 torch.manual_seed(0)
-words = "the dog bites the man".split()
+words = ["the", "dog", "bites", "the", "man"]
 layer = posenc.Attention(64, 4, encoding="deberta")
 posenc.plot.decomposition(layer, torch.randn(1, len(words), 64), labels=words)
 

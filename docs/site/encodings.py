@@ -156,8 +156,7 @@ def speed(name: str, words: dict[str, str]) -> str:
             if base != name:
                 continue
             ratio = {
-                kind: {w: r for r, w in tables.ratios(file, kind)}.get(workload)
-                for kind in ("forward", "training")
+                kind: {w: r for r, w in tables.ratios(file, kind)}.get(workload) for kind in ("forward", "training")
             }
             if any(ratio.values()):
                 cells = [f"{ratio[kind]:.2f} ×" if ratio[kind] else "–" for kind in ("forward", "training")]
