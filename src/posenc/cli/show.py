@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
+from ..core import documentation
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import ENCODINGS, SIZES, EncodingInfo, info
@@ -72,6 +73,7 @@ def page(which: EncodingInfo, given: dict[str, Any]) -> list[str]:
         ("parameters", which.parameters),
         ("extrapolates", which.extrapolates),
         ("used by", which.used_by),
+        *((("page", documentation.page_of(which.name)),) if which.module.startswith("posenc.") else ()),
     )
     for label, text in facts:
         lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)
