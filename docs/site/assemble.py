@@ -100,7 +100,7 @@ def render(text: str, language: str, name: str) -> str:
         if kind == "classes":
             return "\n\n".join(f"::: posenc.{name}" for name in encodings.classes())
         if kind == "include":
-            return include(argument, name)
+            return include(argument, name, language)
         raise ValueError(
             f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes"
         )
@@ -124,7 +124,7 @@ def draw(figure: str, name: str) -> str:
     return os.path.relpath(f"figures/{figure}.svg", os.path.dirname(name) or ".")
 
 
-def include(document: str, name: str) -> str:
+def include(document: str, name: str, language: str = "en") -> str:
     """A document of the repository without its first heading; links to other documents become links to their pages."""
     text = (ROOT / document).read_text(encoding="utf-8")
     text = re.sub(r"\A# .*\n", "", text)
@@ -135,6 +135,8 @@ def include(document: str, name: str) -> str:
     def link(match: re.Match) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""
         path = os.path.normpath(os.path.join(base, target)) if target else document
+        if language != "en" and path != document:
+            anchor = ""  # another document may be a text of its own in this language, with other sections
         if path in pages:
             return f"[{label}]({os.path.relpath(pages[path], os.path.dirname(name) or '.')}{anchor})"
         if not (ROOT / path).exists():
