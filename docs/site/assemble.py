@@ -7,6 +7,7 @@ Hand-written pages are docs/en/**/*.md and docs/zh/**/*.md. Markers in them:
     {{ value lab-quick rope 512 }}  a number, likewise
     {{ api posenc.attend }}         the reference of a name, from its docstring
     {{ classes encodings }}         the references of all encodings
+    {{ names rest }}                the references of public names that no page of docs/en/api lists
     {{ include DESIGN.md }}         a document of the repository, below the page's heading
     ![text](figure:rope-decay)      a figure of docs/site/figures.py, drawn by posenc
 """
@@ -17,6 +18,8 @@ import os
 import re
 import shutil
 from pathlib import Path
+
+import posenc
 
 from . import encodings, figures, markdown, notebooks, plots, tables
 
@@ -99,14 +102,24 @@ def render(text: str, language: str, name: str) -> str:
             return f"::: {argument}"
         if kind == "classes":
             return "\n\n".join(f"::: posenc.{name}" for name in encodings.classes())
+        if kind == "names":
+            return "\n\n".join(f"::: {one}" for one in unlisted_names())
         if kind == "include":
             return include(argument, name, language)
         raise ValueError(
-            f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes"
+            f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes, names"
         )
 
     text = MARKER.sub(replace, text if language == "en" else join_lines(text))
     return re.sub(r"\]\(figure:([\w.-]+)\)", lambda m: f"]({draw(m[1], name)})", text)
+
+
+def unlisted_names() -> list[str]:
+    """Names of posenc.__all__ without a place of their own in docs/en/api: the reference is complete all the same."""
+    listed = {f"posenc.{name}" for name in encodings.classes()}
+    for page in (DOCS / "en" / "api").glob("*.md"):
+        listed.update(re.findall(r"\{\{ api ([\w.]+) \}\}", page.read_text(encoding="utf-8")))
+    return [f"posenc.{name}" for name in posenc.__all__ if f"posenc.{name}" not in listed]
 
 
 def join_lines(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("griffe", reason="needs the extra docs")
 
 import posenc
-from docs.site import docstrings, encodings
+from docs.site import assemble, docstrings, encodings
 
 PAGES = Path(__file__).parents[2] / "docs" / "en" / "api"
 MODULES = {
@@ -25,10 +25,21 @@ REFERENCED = {
 
 @pytest.mark.parametrize("name", posenc.__all__)
 def test_a_public_name_is_documented(name):
-    assert f"posenc.{name}" in REFERENCED, f"add {{{{ api posenc.{name} }}}} to a page of docs/en/api and docs/zh/api"
     found = getattr(posenc, name)
     if inspect.isclass(found) or inspect.isfunction(found):
         assert found.__doc__ and len(found.__doc__) > 15, f"posenc.{name} has no docstring"
+
+
+def test_the_reference_is_complete():
+    assert {f"posenc.{name}" for name in posenc.__all__} <= REFERENCED | set(assemble.unlisted_names())
+    assert "{{ names rest }}" in (PAGES / "functions.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["layers", "functions", "plans"])
+def test_every_name_of_a_page_has_an_example_before_it(page):
+    parts = re.split(r"\{\{ api ([\w.]+) \}\}", (PAGES / f"{page}.md").read_text(encoding="utf-8"))
+    for before, name in zip(parts[::2], parts[1::2]):
+        assert "```python" in before, f"{name} has no example"
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -76,7 +76,7 @@ def test_the_languages_are_in_step(page):
     assert not markdown.code_blocks(chinese), "code stands in the English page; write {{ code n }}"
     formulas = len(re.findall(r"\{\{ formula \d+ \}\}", chinese)) + len(markdown.formulas(chinese))
     assert formulas == len(markdown.formulas(english))
-    for mark in (r"\]\(figure:([\w-]+)\)", r"\{\{ ((?:table|value|api|classes) [^}]+) \}\}", r"arXiv:([\d.]+\d)"):
+    for mark in (r"\]\(figure:([\w-]+)\)", r"\{\{ ((?:table|value|api|classes|names) [^}]+) \}\}", r"arXiv:([\d.]+\d)"):
         assert re.findall(mark, english) == re.findall(mark, chinese), mark
     assert [level for level, _ in markdown.headings(english)] == [level for level, _ in markdown.headings(chinese)]
     links = r"\]\(((?!figure:)[^)#]+)"
