@@ -26,6 +26,7 @@ from . import encodings, figures, markdown, notebooks, plots, tables
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OUT = ROOT / "out" / "docs"
+STAMP = ROOT / "out" / ".docs-assembled"
 LANGUAGES = ("en", "zh")
 MARKER = re.compile(r"\{\{ (\w+) ([^}]+) \}\}")
 INCLUDED = {
@@ -48,6 +49,8 @@ def assemble(*, run_notebooks: bool = True) -> Path:
     """All pages, figures and assets; returns their folder."""
     done: dict = {}
     shutil.rmtree(OUT, ignore_errors=True)
+    STAMP.parent.mkdir(parents=True, exist_ok=True)
+    STAMP.touch()  # before reading: an edit during the assembly counts as newer
     for language in LANGUAGES:
         for source in sorted((DOCS / language).rglob("*.md")):
             name = source.relative_to(DOCS / language)
@@ -64,6 +67,12 @@ def assemble(*, run_notebooks: bool = True) -> Path:
     mathjax = find_mathjax()
     shutil.copy(mathjax, OUT / "en" / "assets" / "tex-svg.js")
     return OUT
+
+
+def is_outdated() -> bool:
+    """Whether a page or its sources changed after the last assembly."""
+    sources = [*DOCS.rglob("*.md"), *DOCS.rglob("*.py"), *DOCS.glob("assets/*"), *ROOT.glob("*.md")]
+    return not STAMP.exists() or max(path.stat().st_mtime for path in sources) > STAMP.stat().st_mtime
 
 
 def find_mathjax() -> Path:

@@ -6,10 +6,10 @@ import inspect
 import re
 from pathlib import Path
 
-import posenc
 from posenc.bench import readme_tables
 from posenc.encodings.registry import CAUSAL, ENCODINGS, EncodingInfo
 from posenc.lab import verdict
+from posenc.plot import analysis
 
 from . import docstrings, tables, texts
 
@@ -44,9 +44,6 @@ WORDS = {
         reference="参考文档中的选项与报错：", english="下面是代码中的说明（英文）：\n\n",
     ),
 }  # fmt: skip
-SIZES = {"d_model": 512, "heads": 8}
-MADE = {"learned": {"max_length": 1024}, "relative_logits": {}}
-"""Options that an encoding needs beside the sizes."""
 
 
 def pages(language: str) -> dict[str, str]:
@@ -120,7 +117,7 @@ def options(cls: type, words: dict[str, str]) -> str:
 
 
 def shapes(info: EncodingInfo, words: dict[str, str]) -> str:
-    made = posenc.create(info.name, **SIZES, **MADE.get(info.name, {}))
+    made = analysis.subject(info.name).encoding  # with d_model=512, heads=8 and the options that drawings need
     rows = [f"| `{name}` | {list(parameter.shape)} |" for name, parameter in made.named_parameters()]
     if not rows:
         return words["none"]

@@ -1,4 +1,4 @@
-"""Loaded by MkDocs: the encodings of the navigation, and which warnings of other packages do not count in strict mode."""
+"""Loaded by MkDocs: the encodings of the navigation, new pages while serving, and which warnings do not count in strict mode."""
 
 from __future__ import annotations
 
@@ -15,11 +15,24 @@ def _counts(record: logging.LogRecord) -> bool:
     return not any(text in record.getMessage() for text in EXPECTED)
 
 
-def on_startup(**_: object) -> None:
+_serving = False
+
+
+def on_startup(command: str = "build", **_: object) -> None:
+    global _serving
+    _serving = command == "serve"
     for name in ("griffe", "mkdocs.plugins.griffe", "mkdocs.plugins.mkdocs_autorefs", "mkdocs"):
         logging.getLogger(name).addFilter(_counts)
     for handler in logging.getLogger("mkdocs").handlers:
         handler.addFilter(_counts)
+
+
+def on_pre_build(**_: object) -> None:
+    """While serving, assemble again what was edited since. The new files call for another build, which finds nothing newer."""
+    from docs.site import assemble
+
+    if _serving and assemble.is_outdated():
+        assemble.assemble(run_notebooks=False)
 
 
 def on_config(config: Any) -> Any:

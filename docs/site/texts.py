@@ -48,6 +48,9 @@ FACTS = {
     "fox": dict(enters="分数", extrapolates="可以：按词元决定的速度忘记远处的键"),
     "kerple": dict(enters="分数", extrapolates="可以：按对数或幂继续衰减"),
     "sandwich": dict(enters="分数", extrapolates="可以：大致按对数继续衰减"),
+    "tupe": dict(enters="分数", extrapolates="不能：超过 max_length 无定义"),
+    "cape": dict(enters="输入", extrapolates="部分可以：训练中的平移和伸缩扩大了范围"),
+    "pope": dict(enters="查询和键", extrapolates="据作者称优于 rope"),
     "fire": dict(enters="分数", extrapolates="可以：距离相对于查询的位置"),
 }
 """Chinese for the registry's facts; an encoding without an entry shows the English."""
