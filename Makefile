@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-serve clean
 
 help:
 	@echo "make demo         train and compare the encodings; the report is out/quick/report.html (ARGS='--lang zh': in Chinese)"
@@ -20,6 +20,8 @@ help:
 	@echo "make fuzz         random draws for the engines: ARGS='--engine cpu --count 1000 --seed 1', see --help"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
+	@echo "make docs         the documentation site, out/site/index.html; links, anchors and code are checked"
+	@echo "make docs-serve   the same at http://127.0.0.1:8000"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
 demo: $(VENV)/.demo
@@ -74,7 +76,7 @@ $(LOWEST)/.done: $(VENV)/.dev
 	@touch $@
 
 # A thousand draws of the fuzz with a seed that changes by the day, and the suite last, so that the last line counts it.
-check: lint types test-cpu test-hf-lowest test-slow
+check: lint types docs test-cpu test-hf-lowest test-slow
 	$(MAKE) fuzz ARGS="--count 1000 --seed $$(date -u +%Y%m%d)"
 	$(MAKE) test
 
@@ -94,9 +96,23 @@ bench: $(VENV)/.dev
 
 bench-table: $(VENV)/.dev
 	$(PY) -m posenc.bench.readme_tables
+	$(PY) -m docs.site.readme
 
 figures: $(VENV)/.dev
 	$(PY) docs/figures.py
+
+# MathJax comes as files in a package for another tool; only its files are wanted, so it is installed beside the environment.
+MATHJAX := $(VENV)/mathjax
+docs: $(VENV)/.docs
+	$(ONE_THREAD) $(PY) -m docs.site
+
+docs-serve: $(VENV)/.docs
+	$(PY) -m docs.site --serve
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[docs]'
+	$(PIP) --no-deps --upgrade --target $(MATHJAX) sphinx-mathjax-offline
+	@touch $@
 
 clean:
 	rm -rf $(VENV) out build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -7,6 +7,7 @@ import pytest
 
 import posenc
 from posenc.cli import show
+from posenc.core import documentation
 from posenc.encodings.registry import ENCODINGS
 
 
@@ -29,6 +30,13 @@ def test_a_page_has_the_formula_and_every_option(name):
     assert ENCODINGS[name].formula in text
     for option in show.read_source(ENCODINGS[name]).options:
         assert option.name in text
+
+
+def test_a_page_links_to_the_documentation(monkeypatch):
+    assert any("out/site/encodings/t5.html (make docs)" in line for line in show.page(ENCODINGS["t5"], {}))
+    monkeypatch.setattr(documentation, "_site", lambda: "https://docs.example.com")
+    assert any("https://docs.example.com/encodings/t5.html" in line for line in show.page(ENCODINGS["t5"], {}))
+    assert documentation.page_of("t5", "zh") == "https://docs.example.com/zh/encodings/t5.html"
 
 
 def test_the_choices_of_an_option_are_spelled_out():

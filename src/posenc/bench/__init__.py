@@ -8,7 +8,7 @@ posenc bench
     run.py              compare with the float64 reference, then measure
     growth.py           exponents of time and extra memory
     report.py           terminal, JSON, plot
-    goals.py, readme_tables.py   the tables of bench/results/README.md and the READMEs (make bench-table)
+    goals.py, readme_tables.py   the tables of bench/results/README.md and of the documentation (make bench-table)
 
 python -m posenc.bench.gpu               the triton engine on one GPU
 python -m posenc.bench.rotate            the rotation of queries and keys

@@ -1,4 +1,4 @@
-"""Rewrite the speed tables of the READMEs and of bench/results/README.md from the published runs: make bench-table."""
+"""Speed tables from the published runs, for bench/results/README.md (make bench-table) and the documentation site."""
 
 from __future__ import annotations
 
@@ -14,17 +14,7 @@ ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 LENGTH = 4096
-ENGLISH = {
-    "heading": "## Speed",
-    "gpu": "On a GPU, four sequences of 4096 tokens:",
-    "more": "`posenc bench` (or `make bench`) measures this on your machine, `--device cuda` on its GPU. All contenders and lengths, "
-    "how time and memory grow, and the goals not reached: [bench/results](bench/results/README.md).",
-}
 CHINESE = {
-    "heading": "## 速度",
-    "gpu": "在 GPU 上，四条 4096 个词元的序列：",
-    "more": "`posenc bench`（或 `make bench`）在你的机器上测量，`--device cuda` 用 GPU。全部对照与长度、时间和内存的增长以及尚未达到的目标："
-    "[bench/results](bench/results/README.md)。",
     "plan": "方案",
     "forward": "前向",
     "training step": "训练一步",
@@ -38,14 +28,6 @@ CHINESE = {
 
 def load(name: str) -> dict:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-
-
-def section(labels: dict[str, str]) -> str:
-    parts = [labels["heading"]]
-    for name, intro in (("results.json", None), ("h200.json", "gpu")):
-        result = load(name)
-        parts += ([] if intro is None else [labels[intro]]) + [markdown(result, LENGTH, labels)]
-    return "\n\n".join([*parts, labels["more"]])
 
 
 def markdown(result: dict, length: int, labels: dict[str, str] | None = None) -> str:
@@ -103,8 +85,6 @@ def between(text: str, inside: str) -> str:
 
 
 PAGES = {
-    "README.md": lambda: section(ENGLISH),
-    "README.zh-CN.md": lambda: section(CHINESE),
     "bench/results/README.md": lambda: goals.section(load("results.json"), load("h200.json")),
 }
 

@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..core import documentation
 from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import ENCODINGS, SIZES, EncodingInfo, info
@@ -78,6 +79,7 @@ def page(which: EncodingInfo, given: dict[str, Any], extension: str | None = Non
         ("parameters", which.parameters),
         ("extrapolates", which.extrapolates),
         ("used by", which.used_by),
+        *((("page", documentation.page_of(which.name)),) if which.module.startswith("posenc.") else ()),
     )
     for label, text in facts:
         lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)

@@ -116,6 +116,7 @@ class Grid:
         return product
 
     def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
+        """Rows where distance(axis) gives the distances on each axis; the last index varies fastest."""
         result = None
         for part in self.parts:
             row = part.rows_of(distance)
@@ -124,6 +125,7 @@ class Grid:
         return result
 
     def of(self, positions: Positions, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """Table row of every pair (or of a block of pairs): [Lq, Lk] or [B, Lq, Lk]."""
         return self.rows_of(lambda axis: positions.distance(device, axis, rows, columns))
 
 

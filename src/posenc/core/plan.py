@@ -46,6 +46,7 @@ class Lookup:
                 raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are given, by name."""
         for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
             tensor = getattr(self, name)
             if tensor is not None:

@@ -46,10 +46,12 @@ class Rotation:
     """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
 
     def queries(self, q: Tensor) -> Tensor:
+        """q [B, H, Lq, D], rotated by its phases."""
         self._check_range(q)
         return q if self.q is None else apply_rotary(self._pairs(q), *self.q, self.layout)
 
     def keys(self, k: Tensor) -> Tensor:
+        """k [B, Hkv, Lk, D], rotated by its phases; also values, where they rotate."""
         self._check_range(k)
         return k if self.k is None else apply_rotary(self._pairs(k), *self.k, self.layout)
 
@@ -81,6 +83,7 @@ class Rotation:
             )
 
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
+        """Raise where the phases do not fit q, k or v."""
         if self.layout not in ("half", "interleaved"):
             raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}")
         for name, phases, x in (("q", self.q, q), ("k", self.k, k), ("v", self.k if self.values else None, v)):

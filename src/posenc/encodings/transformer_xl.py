@@ -104,6 +104,7 @@ class TransformerXL(Encoding):
         return super().check_causal(causal)
 
     def index(self, positions: Positions) -> Index | Sparse:
+        """A row for each distance of these positions, clamped to clamp_length."""
         return index.exact(positions, most=self.clamp_length, future=not self.causal)
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:

@@ -8,7 +8,7 @@ Random weights at the published sizes, dropout as published. The outputs are com
 Memory on a CPU is the peak of the resident set above the loaded model, with a malloc that gives freed memory back (the
 total, and what malloc holds as it is, are given too); on a GPU torch's peak allocation, all in.
 
-    cd bench/results && python -m posenc.hf.measure --table hf-cpu.json hf-cpu-longt5.json hf-cuda.json    for the READMEs
+    cd bench/results && python -m posenc.hf.measure --table hf-cpu.json hf-cpu-longt5.json hf-cuda.json    as the documentation has it
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
     return None
 
 
-def _phases(phases: tuple[Tensor, Tensor]) -> Tensor:
+def _phases(phases: tuple[Tensor, ...]) -> Tensor:
     """Cosines, then sines, of all pairs: [L, channels]."""
     return torch.cat([part[0] for part in phases], dim=-1).double()
 

@@ -1,0 +1,58 @@
+"""Links, anchors and addresses of a built site."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors.update(found[name] for name in ("id", "name") if name in found)
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag in ("img", "script", "iframe", "source") and found.get("src"):
+            self.loads.append(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preconnect") and found.get("href"):
+            self.loads.append(found["href"])
+
+
+def faults(site: Path) -> list[str]:
+    """A sentence for each link that leads nowhere and for each file that would be loaded from elsewhere."""
+    pages: dict[Path, _Page] = {}
+    for path in sorted(site.rglob("*.html")):
+        pages[path.resolve()] = page = _Page()
+        page.feed(path.read_text(encoding="utf-8"))
+    found = []
+    for path, page in pages.items():
+        name = path.relative_to(site.resolve())
+        if name.name == "404.html":
+            continue  # its addresses are absolute, for a server
+        for address in page.loads:
+            if urlsplit(address).scheme in ("http", "https") or address.startswith("//"):
+                found.append(f"{name} loads {address} from another machine; ship it with the site")
+            elif not urlsplit(address).scheme and not _target(path, address).exists():
+                found.append(f"{name} loads {address}, which does not exist")
+        for address in page.links:
+            if urlsplit(address).scheme or address.startswith("//"):
+                continue
+            plain, anchor = urldefrag(address)
+            target = _target(path, plain) if plain else path
+            if not target.exists():
+                found.append(f"{name} links to {address}, which does not exist")
+            elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
+                found.append(f"{name} links to {address}, and there is no such anchor")
+    return found
+
+
+def _target(page: Path, address: str) -> Path:
+    path = (page.parent / unquote(urlsplit(address).path)).resolve()
+    return path / "index.html" if path.is_dir() else path

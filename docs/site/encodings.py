@@ -1,0 +1,164 @@
+"""A page for each encoding: registry entry, docstring, options, figures, lab and speed, and the hand-written part."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from posenc.bench import readme_tables
+from posenc.encodings.registry import CAUSAL, ENCODINGS, EncodingInfo
+from posenc.lab import verdict
+from posenc.plot import analysis
+
+from . import docstrings, tables, texts
+
+DOCS = Path(__file__).parents[1]
+WORDS = {
+    "en": dict(
+        when="When to use it", facts="In short", formula="Formula", options="Options", shapes="Shapes", picture="Picture",
+        lab="In the lab", speed="Cost", enters="enters at", parameters="parameters", beyond="past the training length",
+        used="used by", family="family", cls="class", option="option", default="default", causal="in a causal layer",
+        parameter="parameter", shape="shape", none="It has no parameters.", sizes="For d_model=512 and heads=8:",
+        needed="required", untested="The published runs of the lab do not train this encoding.",
+        lab_intro="Loss on text in nats per byte at the training length and past it ([all results](../results/lab-results.md)):",
+        length="length", loss="loss", outcome="outcome",
+        speed_intro="Time relative to attention without positions, 4096 tokens ([all figures](../results/benchmarks.md)):",
+        device="device", forward="forward", training="training step",
+        caption="What {name} does to the scores: over distance, over (i, j), and its own vectors or table",
+        caption_none="Without positions there is nothing to draw.", unmeasured="The published benchmarks do not time it on its own.",
+        reference="Options and errors in the reference: ", english="",
+    ),
+    "zh": dict(
+        when="什么时候用", facts="概要", formula="公式", options="选项", shapes="形状", picture="图",
+        lab="实验室结果", speed="代价", enters="进入之处", parameters="参数量", beyond="超过训练长度时",
+        used="使用它的模型", family="类别", cls="类", option="选项", default="默认值", causal="在因果层中",
+        parameter="参数", shape="形状", none="它没有参数。", sizes="d_model=512、heads=8 时：",
+        needed="必填", untested="已发布的实验没有训练这种编码。",
+        lab_intro="文本上的损失（nat/字节），在训练长度处和超过它时（[全部结果](../results/lab-results.md)）：",
+        length="长度", loss="损失", outcome="结论",
+        speed_intro="相对于不带位置的注意力的时间，4096 个词元（[全部数字](../results/benchmarks.md)）：",
+        device="设备", forward="前向", training="训练一步",
+        caption="{name} 对分数的作用：随距离、随 (i, j)，以及它自己的向量或表",
+        caption_none="没有位置，就没有可画的东西。", unmeasured="已发布的基准没有单独测量它。",
+        reference="参考文档中的选项与报错：", english="下面是代码中的说明（英文）：\n\n",
+    ),
+}  # fmt: skip
+
+
+def pages(language: str) -> dict[str, str]:
+    return {f"encodings/{name}.md": page(info, language) for name, info in ENCODINGS.items()}
+
+
+def classes() -> list[str]:
+    """The classes of the registry and those around them."""
+    return [*(info.class_name for info in ENCODINGS.values()), "Randomized"]
+
+
+def page(info: EncodingInfo, language: str) -> str:
+    words = WORDS[language]
+    cls = info.load()
+    facts = texts.FACTS.get(info.name, {}) if language == "zh" else {}
+    rows = [
+        (words["cls"], f"`posenc.{info.class_name}`"),
+        (words["enters"], facts.get("enters", info.enters)),
+        (words["parameters"], info.parameters),
+        (words["beyond"], facts.get("extrapolates", info.extrapolates)),
+        (words["used"], info.used_by),
+    ]
+    if info.name in CAUSAL:
+        rows.append((words["causal"], ", ".join(f"`{key}={value!r}`" for key, value in CAUSAL[info.name].items())))
+    caption = words["caption"].format(name=info.name)
+    drawn = words["caption_none"] if info.name == "none" else f"![{caption}](figure:overview-{info.name})"
+    parts = [
+        f"# {info.name}",
+        "| | |\n| --- | --- |\n" + "\n".join(f"| {key} | {value} |" for key, value in rows),
+        f"## {words['when']}",
+        handwritten(info.name, language),
+        f"## {words['formula']}",
+        f"```text\n{info.formula}\n```",
+        words["english"] + docstrings.show(cls.__doc__ or ""),
+        f"## {words['picture']}",
+        drawn,
+        f"## {words['options']}",
+        options(cls, words),
+        f"## {words['shapes']}",
+        shapes(info, words),
+        f"## {words['lab']}",
+        lab(info.name, language),
+        f"## {words['speed']}",
+        speed(info.name, words),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def handwritten(name: str, language: str) -> str:
+    """docs/LANGUAGE/encodings/NAME.md: the part that no program can write."""
+    path = DOCS / language / "encodings" / f"{name}.md"
+    if not path.exists():
+        raise FileNotFoundError(f"docs/{language}/encodings/{name}.md is missing: write when to use {name}")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def options(cls: type, words: dict[str, str]) -> str:
+    lines = [f"| {words['option']} | {words['default']} |", "| --- | --- |"]
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if name == "self":
+            continue
+        default = words["needed"] if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        annotation = str(parameter.annotation).replace("|", "\\|")
+        lines.append(
+            f"| `{name}`: `{annotation}` | {default} |" if "\\|" not in annotation else f"| `{name}` | {default} |"
+        )
+    if len(lines) == 2:
+        return ""
+    link = f"[`posenc.{cls.__name__}`](../api/encodings.md#posenc.{cls.__name__})"
+    return "\n".join(lines) + f"\n\n{words['reference']}{link}"
+
+
+def shapes(info: EncodingInfo, words: dict[str, str]) -> str:
+    made = analysis.subject(info.name).encoding  # with d_model=512, heads=8 and the options that drawings need
+    rows = [f"| `{name}` | {list(parameter.shape)} |" for name, parameter in made.named_parameters()]
+    if not rows:
+        return words["none"]
+    return "\n".join([words["sizes"], "", f"| {words['parameter']} | {words['shape']} |", "| --- | --- |", *rows])
+
+
+def lab(name: str, language: str) -> str:
+    words = WORDS[language]
+    lines = []
+    for which in ("quick", "paper"):
+        found = tables.run(which)
+        task = found.tasks()[0]
+        for encoding in found.encodings(task):
+            if encoding.split(":")[0].split("+")[0] != name:
+                continue
+            far = max(task["test"])
+            standing = verdict.standing(found, task, encoding, far)
+            digits = 2 if which == "quick" else 3
+            here, there = tables.cell(standing.here, digits), tables.cell(standing.far, digits)
+            outcome = standing.outcome if language == "en" else tables.OUTCOMES[standing.outcome]
+            lines.append(f"| `{encoding}` | {task['train']} → {far} | {here} → {there} | {outcome} |")
+    if not lines:
+        return words["untested"]
+    head = f"| | {words['length']} | {words['loss']} | {words['outcome']} |\n| --- | --- | --- | --- |\n"
+    return f"{words['lab_intro']}\n\n{head}" + "\n".join(lines)
+
+
+def speed(name: str, words: dict[str, str]) -> str:
+    lines = []
+    for file, device in (("results.json", "CPU, float32"), ("h200.json", "H200, bfloat16")):
+        for workload in dict.fromkeys(r["workload"] for r in readme_tables.load(file)["records"]):
+            base = re.sub(r"-(causal|values|decode|learned)", "", workload)
+            if base != name:
+                continue
+            ratio = {
+                kind: {w: r for r, w in tables.ratios(file, kind)}.get(workload) for kind in ("forward", "training")
+            }
+            if any(ratio.values()):
+                cells = [f"{ratio[kind]:.2f} ×" if ratio[kind] else "–" for kind in ("forward", "training")]
+                lines.append(f"| {device} | `{workload}` | {' | '.join(cells)} |")
+    if not lines:
+        return words["unmeasured"]
+    head = f"| {words['device']} | | {words['forward']} | {words['training']} |\n| --- | --- | --- | --- |\n"
+    return f"{words['speed_intro']}\n\n{head}" + "\n".join(lines)

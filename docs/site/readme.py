@@ -1,0 +1,69 @@
+"""Rewrite the generated parts of the two READMEs: `make bench-table`. Encodings come from the registry, numbers from results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from posenc.encodings.registry import ENCODINGS
+from posenc.lab import verdict
+
+from . import tables, texts
+
+ROOT = Path(__file__).parents[2]
+READMES = {"README.md": "en", "README.zh-CN.md": "zh"}
+
+
+def encodings(language: str) -> str:
+    head = {
+        "en": "| name | enters at | past the training length |",
+        "zh": "| 名称 | 进入之处 | 超过训练长度时 |",
+    }[language]
+    rows = []
+    for name, one in ENCODINGS.items():
+        words = texts.FACTS.get(name, {}) if language == "zh" else {}
+        beyond = re.split("[:;,：；，]", words.get("extrapolates", one.extrapolates))[
+            0
+        ]  # the answer; reasons are on its page
+        rows.append(f"| `{name}` | {words.get('enters', one.enters)} | {beyond} |")
+    return "\n".join([head, "| --- | --- | --- |", *rows])
+
+
+def lab(language: str) -> str:
+    """What holds, what loses and what breaks in the published runs: a line for each outcome."""
+    found = [(tables.run(name), tables.run(name).tasks()[0]) for name in ("quick", "paper")]
+    lines = []
+    for outcome, label in (("holds", "holds"), ("loses", "loses quality"), ("breaks", "breaks")):
+        parts = []
+        for results, task in found:
+            far = max(task["test"])
+            names = [
+                s.encoding
+                for s in verdict.standings(results, task, far)
+                if s.outcome == outcome and ("+" not in s.encoding or outcome != "breaks")
+            ]
+            named = ", ".join(f"`{name}`" for name in names) or "–"
+            parts.append(f"{task['train']} → {far}: {named}")
+        label = label if language == "en" else tables.OUTCOMES[outcome]
+        lines.append(f"- **{label}**: " + "; ".join(parts))
+    text = "\n".join(lines)
+    return text if language == "en" else text.replace(": ", "：").replace("; ", "；")
+
+
+PARTS = {"encodings": encodings, "lab": lab, "speed": tables.speed_summary}
+
+
+def rewritten(name: str) -> str:
+    """A README with its generated parts made anew."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for part, make in PARTS.items():
+        start, end = f"<!-- {part}:start -->", f"<!-- {part}:end -->"
+        before, rest = text.split(start, 1)
+        _, after = rest.split(end, 1)
+        text = f"{before}{start}\n{make(READMES[name])}\n{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    for name in READMES:
+        (ROOT / name).write_text(rewritten(name), encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Tables and numbers of the pages, read from the committed results: a page never repeats a measured number by hand."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import cache
+from pathlib import Path
+
+from posenc.bench import readme_tables
+from posenc.encodings.registry import ENCODINGS
+from posenc.engines.choose import ENGINES
+from posenc.hf import measure
+from posenc.lab import results, verdict
+from posenc.lab.results import Mean
+
+from . import texts
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench" / "results"
+OUTCOMES = {
+    "holds": "保持",
+    "loses": "变差",
+    "breaks": "失效",
+    "cannot": "不能",
+    "not learnt": "未学会",
+    "missing": "–",
+}
+
+
+@cache
+def run(name: str) -> results.Results:
+    return results.read(ROOT / "docs" / "results" / name)
+
+
+def cell(point: Mean | str | None, digits: int) -> str:
+    if not isinstance(point, Mean):
+        return "–"
+    half = "" if point.half is None else f" ± {point.half:.{digits}f}"
+    return f"{point.value:.{digits}f}{half}"
+
+
+def lab(name: str, language: str, sizes: tuple[int, ...], digits: int) -> str:
+    """Loss on text at several sizes, best at the largest first, and the outcome there."""
+    found, task = run(name), run(name).tasks()[0]
+    lines = ["| | " + " | ".join(map(str, sizes)) + " | |", "| --- " * (len(sizes) + 2) + "|"]
+    for standing in verdict.standings(found, task, sizes[-1]):
+        cells = [cell(found.point(task, standing.encoding, size, "loss"), digits) for size in sizes]
+        outcome = standing.outcome if language == "en" else OUTCOMES[standing.outcome]
+        lines.append(f"| `{standing.encoding}` | {' | '.join(cells)} | {outcome} |")
+    return "\n".join(lines)
+
+
+def encodings(language: str) -> str:
+    head = {
+        "en": ["name", "class", "where it enters", "parameters", "past the training length"],
+        "zh": ["名称", "类", "在哪里进入", "参数量", "超过训练长度时"],
+    }[language]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    for name, one in ENCODINGS.items():
+        words = texts.FACTS.get(name, {}) if language == "zh" else {}
+        enters = words.get("enters", one.enters)
+        beyond = words.get("extrapolates", one.extrapolates)
+        lines.append(f"| [`{name}`]({name}.md) | `{one.class_name}` | {enters} | {one.parameters} | {beyond} |")
+    return "\n".join(lines)
+
+
+def engines(language: str) -> str:
+    rows = texts.ENGINES[language]
+    assert list(rows) == list(ENGINES), "texts.ENGINES must name the engines in the order of posenc.ENGINES"
+    head = {"en": "| engine | runs on | how |", "zh": "| 引擎 | 运行于 | 方式 |"}[language]
+    return "\n".join(
+        [head, "| --- | --- | --- |", *(f"| `{name}` | {where} | {how} |" for name, (where, how) in rows.items())]
+    )
+
+
+def hugging_face(language: str) -> str:
+    runs = [json.loads((BENCH / f"hf-{name}.json").read_text()) for name in ("cpu", "cpu-longt5", "cuda")]
+    words = {} if language == "en" else dict(train="训练一步", forward="前向")
+    return measure.table(runs, **words)
+
+
+def speed(name: str, language: str) -> str:
+    labels = None if language == "en" else readme_tables.CHINESE
+    return readme_tables.markdown(readme_tables.load(name), readme_tables.LENGTH, labels)
+
+
+def ratios(name: str, kind: str) -> list[tuple[float, str]]:
+    """posenc's time relative to attention without positions at the table's length, lowest first."""
+    records = readme_tables.load(name)["records"]
+    own = [r for r in records if r["peer"] == "posenc" and r["pass"] == kind and r["length"] == readme_tables.LENGTH]
+    return sorted((r["ratio"], r["workload"]) for r in own if "ratio" in r and "decode" not in r["workload"])
+
+
+def speed_line(name: str, kind: str) -> str:
+    """best, median and worst in one phrase"""
+    found = ratios(name, kind)
+    best, worst = found[0], found[-1]
+    middle = statistics.median(ratio for ratio, _ in found)
+    return f"{best[0]:.2f} × (`{best[1]}`) | {middle:.2f} × | {worst[0]:.2f} × (`{worst[1]}`)"
+
+
+def speed_summary(language: str) -> str:
+    head = {
+        "en": "| relative to attention without positions | best | median | worst |",
+        "zh": "| 相对于不带位置的注意力 | 最好 | 中位数 | 最差 |",
+    }[language]
+    words = {
+        "en": {("results.json", "training"): "training step, CPU", ("results.json", "forward"): "forward, CPU",
+               ("h200.json", "training"): "training step, H200", ("h200.json", "forward"): "forward, H200"},
+        "zh": {("results.json", "training"): "训练一步，CPU", ("results.json", "forward"): "前向，CPU",
+               ("h200.json", "training"): "训练一步，H200", ("h200.json", "forward"): "前向，H200"},
+    }[language]  # fmt: skip
+    rows = [f"| {label} | {speed_line(*key)} |" for key, label in words.items()]
+    return "\n".join([head, "| --- | --- | --- | --- |", *rows])
+
+
+TABLES = {
+    "lab-quick": lambda language: lab("quick", language, (64, 128, 256, 512), 2),
+    "lab-paper": lambda language: lab("paper", language, (512, 2048, 16384), 3),
+    "encodings": encodings,
+    "engines": engines,
+    "hugging-face": hugging_face,
+    "speed-cpu": lambda language: speed("results.json", language),
+    "speed-gpu": lambda language: speed("h200.json", language),
+    "speed-summary": speed_summary,
+}
+
+
+def table(name: str, language: str) -> str:
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; there are {', '.join(TABLES)}")
+    return TABLES[name](language)
+
+
+def value(argument: str) -> str:
+    """`lab-quick rope 512`: the loss on text, two digits; `lab-paper rope 16384`: three."""
+    name, encoding, size = argument.split()
+    digits = {"lab-quick": 2, "lab-paper": 3}[name]
+    found = run(name.removeprefix("lab-"))
+    point = found.point(found.tasks()[0], encoding, int(size), "loss")
+    if not isinstance(point, Mean):
+        raise ValueError(f"{argument}: there is no number, but {point!r}")
+    return f"{point.value:.{digits}f}"
