@@ -91,11 +91,7 @@ class Encoding(_Recorded):
         self.check_axes(positions)
         rotation = self.rotation(positions)
         plan = self.terms(positions, x=x, host=host)
-        if rotation is None:
-            return plan
-        return Plan(  # `replace` takes longer, and every layer comes here
-            plan.positions, plan.shift, rotation, plan.lookups, plan.scale, plan.slopes, plan.decay, plan.pair
-        )  # fmt: skip
+        return plan if rotation is None else plan.with_rotation(rotation)
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""
