@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -205,6 +206,24 @@ def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
             block = positions.distance(device, rows=slice(start, start + rows))
             found = torch.unique(torch.cat((found, block.clamp(lo, hi).flatten())))
     return found
+
+
+def restrict(index: Index, positions: Positions) -> tuple[Index, slice]:
+    """The index of the distances that can occur between these positions, and the rows of the table that it reads: all of them
+    where that is unknown without reading a tensor. What a table is projected to need not be computed for the others."""
+    if positions.offset is None or torch.compiler.is_compiling() or index.axis != 0:
+        return index, slice(None)
+    lo, hi = positions.reach
+    return _restricted(index, min(max(lo, index.lo), index.hi), max(min(hi, index.hi), index.lo))
+
+
+@lru_cache(maxsize=256)
+def _restricted(index: Index, lo: int, hi: int) -> tuple[Index, slice]:
+    if index.rows is None:
+        return Index(lo, hi), slice(lo - index.lo, hi - index.lo + 1)
+    rows = index.rows[lo - index.lo : hi - index.lo + 1]
+    first, last = min(rows), max(rows)
+    return Index(lo, hi, tuple(row - first for row in rows), last - first + 1), slice(first, last + 1)
 
 
 def clip(left: int, right: int, *, axis: int = 0) -> Index:

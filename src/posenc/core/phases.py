@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .constants import constant
-from .kept import Kept, make_plain, may_keep
+from .memo import Memo, may_keep, rows_of_run
 
 LIMIT = 2**31
 """Positions must lie strictly between -LIMIT and LIMIT: a 32-bit digit times one must fit into int64."""
@@ -91,10 +91,8 @@ def compute_phases(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtyp
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-_phases = Kept(most=64, numbers=1 << 23)
+_phases = Memo(most=64, numbers=1 << 23)
 """Phases of runs, for all layers of a forward pass and for the next one."""
-BLOCK = 1024
-"""Positions whose phases are made at once: decoding takes the next steps from there."""
 
 
 def phases_of_run(
@@ -108,23 +106,11 @@ def phases_of_run(
     """cos, sin [1, length, n] times `factor` for consecutive positions. Shared: do not write to them."""
     if not may_keep(device):
         return _make_run(start, length, digits, factor, device, dtype)
-    key = (start, length, digits, factor, device, dtype)
-    found = _phases.get(key)
-    if found is None:
-        first = start // BLOCK
-        if length < BLOCK and start + length <= (first + 1) * BLOCK:
-            block = (first * BLOCK, BLOCK, digits, factor, device, dtype)
-            whole = _phases.get(block)
-            if whole is None:
-                whole = make_plain(lambda: _make_run(*block))
-                _phases.put(block, whole, 2 * whole[0].numel())
-            at = start - first * BLOCK
-            found = whole[0][:, at : at + length], whole[1][:, at : at + length]
-            _phases.put(key, found, 0)
-        else:
-            found = make_plain(lambda: _make_run(*key))
-            _phases.put(key, found, 2 * found[0].numel())
-    return found
+    key = (digits, factor, device, dtype)
+    cos, sin = rows_of_run(
+        _phases, start, length, key, 2 * len(digits[0]), lambda first, count: _make_run(first, count, *key)
+    )
+    return cos, sin
 
 
 def _make_run(

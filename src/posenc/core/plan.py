@@ -41,9 +41,9 @@ class Lookup:
     query_shift: Tensor | None = None  # [H or 1, E], added to the states (or q) of dot_query; the pre-pass folds it
 
     def __post_init__(self):
-        for name in ("states", "query_shift"):
-            if getattr(self, name) is not None and self.dot_query is None:
-                raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
+        if self.dot_query is None and (self.states is not None or self.query_shift is not None):
+            name = "query_shift" if self.states is None else "states"
+            raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
@@ -88,12 +88,6 @@ class Plan:
         if self.sinks is not None:
             yield "sinks", self.sinks
 
-    def with_rotation(self, rotation: Rotation) -> Plan:
-        """`replace(self, rotate=rotation)`, which takes longer, and every layer comes here."""
-        plan = object.__new__(type(self))
-        plan.__dict__.update(self.__dict__, rotate=rotation)
-        return plan
-
     def scale_of(self, head_size: int) -> float | Tensor:
         """The factor of the scores: a float, or a tensor [.., H, Lq, 1] in float32 or better."""
         if self.scale is None:
@@ -101,6 +95,12 @@ class Plan:
         if isinstance(self.scale, Tensor):
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
+
+    def with_rotation(self, rotation: Rotation) -> Plan:
+        """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
+        new = object.__new__(Plan)
+        new.__dict__.update(self.__dict__, rotate=rotation)
+        return new
 
     def fold_query_shifts(self, q: Tensor) -> Plan:
         """The same plan without query_shift, for engines; q is shifted and rotated already."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .kept import may_keep
+from .memo import may_keep
 
 Layout = Literal["half", "interleaved"]
 Phases = tuple[
@@ -219,10 +219,13 @@ def _by_partners(
 ) -> tuple[Tensor, ...]:
     """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
     tensors so short that each costs more than its arithmetic."""
-    x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+    heads = 1
+    if tensors[0].stride(1) < tensors[0].stride(2):  # [B, L, H, D] in memory, as projections are; so is then the result
+        tensors, heads = tuple([x.transpose(1, 2) for x in tensors]), 2
+    x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, heads)
     dtype = x.dtype
     precision = cos.dtype if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
-    wide_cos, wide_sin = _both_channels(cos, sin, layout, precision)
+    wide_cos, wide_sin = _both_channels(cos, sin, layout, precision, heads)
     if dtype != precision:
         x = x.to(precision)
     if layout == "half":
@@ -233,18 +236,22 @@ def _by_partners(
     if dtype != precision:
         out = out.to(dtype)
     if len(tensors) == 1:
-        return (out,)
-    first, second = (tensor.shape[1] for tensor in tensors)
-    return out.narrow(1, 0, first), out.narrow(1, first, second)
+        return (out if heads == 1 else out.transpose(1, 2),)
+    first, second = tensors[0].shape[heads], tensors[1].shape[heads]
+    parts = out.narrow(heads, 0, first), out.narrow(heads, first, second)
+    return parts if heads == 1 else (parts[0].transpose(1, 2), parts[1].transpose(1, 2))
 
 
-def _both_channels(cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin for each channel, [B or 1, 1, L, R]; kept with phases that are kept themselves."""
-    name = f"_posenc_{layout}"
+def _both_channels(
+    cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype, heads: int
+) -> tuple[Tensor, Tensor]:
+    """cos and sin for each channel, [B or 1, L, R] with an axis for the heads; kept with phases that are kept themselves."""
+    name = _KEPT[layout, heads]
     kept = getattr(cos, name, None)
     if kept is not None and kept[0] is precision and kept[1] is sin and kept[2] == (cos._version, sin._version):
         return kept[3]
-    cos, sin, own_cos, own_sin = cos.to(precision).unsqueeze(1), sin.to(precision).unsqueeze(1), cos, sin
+    own_cos, own_sin = cos, sin
+    cos, sin = cos.to(precision).unsqueeze(heads), sin.to(precision).unsqueeze(heads)
     if layout == "half":
         wide = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
@@ -267,6 +274,7 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return out
 
 
+_KEPT = {(layout, heads): f"_posenc_{layout}_{heads}" for layout in ("half", "interleaved") for heads in (1, 2)}
 SMALL = 2**16
 """Elements below which few operations cost less than the blocks' bookkeeping."""
 JOINT = 2**15

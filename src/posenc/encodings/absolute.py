@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..core import formulas
 from ..core.constants import constant
 from ..core.encoding import Encoding
+from ..core.memo import Memo, may_keep, rows_of_run
 from ..core.options import WIDEST, require_choice, require_int, require_number, require_table
 from ..core.positions import Positions, Run
 
@@ -55,6 +57,10 @@ class Absolute(Encoding):
         return x + self.encode(ids).to(x.dtype)
 
 
+_vectors = Memo(most=64, numbers=1 << 22)
+"""Sinusoids of runs, for the layers and steps that ask again."""
+
+
 class Sinusoidal(Absolute):
     """Fixed sines and cosines of the position (Vaswani et al. 2017, arXiv:1706.03762).
 
@@ -71,6 +77,20 @@ class Sinusoidal(Absolute):
         require_int("d_model", d_model, least=2, most=WIDEST)
         require_number("base", base, above=0.0)
         self.d_model, self.base, self.layout = d_model, base, layout
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        run = positions.q
+        known = isinstance(run, Run) and type(run.start) is int and len(positions.q_axes) == 1
+        if not known or type(self).encode is not Sinusoidal.encode or not may_keep(x.device):
+            return super().embed(x, positions)
+        assert isinstance(run, Run)
+        assert isinstance(run.start, int)
+        _not_negative(run, x)
+        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
+        return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
+
+    def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
+        return (self.encode(Run(start, length).positions(x.device)).to(x.dtype),)
 
     def encode(self, positions: Tensor) -> Tensor:
         return sinusoid(positions, self.d_model, base=self.base, layout=self.layout)
@@ -100,8 +120,12 @@ class Learned(Absolute):
         nn.init.normal_(self.table, std=self.std)
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
-        if isinstance(positions.q, Run) and isinstance(positions.q.start, int):
-            self._limit(positions.q.start + positions.q.length)
+        run = positions.q
+        if isinstance(run, Run) and isinstance(run.start, int):
+            self._limit(run.start + run.length)
+            if len(positions.q_axes) == 1 and run.start >= 0 and type(self).encode is Learned.encode:
+                first = run.start + self.offset
+                return x + self.table[first : first + run.length].to(x.dtype)
         return super().embed(x, positions)
 
     def encode(self, positions: Tensor) -> Tensor:

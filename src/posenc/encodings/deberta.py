@@ -136,13 +136,19 @@ class DeBERTa(Encoding):
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         key, query = self._projections(host)
-        table = self.table if self.norm is None else self.norm(self.table)
+        back = self.index if self.sign == "checkpoint" else self.back_index
+        own, rows = index.restrict(self.index, positions)
+        if back is self.index:
+            back = own
+        else:  # one projection serves both
+            own, rows = self.index, slice(None)
+        table = self.table if rows == slice(None) else self.table[rows]
+        table = table if self.norm is None else self.norm(table)
         if self.dropout and self.training:
             table = nn.functional.dropout(table, self.dropout)
         k_r = self._heads(key(table)) if "c2p" in self.active else None
         q_r = self._heads(query(table)) if "p2c" in self.active else None
-        back = self.index if self.sign == "checkpoint" else self.back_index
-        return plan_disentangled(positions, self.head_dim, len(self.active), self.index, k_r, q_r, back)
+        return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
         if self.projections == "own":

@@ -9,7 +9,7 @@ from ..core import index
 from ..core.encoding import Encoding
 from ..core.errors import OptionError
 from ..core.formulas import head_size
-from ..core.index import Index
+from ..core.index import Index, restrict
 from ..core.options import WIDEST, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
@@ -83,7 +83,12 @@ def plan_bank(
     positions: Positions, index: Index, states: Tensor, bank: Tensor, scale: float, temper: tuple[float, float] | None
 ) -> Plan:
     """RelativeLogits' plan for any states [B, H, Lq, d_rel] and bank [d_rel, n]; index: clip(n, 1)."""
-    table = nn.functional.pad(bank.flip(1).t(), (0, 0, 1, 1))[None]  # rows run from the far past to 0
+    index, rows = restrict(index, positions)
+    first, last, _ = rows.indices(bank.shape[1] + 2)
+    # rows run from the far past to 0, with one of zeros on either side; only those that occur are made
+    zeros = int(first == 0), int(last == bank.shape[1] + 2)
+    start, stop = bank.shape[1] + 1 - (last - zeros[1]), bank.shape[1] + 1 - (first + zeros[0])
+    table = nn.functional.pad(bank[:, start:stop].flip(1).t(), (0, 0, *zeros))[None]
     # r·bank is added unscaled, while a plan's dots stand inside the scale
     lookup = Lookup(index, dot_query=table, states=states / scale)
     if temper is None:

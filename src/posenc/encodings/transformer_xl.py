@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from ..core.encoding import Encoding
 from ..core.errors import OptionError
 from ..core.formulas import head_size
 from ..core.index import Index, Sparse
+from ..core.memo import Memo, may_keep, rows_of_run
 from ..core.options import require_bool, require_choice, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
@@ -36,8 +36,19 @@ def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
     return bias.to(precision) - shift.to(precision)
 
 
-_kept_waves = lru_cache(maxsize=2)(_waves)
+_memo = Memo(most=16, numbers=1 << 23)
 """The layers of a model use the same waves one after another, and a training loop the same in every step."""
+
+
+def _kept_waves(
+    rows: Index, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """`_waves`; a decoding step's are rows of those of the next ones."""
+
+    def make(start: int, count: int) -> tuple[Tensor, ...]:
+        return (_waves(Index(start, start + count - 1), size, base, layout, device, dtype),)
+
+    return rows_of_run(_memo, rows.lo, rows.span, (size, base, layout, device, dtype), size, make)[0]
 
 
 class TransformerXL(Encoding):
@@ -112,9 +123,10 @@ class TransformerXL(Encoding):
 
     def _positions(self, positions: Positions, rows: Index | Sparse) -> Lookup:
         weight = self.position_proj.weight
-        real = type(weight) is nn.Parameter and not torch.compiler.is_compiling()  # a fake tensor must not be kept
-        make = _kept_waves if real and isinstance(rows, Index) else _waves  # sparse rows are made anew for each plan
-        waves = make(rows, self.d_model, self.base, self.layout, weight.device, weight.dtype)
+        real = type(weight) is nn.Parameter and may_keep(weight.device)  # a fake tensor must not be kept
+        facts = (self.d_model, self.base, self.layout, weight.device, weight.dtype)
+        # sparse rows are made anew for each plan
+        waves = _kept_waves(rows, *facts) if real and isinstance(rows, Index) else _waves(rows, *facts)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
         table = self.position_proj(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)

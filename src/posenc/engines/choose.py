@@ -16,12 +16,12 @@ ENGINES: dict[str, Engine] = {"triton": triton, "sdpa": sdpa, "cpu": cpu, "block
 """Every engine by name; `auto` takes the first that supports a call, in the order of `order_engines`."""
 
 
-_STANDARD = tuple(ENGINES.items())
+_STANDARD = list(ENGINES.values())
 
 
 def is_standard() -> bool:
     """Whether the engines are those above and in that order: then the commonest calls need no look at each."""
-    return tuple(ENGINES.items()) == _STANDARD
+    return list(ENGINES.values()) == _STANDARD
 
 
 class Choice(NamedTuple):

@@ -12,16 +12,25 @@ It returns None for every other call, and for every call that is wrong: the long
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
-from ..core.plan import Plan, holds_nan
+from ..core.plan import Lookup, Plan, holds_nan
 from . import rules_cpu, triton
 from .cpu import dense
 
+OTHER_SLOTS = tuple(
+    slot.name
+    for slot in fields(Plan)
+    if slot.name not in ("positions", "rotate", "lookups", "scale", "slopes", "pair_axes")
+)
+OTHER_TABLES = tuple(slot.name for slot in fields(Lookup) if slot.name not in ("index", "bias"))
+"""What must be None here: all that these calls do not know."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -46,10 +55,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         return None
     if causal and positions.offset != q_length - k_length:
         return None  # a warning may be due
-    if plan.shift is not None or plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
+    if isinstance(plan.scale, Tensor):
         return None
-    if plan.cosine is not None or plan.append is not None or plan.sinks is not None:
-        return None
+    for slot in OTHER_SLOTS:
+        if getattr(plan, slot) is not None:
+            return None
     if len(positions.q_axes) > 1:
         return None
     mask = None
@@ -72,7 +82,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         q, k, v, mask, 0.0, causal and mask is None and q_length > 1,
         scale=None if scale is None else float(scale), enable_gqa=heads != kv_heads,
     )  # fmt: skip
-    if mask is not None and causal and holds_nan(out):
+    if mask is not None and causal and q_length > 1 and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
 
@@ -85,8 +95,11 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
     indices = []
     for lookup in plan.lookups:
         index, table = lookup.index, lookup.bias
-        if table is None or lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
+        if table is None:
             return None
+        for slot in OTHER_TABLES:
+            if getattr(lookup, slot) is not None:
+                return None
         if type(index) is not Index or index.axis or table.shape != (heads, index.n):
             return None
         tables.append(table)
@@ -101,5 +114,8 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
             return None
     assert plan.positions.offset is not None
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return dense.find_bias(tuple(tables), tuple(indices), plan.positions.offset, q_length, k_length, None,
-                           0 if causal else None, precision)  # fmt: skip
+    offset = plan.positions.offset
+    if q_length == 1:
+        return dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
+    right = 0 if causal else None
+    return dense.find_bias(tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
+from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import Positions
 from ..encodings.registry import causal_options, create
@@ -146,10 +147,10 @@ class Attention(nn.Module):
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
-        slot = self._slot(cache, x, cross=False)
+        slot = None if cache is None else self._slot(cache, x, cross=False)
         if (
             positions is None and segments is None and mask is None and key_mask is None and documents is None
-            and memory is None and (slot is None or not slot.marks)
+            and memory is None and (slot is None or not slot.marks) and not _keeps_more(self.encoding)
         ):  # fmt: skip
             return self._plain(x, slot)
         sequence = resolve_sequence(
@@ -188,10 +189,11 @@ class Attention(nn.Module):
         new = consecutive(past, queries, past, queries)
         if encoding.embeds:
             x = encoding.embed(x, new)
-        shape = (batch, queries, -1, self.head_dim)
-        q = self.q_proj(x).view(shape).transpose(1, 2)
-        k = self.k_proj(x).view(shape).transpose(1, 2)
-        v = self.v_proj(x).view(shape).transpose(1, 2)
+        size = self.head_dim
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = q.view(batch, queries, q.shape[2] // size, size).transpose(1, 2)
+        k = k.view(batch, queries, k.shape[2] // size, size).transpose(1, 2)
+        v = v.view(batch, queries, v.shape[2] // size, size).transpose(1, 2)
         every = new if past == 0 else consecutive(past, queries, 0, past + queries)
         if slot is None or encoding.length_dependent:
             plan = encoding.plan(every, x=x, host=self)
@@ -205,10 +207,10 @@ class Attention(nn.Module):
         if slot is not None:
             appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
             k, v = appended.k, appended.v
-        out = attend(
-            q, k, v, plan, causal=self.causal, window=self.window, dropout=self.dropout if self.training else 0.0,
-            engine=self.engine,
-        )  # fmt: skip
+        masks: MaskOptions = {"causal": self.causal}
+        if self.window is not None:
+            masks["window"] = self.window
+        out = attend(q, k, v, plan, dropout=self.dropout if self.training else 0.0, engine=self.engine, **masks)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         if slot is not None and appended is not None:
             slot.commit(appended, {})  # last: an error above leaves the cache unchanged
@@ -316,6 +318,12 @@ class Attention(nn.Module):
     def _heads(self, projected: Tensor) -> Tensor:
         """[B, L, heads * D] -> [B, heads, L, D]."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _keeps_more(encoding: Encoding) -> bool:
+    """Whether a cache must keep more of a token than its key and value."""
+    keep = getattr(type(encoding), "keep", None)
+    return keep is not getattr(Encoding, "keep", None)
 
 
 def _cached_context(

@@ -12,7 +12,7 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
-from ...core.kept import Kept, may_keep
+from ...core.memo import Memo, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
 from ...core.phases import (
     LIMIT,
@@ -30,7 +30,7 @@ from .scaling import Scaling
 RANGE = f"the range of rotary phases, -{LIMIT} < position < {LIMIT}"
 
 
-_rotations = Kept(most=32, numbers=1 << 23)
+_rotations = Memo(most=32, numbers=1 << 23)
 
 
 class RoPE(Encoding):
@@ -111,11 +111,12 @@ class RoPE(Encoding):
         return 1.0 if self.scaling is None else self.scaling.magnitude
 
     def rotation(self, positions: Positions) -> Rotation:
+        runs = positions.runs
+        if runs is not None and not self.length_dependent:
+            q, k = runs
+            if type(q.start) is int and type(k.start) is int:
+                return self._rotation_of_runs(q, k)
         device = self.device_of(positions)
-        if not self.length_dependent and positions.offset is not None:
-            q, k = positions.runs or (None, None)
-            if isinstance(q, Run) and isinstance(k, Run) and type(q.start) is int and type(k.start) is int:
-                return self._rotation_of_runs(q, k, device)
         digits, factor = self._frequency_digits(positions.total if self.length_dependent else 0, device)
         if digits[0].dim() == 3:
             of_queries = digits_of_last_tokens(digits, factor, positions.q_length)
@@ -123,23 +124,28 @@ class RoPE(Encoding):
             return Rotation(queries, self._phases(positions.k, digits, factor, device), self.layout, self.values)
         return rotation_of(positions, self.layout, self.values, lambda side: self._phases(side, digits, factor, device))
 
-    def _rotation_of_runs(self, q: Run, k: Run, device: torch.device) -> Rotation:
+    def _rotation_of_runs(self, q: Run, k: Run) -> Rotation:
         """The same object for all layers that rotate these positions."""
-        dtype, factor = torch.promote_types(self._device_marker.dtype, torch.float32), self.attention_factor
-        key = (q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, dtype)
-        found = _rotations.get(key) if may_keep(device) else None
+        marker, factor = self._device_marker, self.attention_factor
+        device, may = marker.device, may_keep(marker.device)
+        key = (
+            q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, marker.dtype
+        )  # fmt: skip
+        found = _rotations.get(key) if may else None
         if found is not None:
             return found
+        dtype = torch.promote_types(marker.dtype, torch.float32)
 
         def phases(side: Run) -> Phases:
             check_range(side, 1 - LIMIT, LIMIT - 1, RANGE)
             assert isinstance(side.start, int)
             return phases_of_run(side.start, side.length, self._digits, factor, device, dtype)
 
-        found = rotation_of(Positions(q, k), self.layout, self.values, phases)
-        if may_keep(device):
-            numbers = 0 if found.k is None else 2 * found.k[0].numel()
-            _rotations.put(key, found, numbers)
+        if not may:
+            return rotation_of(Positions(q, k), self.layout, self.values, phases)
+        with torch.inference_mode(False), torch.no_grad():
+            found = rotation_of(Positions(q, k), self.layout, self.values, phases)
+        _rotations.put(key, found, 0 if found.k is None else 2 * found.k[0].numel())
         return found
 
     def rotate(self, x: Tensor, positions: int | tuple | Tensor, total: int | Tensor | None = None) -> Tensor:

@@ -10,11 +10,13 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import xpos_decays
+from ...core.memo import Memo, may_keep
 from ...core.options import require_int, require_number
-from ...core.positions import Positions, Side
+from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation
 from .rope import RoPE, check_range, positions_of
 
+_rotations = Memo(most=32, numbers=1 << 22)
 EXPONENT = 80.0
 """exp(±80) and a hundred times it still fit into float32 and bfloat16."""
 
@@ -65,6 +67,20 @@ class XPos(Encoding):
     def rotation(self, positions: Positions) -> Rotation:
         rotation = self.rope.rotation(positions)
         device = self.device_of(positions)
+        q, k = positions.q, positions.k
+        plain = isinstance(q, Run) and isinstance(k, Run) and type(q.start) is int and type(k.start) is int
+        if not plain or not may_keep(device):
+            return self._fade(rotation, positions, device)
+        assert rotation.k is not None
+        key = (q, k, self.fading, self.max_length)
+        found = _rotations.get(key)
+        if found is None or found[0] is not rotation:  # RoPE gives the same object for the same positions
+            with torch.inference_mode(False), torch.no_grad():
+                found = rotation, self._fade(rotation, positions, device)
+            _rotations.put(key, found, 4 * rotation.k[0].numel())
+        return found[1]
+
+    def _fade(self, rotation: Rotation, positions: Positions, device: torch.device) -> Rotation:
         assert rotation.q is not None
         assert rotation.k is not None
         return Rotation(

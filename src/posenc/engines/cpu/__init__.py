@@ -56,12 +56,14 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return finish(out), lse
     scale = lowered.scale
     assert isinstance(scale, float)  # structure_reason
-    if eager and decode.applies(q, k, v, lowered):
+    short = eager and dense.applies(facts)
+    # a mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step
+    if eager and decode.applies(q, k, v, lowered) and not (short and facts.q_length == facts.k_length > 1):
         out = decode.run(q, k, v, lowered, scale)
         is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
         if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator overwrites
             return out, None
-    if eager and dense.applies(facts):
+    if short:
         whole = dense.run(q, k, v, lowered, scale)
         if whole is not None:
             return whole, None

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ...core.kept import Kept
+from ...core.index import Index
+from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
@@ -55,8 +56,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
-_masks = Kept(most=64, numbers=1 << 23)
+_masks = Memo(most=64, numbers=1 << 23)
 """(copies of the tables, mask) by what masks are made for."""
+_rows = Memo(most=64, numbers=1 << 22)
+"""(copies of the tables, bias by distance), for single queries."""
 
 
 def _bias(lowered: LoweredPlan) -> Tensor | None:
@@ -95,9 +98,33 @@ def find_bias(
 ) -> Tensor | None:  # fmt: skip
     """The kept mask of these numbers, or None. tables: a bias for each index, then the slopes."""
     found = _masks.get(_key(tables, indices, offset, q_length, k_length, left, right, precision))
-    if found is None or not all([a.equal(b) for a, b in zip(found[0], tables, strict=True)]):
+    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
         return None
     return found[1]
+
+
+def row_of_query(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], lowest: int, count: int, precision: torch.dtype
+) -> Tensor | None:
+    """[1, H, 1, count]: the bias of one query whose distances are `lowest` and on; a view of a kept row that serves the next
+    steps too. None where a table holds NaN. tables: a bias for each index, then the slopes."""
+    first, last = lowest // STEP * STEP, -(-(lowest + count) // STEP) * STEP
+    key = _key(tables, indices, first, last, precision)
+    found = _rows.get(key)
+    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
+        with torch.inference_mode(False), torch.no_grad():
+            distances = torch.arange(first, last)
+            row = None
+            for index, table in zip(indices, tables, strict=False):
+                row = add(row, table.to(precision).index_select(1, index.lookup(distances)))
+            if len(tables) > len(indices):
+                row = add(row, tables[-1].to(precision)[:, None] * -distances.abs().to(precision))
+            assert row is not None
+            if any(holds_nan(table) for table in tables):
+                return None
+            found = tuple([table.clone() for table in tables]), row
+        _rows.put(key, found, row.numel())
+    return found[1].narrow(1, lowest - first, count)[None, :, None]
 
 
 def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class Memo:
     """The latest results by key, up to `most` of them with `numbers` numbers in all.
 
     Reading takes no lock; threads that miss at once each make their own result, and one of them is kept.
@@ -59,11 +59,29 @@ def may_keep(device: torch.device) -> bool:
     return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing())
 
 
-def make_plain(make: Callable[[], Any]) -> Any:
-    """Make tensors that autograd may save later, whatever mode the caller is in."""
+STEP = 1024
+"""Rows of runs are made from one multiple of this to another, so that the next steps of decoding find theirs."""
+
+
+def rows_of_run(
+    memo: Memo, start: int, length: int, key: tuple, width: int, make: Callable[[int, int], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """make(start, length), tensors whose second to last axis are the rows start .. start + length - 1, by way of `memo`.
+
+    key    all that the rows depend on; width: numbers of a row, of all tensors. The results are shared: do not write to them.
+    """
+    own = (start, length, *key)
+    found = memo.get(own)
+    if found is not None:
+        return found
+    first, last = start // STEP * STEP, -(-(start + length) // STEP) * STEP
     with torch.inference_mode(False), torch.no_grad():
-        return make()
-
-
-def count_numbers(*tensors: Tensor) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+        if 2 * (last - first) * width > memo.numbers:  # would not be kept
+            return make(start, length)
+        whole = memo.get((first, last - first, *key))
+        if whole is None:
+            whole = make(first, last - first)
+            memo.put((first, last - first, *key), whole, (last - first) * width)
+        found = tuple([x.narrow(-2, start - first, length) for x in whole])
+    memo.put(own, found, 0)
+    return found

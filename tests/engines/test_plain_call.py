@@ -1,0 +1,198 @@
+"""The commonest CPU calls: decided at a glance, with the results, errors and choices of the long way; nothing kept is stale."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+import posenc
+from posenc import Lookup, Plan, Positions, attend, explain, index
+from posenc.engines import plain_call, rules_cpu
+from posenc.engines.cpu import dense
+from posenc.engines.lowering import Facts
+
+
+def tensors(batch=2, heads=4, queries=12, keys=12, size=8, kv_heads=None, dtype=torch.float32):
+    torch.manual_seed(0)
+    q = torch.randn(batch, heads, queries, size, dtype=dtype)
+    k, v = (torch.randn(batch, kv_heads or heads, keys, size, dtype=dtype) for _ in range(2))
+    return q, k, v
+
+
+def plans(heads=4, queries=12, keys=12):
+    positions = Positions((keys - queries, queries), keys)
+    rope = posenc.create("rope", head_dim=8)
+    return {
+        "none": Plan(positions),
+        "rope": rope.plan(positions),
+        "alibi": Plan(positions, slopes=torch.rand(heads)),
+        "t5": Plan(positions, lookups=(Lookup(index.log_buckets(8, 6, causal=True), bias=torch.randn(heads, 8)),)),
+        "both": Plan(
+            positions, lookups=(Lookup(index.clip(3, 2), bias=torch.randn(heads, 6)),), slopes=torch.rand(heads), scale=0.5
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(plans()))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(12, 12, 4), (1, 9, 2), (5, 9, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_results_are_those_of_the_reference(name, causal, queries, keys, kv_heads, dtype):
+    q, k, v = tensors(queries=queries, keys=keys, kv_heads=kv_heads, dtype=dtype)
+    plan = plans(queries=queries, keys=keys)[name]
+    with torch.no_grad():
+        for _ in range(2):  # the second call finds what the first kept
+            ours = attend(q, k, v, plan, causal=causal)
+            truth = attend(q.double(), k.double(), v.double(), plan, causal=causal, engine="reference")
+            allowed = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}[dtype]
+            torch.testing.assert_close(ours.double(), truth, atol=allowed, rtol=allowed)
+        taken = plain_call.run(q, k, v, plan, causal)
+        if taken is not None:
+            assert torch.equal(taken, ours)
+            assert explain(q, k, v, plan, causal=causal).engine == ("sdpa" if name in ("none", "rope") else "cpu")
+
+
+def test_the_common_calls_are_taken():
+    q, k, v = tensors()
+    for name, plan in plans().items():
+        with torch.no_grad():
+            attend(q, k, v, plan)
+            assert plain_call.run(q, k, v, plan, False) is not None, name
+
+
+def test_a_table_that_changes_in_place_through_data_or_is_replaced_is_never_stale():
+    q, k, v = tensors()
+    table = torch.nn.Parameter(torch.randn(4, 8))
+    rows = index.log_buckets(8, 6, causal=False)
+
+    def check(queries):
+        few = q[:, :, :queries]
+        plan = Plan(Positions((12 - queries, queries), 12), lookups=(Lookup(rows, bias=table),))
+        truth = attend(few, k, v, plan, engine="reference")
+        torch.testing.assert_close(attend(few, k, v, plan), truth, atol=1e-5, rtol=1e-5)
+
+    with torch.no_grad():
+        for queries in (12, 1):
+            check(queries)
+            table.add_(1.0)
+            check(queries)
+            table.data.mul_(-2.0)  # no version is counted here
+            check(queries)
+            table = torch.nn.Parameter(torch.randn(4, 8))
+            check(queries)
+
+
+def test_what_is_kept_is_bounded():
+    q, k, v = tensors(batch=1)
+    with torch.no_grad():
+        for number in range(200):
+            slopes = torch.rand(4) + number
+            attend(q, k, v, Plan(Positions(12), slopes=slopes))
+            attend(q[:, :, :1], k, v, Plan(Positions((11, 1), 12), slopes=slopes))
+    assert len(dense._masks) <= dense._masks.most
+    assert len(dense._rows) <= dense._rows.most
+    assert dense._masks._held <= dense._masks.numbers
+
+
+def test_threads_get_their_own_results():
+    q, k, v = tensors()
+    wrong = []
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(20):
+            table = torch.randn(4, 8, generator=generator)
+            plan = Plan(Positions(12), lookups=(Lookup(index.log_buckets(8, 6, causal=False), bias=table),))
+            with torch.no_grad():
+                ours, truth = attend(q, k, v, plan), attend(q, k, v, plan, engine="reference")
+            if not torch.allclose(ours, truth, atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_nan_is_neither_hidden_nor_spread():
+    q, k, v = tensors()
+    plan = plans()["t5"]
+    bad = q.clone()
+    bad[0, 0, 3] = float("nan")
+    out = attend(bad, k, v, plan)
+    assert out[0, 0, 3].isnan().all()
+    assert not out[1].isnan().any()
+    late = v.clone()
+    late[:, :, -1] = float("nan")
+    out = attend(q, k, late, plan, causal=True)
+    assert not out[:, :, :-1].isnan().any()
+    assert out[:, :, -1].isnan().all()
+
+
+def test_wrong_calls_have_the_errors_of_the_long_way():
+    q, k, v = tensors()
+    plan = plans()["t5"]
+    with pytest.raises(ValueError, match="the plan was made for 12 queries"):
+        attend(q[:, :, :3], k, v, plan)
+    with pytest.raises(ValueError, match="made for 4 heads"):
+        attend(q[:, :2], k[:, :2], v[:, :2], plan)
+    with pytest.raises(ValueError, match="batch rows"):
+        attend(q[:1], k, v, plan)
+    nan = Plan(Positions(12), slopes=torch.full((4,), float("nan")))
+    with pytest.raises(ValueError, match="holds NaN"):
+        attend(q, k, v, nan)
+    with pytest.raises(ValueError, match="holds NaN"):
+        attend(q[:, :, :1], k, v, Plan(Positions((11, 1), 12), slopes=torch.full((4,), float("nan"))))
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="causal aligns"):
+        warnings.simplefilter("error")
+        attend(q[:, :, :2], k, v, Plan(Positions(2, 12), slopes=torch.rand(4)), causal=True)
+
+
+def test_gradients_and_transforms_take_their_ways():
+    q, k, v = tensors()
+    slopes = torch.rand(4, requires_grad=True)
+    plan = Plan(Positions(12), slopes=slopes)
+    grads = [
+        torch.autograd.grad(attend(q, k, v, plan, engine=engine).sum(), slopes)[0] for engine in ("auto", "reference")
+    ]
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+    plain = plans()["alibi"]
+    ours = torch.func.grad(lambda q: attend(q, k, v, plain).square().sum())(q)
+    theirs = torch.func.grad(lambda q: attend(q, k, v, plain, engine="reference").square().sum())(q)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def facts(batch, length, spans=(None, None, None, None), **changes) -> Facts:
+    known = dict(
+        device=torch.device("cpu"), dtype=torch.float32, batch=batch, heads=8, kv_heads=8, q_length=length, k_length=length,
+        head_dim=64, value_dim=64, spans=spans, states=False, further_axes=False, slopes=False, decay=False, pair=False,
+        scale="number", positions="run", left=None, right=None, padding=False, documents=False, mask="none", dropout=False,
+        gradient=False, return_lse=False,
+    )  # fmt: skip
+    return Facts(**{**known, **changes})
+
+
+BIAS, CONTENT, VALUES = ((-9, 9), None, None, None), (None, (-9, 9), None, None), (None, None, None, (-9, 9))
+
+
+@pytest.mark.parametrize("form", ["dense", "tiles"])
+def test_the_rules(form):
+    """By cell of `posenc bench --suite uses`: what was measured to be faster."""
+    cells = {
+        "dense": [
+            *(facts(b, n, BIAS) for b, n in ((1, 16), (8, 64), (8, 128), (4, 256))),
+            *(facts(b, n, spans, gradient=True) for b, n in ((1, 16), (8, 64), (8, 128), (4, 256), (1, 512)) for spans in (BIAS, CONTENT)),
+            *(facts(b, n, CONTENT) for b, n in ((1, 16), (8, 64), (8, 128), (4, 256), (1, 512))),
+            *(facts(b, n, slopes=True, gradient=True) for b, n in ((1, 16), (8, 64), (8, 128), (4, 256))),
+        ],
+        "tiles": [
+            facts(1, 512, BIAS), facts(1, 512, slopes=True), facts(1, 512, slopes=True, gradient=True),
+            facts(1, 1024, BIAS, gradient=True), facts(8, 512, CONTENT), facts(1, 16, VALUES),
+            facts(1, 16, BIAS, return_lse=True), facts(1, 16, BIAS, decay=True),
+        ],
+    }  # fmt: skip
+    for one in cells[form]:
+        assert rules_cpu.cpu_form(one) == form, one
