@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import posenc
 from posenc import Plan, Positions, attend, explain
 from posenc.core.mask import make_mask
 from posenc.engines.choose import ENGINES, order_engines
@@ -74,3 +75,19 @@ def test_other_terms_are_refused_with_the_reason(slot):
     q, k, v = tensors()
     plan = plan_of((slot,), q, k, v)
     assert "dense bias only" in explain(q, k, v, plan).reasons.get("sdpa", "dense bias only")
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_windows_of_numbered_patches_are_a_dense_bias(class_token):
+    encoding = posenc.create("grid_bias", heads=2, window=(3, 4), class_token=class_token).double()
+    length = 12 + class_token
+    q, k, v = (torch.randn(3, 2, length, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    results = []
+    for engine in ("sdpa", "reference"):
+        plan = encoding.plan(Positions(length))
+        out = attend(q, k, v, plan, engine=engine)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v, encoding.table))))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
+    assert encoding.plan(Positions(length)).positions is plan.positions
+    assert order_engines(_facts(plan, q, k, v, "cuda"))[0] == "sdpa"

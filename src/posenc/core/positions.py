@@ -96,6 +96,9 @@ class Positions:
     where packed documents have lengths of their own and the queries are the last of the keys.
     """
 
+    is_constant = False
+    """Whether its tensors never change and live on: engines may keep what they work out from them."""
+
     def __init__(
         self,
         q: PositionsLike,

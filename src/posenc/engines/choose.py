@@ -85,7 +85,8 @@ def order_engines(facts: Facts) -> list[str]:
     """
     names = list(ENGINES)
     on_gpu = facts.device.type == "cuda"
-    if on_gpu and (not facts.has_terms or facts.further_axes):
+    over_grid = facts.further_axes or (facts.positions == "tokens" and not facts.has_content)
+    if on_gpu and (not facts.has_terms or over_grid):
         names.remove("sdpa")
         names.insert(0, "sdpa")
     elif not on_gpu and facts.has_terms:

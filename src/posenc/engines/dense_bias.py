@@ -31,8 +31,12 @@ def supports(lowered: LoweredPlan) -> str | None:
         return "the plan's terms depend on queries, keys or values"
     if any(x.add_value is not None or x.query_shift is not None for x in plan.lookups):
         return "the plan's terms depend on queries, keys or values"
-    if facts.decay or facts.pair or facts.slopes or facts.scale == "tensor":
-        return "only tables become a dense bias"
+    if facts.pair or facts.slopes or facts.scale == "tensor":
+        return "only tables and decays become a dense bias"
+    if plan.decay is not None and any(x.shape[0] > 1 or x.dtype != facts.dtype for x in plan.decay):
+        return "decays differ between the rows of the batch, or would be rounded"
+    if not facts.further_axes and not plan.positions.is_constant:
+        return "positions may be others in the next call"
     if facts.heads * facts.q_length * facts.k_length > LARGEST:
         return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {LARGEST} numbers"
     exact = (facts.dtype, *((torch.bfloat16, torch.float16) if facts.dtype == torch.float32 else ()))
@@ -63,6 +67,9 @@ def make_bias(q: Tensor, lowered: LoweredPlan) -> Tensor:
             pairs = _kept.pairs(positions, lookup.index, q.device)
             total = add(total, apply_function(_Gather, table, pairs, facts.q_length, facts.k_length))
     assert total is not None
+    if lowered.plan.decay is not None:
+        c_q, c_k = lowered.plan.decay
+        return total[None] + (c_q[..., :, None] - c_k[..., None, :])
     return total[None]
 
 

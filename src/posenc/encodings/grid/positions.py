@@ -8,6 +8,8 @@ over distances, which every engine is fast with. A class token lies before all o
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,24 @@ def _check_inside(row: Tensor, column: Tensor, size: Size, class_token: bool) ->
 
 
 def flatten(positions: Positions, size: Size, device: torch.device, class_token: bool = False) -> Positions:
-    """Positions with one axis, p of this module's formula, for a table over the grid."""
+    """Positions with one axis, p of this module's formula, for a table over the grid. Those of numbered tokens are kept."""
+    runs = positions.runs if len(positions.q_axes) == 1 else None
+    if runs is not None and all(type(run.start) is int for run in runs) and not torch.compiler.is_compiling():
+        q, k = ((run.start, run.length) for run in runs)
+        return _flatten_numbers(q, k, size, device, class_token)
+    return _flatten(positions, size, device, class_token)
+
+
+@lru_cache(maxsize=64)
+def _flatten_numbers(q: Size, k: Size, size: Size, device: torch.device, class_token: bool) -> Positions:
+    with torch.inference_mode(False), torch.no_grad():
+        numbers = Run(*q)
+        flat = _flatten(Positions(numbers, numbers if k == q else Run(*k)), size, device, class_token)
+    flat.is_constant = True
+    return flat
+
+
+def _flatten(positions: Positions, size: Size, device: torch.device, class_token: bool) -> Positions:
     queries, keys = rows_and_columns(positions, size, device, class_token)
     reach = reach_of(size)
     away = reach + 1
