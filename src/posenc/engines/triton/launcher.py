@@ -5,12 +5,18 @@ Triton compiles a variant of its own for each integer argument that is 1, or div
 therefore compiled for typical arguments, in which such integers have a value that nothing follows from:
 
     a band of a call     pitch 272  lo -128  hi 16  origin 1          compiled for     pitch 16  lo 3  hi 3  origin 3
+
+Triton's own launch looks up its variant in tens of microseconds. `launch_known` keeps variants by what the caller knows to
+matter, and calls the driver at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
 
 from .structs import NOT_SPECIALISED
 
@@ -27,6 +33,49 @@ def launch(kernel, programs: int, *args, **constants) -> None:
     compiled = compile_kernel(kernel, args, constants)
     if compiled is not None:  # None where launches are only recorded (tests/gpu/compiles.py)
         compiled[(programs, 1, 1)](*args, *trailing_arguments(kernel, args, constants))
+
+
+def launch_known(key: tuple, kernel, programs: int, device: torch.device, args: tuple, **options) -> None:
+    """launch, in a few microseconds from the second time on. key: everything on which the variant depends, `describe_variant`
+    of strides and pointers included; options: of the compiler."""
+    if INTERPRETED:
+        kernel[(programs,)](*args, **options)
+        return
+    compiled = _variants.get(key)
+    if compiled is None:
+        compiled = compile_kernel(kernel, args, options)
+        if compiled is None:
+            return
+        compiled._init_handles()
+        if len(_variants) >= MOST_VARIANTS:
+            _variants.clear()
+        _variants[key] = compiled
+    launch_compiled(compiled, programs, torch._C._cuda_getCurrentRawStream(device.index), args)
+
+
+MOST_VARIANTS = 4096
+_variants: dict[tuple, object] = {}
+
+
+def launch_compiled(compiled, programs: int, stream: int, args: Sequence) -> None:
+    """Launch a compiled kernel, whose handles exist (`compiled._init_handles()`), on a stream of the current device. args: all
+    of its arguments, constants included. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
+    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+
+
+def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -> object:
+    """What Triton makes of strides and pointers: divisible by 16 or not, 32 bits or 64. True where all are 32 bits and
+    divisible, as nearly always."""
+    steps, addresses = 0, 0
+    for stride in strides:
+        steps |= stride
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    if not (steps | addresses) & 15 and steps < 1 << 31:
+        return True
+    aligned = [tensor is None or tensor.data_ptr() & 15 == 0 for tensor in tensors]
+    return tuple([(stride & 15 == 0, stride < 1 << 31) for stride in strides]), tuple(aligned)
 
 
 def compile_kernel(kernel, args: tuple, constants: dict):
