@@ -189,7 +189,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             x.starts, x.key_mask, extra,
         )  # fmt: skip
         key = (
-            decode, device, tile, size, v_size, row_blocks, tuple([None if one is None else one.dtype for one in tensors]),
+            "decode", device, tile, size, v_size, row_blocks, tuple([None if one is None else one.dtype for one in tensors]),
             describe_variant(strides + states_strides + table_strides, tensors),
         )  # fmt: skip
         arguments = (
@@ -206,7 +206,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
         )  # fmt: skip
         if shares is not None:
             merged = (shares, out, lse, splits, v_size, _block(v_size), MERGED_AT_ONCE)
-            key = merge_shares, device, q.dtype, return_lse, v_size, describe_variant((), (shares, out, lse))
+            key = "merge_shares", device, q.dtype, return_lse, v_size, describe_variant((), (shares, out, lse))
             launch_known(key, merge_shares, batch * heads * q_length, device, merged, num_warps=4)
     return out, lse
 
@@ -233,7 +233,7 @@ def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
     constants = (size, block_e, block_m, block_n, shared)
     variant = describe_variant(strides, (states, table, rows))
     launch_known(
-        (query_rows, states.device, states.dtype, table.dtype, constants, variant), query_rows, programs, states.device,
+        ("query_rows", states.device, states.dtype, table.dtype, constants, variant), query_rows, programs, states.device,
         (states, *strides[:3], table, *strides[3:], rows, batch, heads, q_length, n, *constants), num_warps=4, num_stages=2,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The schedule of the decoding kernel: tile sizes, warps and stages, and into how many shares to split the keys.
 
-Plain arithmetic on sizes; the numbers come from `python -m posenc.bench.decode --sweep`.
+Plain arithmetic on sizes; the numbers come from `python -m tests.gpu.sweep_decode`.
 """
 
 from __future__ import annotations
