@@ -120,15 +120,18 @@ def test_a_fixed_step_runs_the_same_operations_on_the_same_memory_each_time():
     """What a CUDA graph needs: no shape, number or address depends on the length."""
     layer = make_layer("t5", engine="reference")  # the CPU engine reads positions, which costs it nothing
 
+    def describe(x):
+        if isinstance(x, (tuple, list)):
+            return [describe(one) for one in x]
+        return tuple(x.shape) if isinstance(x, torch.Tensor) else x
+
     class Record(TorchDispatchMode):
         def __init__(self):
             super().__init__()
             self.calls = []
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.calls.append(
-                (str(function), [tuple(x.shape) if isinstance(x, torch.Tensor) else str(x) for x in args])
-            )
+            self.calls.append((str(function), describe(args)))
             return function(*args, **(kwargs or {}))
 
     cache, x = KVCache(max_length=16), torch.randn(2, 1, 32)

@@ -124,8 +124,7 @@ class Attention(nn.Module):
         if memory is not None and cache is not None:
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if isinstance(cache, GraphCache):
-            given = (positions, segments, mask, key_mask, documents)
-            if any(x is not None for x in given):
+            if any(one is not None for one in (positions, segments, mask, key_mask, documents)):
                 raise ValueError("a step of fixed shapes takes x and the cache alone; give masks with the prompt")
             return run_fixed(self, x, cache)
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):

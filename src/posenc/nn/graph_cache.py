@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..core.positions import Positions
 from ..functional import attend
-from .cache import KVCache, Layer, LayerCache
+from .cache import KVCache, Layer, LayerCache, key_of
 
 if TYPE_CHECKING:
     from .attention import Attention
@@ -90,7 +90,7 @@ class GraphCache:
         return self.cache
 
     def slot_of(self, layer: Layer) -> LayerCache:
-        slot = self.cache.layer(layer)
+        slot = self.cache.layer(key_of(layer))
         if not slot.filled:
             raise ValueError("the cache has no keys of this layer; run the whole model on the prompt first")
         return slot
