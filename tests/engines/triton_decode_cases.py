@@ -58,8 +58,15 @@ def group_slots():
         dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
         q, k, v = tensors(1 + number % 2, 4, (4, 2, 1)[number % 3], lq, lk, 16, 24 if number % 2 else 16)
         check(q, k, v, plan_of(some, q, k, v, per_head=number % 2 == 0), dtype, causal=True)
-    q, k, v = tensors(1, 4, 1, 1, 1000, 16)
-    check(q, k, v, plan_of(("bias", "dot_query"), q, k, v), torch.bfloat16, causal=True)
+    q, k, v = tensors(1, 4, 1, 1, 300, 16)  # far tiles on both sides
+    check(q, k, v, plan_of(("bias", "dot_query"), q, k, v, Positions((150, 1), 300)), torch.bfloat16)
+    buckets = Lookup(index.log_buckets(8, 20, causal=True), bias=torch.randn(8, 4).to(torch.bfloat16).t())
+    check(q, k, v, Plan(Positions((299, 1), 300), lookups=(buckets,)), causal=True)  # a table as models store it
+    kept, decode_launch.MOST_OWN_ROWS = decode_launch.MOST_OWN_ROWS, 0  # rows by their own kernel
+    q, k, v = tensors(2, 4, 2, 2, 40, 16)
+    for per_head, some in ((True, ("dot_query",)), (False, ("bias", "states"))):
+        check(q, k, v, plan_of(some, q, k, v, per_head=per_head), torch.bfloat16)
+    decode_launch.MOST_OWN_ROWS = kept
     q, k, v = tensors(1, 20, 1, 2, 33, 16)  # more rows than one tile has
     check(q, k, v, plan_of(("bias", "dot_query"), q, k, v))
     q, k, v = tensors(2, 2, 1, 3, 40, 16)
@@ -114,8 +121,9 @@ def group_steps():
         layer = Attention(32, 4, kv_heads=2, encoding=name, causal=True, engine="triton").eval()
         x = torch.randn(2, 21, 32)
         with torch.no_grad():
-            whole, cache = layer(x), KVCache()
-            parts = [layer(x[:, :17], cache=cache)]
+            layer.engine, cache = "reference", KVCache(max_length=24)
+            whole, parts = layer(x), [layer(x[:, :17], cache=cache)]
+            layer.engine = "triton"
             CALLS.clear()
             parts += [layer(x[:, n:m], cache=cache) for n, m in ((17, 18), (18, 19), (19, 21))]
             assert len(CALLS) == 3
@@ -157,16 +165,17 @@ def group_steps():
 def group_bench():
     """posenc.bench.decode runs, at sizes for the interpreter; times are made up."""
     from posenc.bench import decode as bench
+    from tests.gpu import sweep_decode
     from tests.gpu.elsewhere import Elsewhere
 
-    bench.SHAPES = {"small": (2, 4, 2, 33, 64)}
-    bench.machine = dict
-    bench.time_device = lambda call, *rest: call() is None or 1.0
+    bench.SHAPES = sweep_decode.SHAPES = {"small": (2, 4, 2, 33, 64)}
+    bench.machine = sweep_decode.machine = dict
+    bench.time_device = sweep_decode.time_device = lambda call, *rest: call() is None or 1.0
     bench.time_python = lambda call, *rest: (1.0, 1.0)
-    bench.TILES = {64: ((16, 4, 1), (32, 4, 1))}
+    sweep_decode.TILES = {64: ((16, 4, 1), (32, 4, 1))}
     with Elsewhere("cpu"):
         bench.compare(list(bench.SCHEMES), 1e12, None)
-        bench.sweep(["none"], 1e12, None)
+        sweep_decode.sweep(["none"], 1e12, None)
 
 
 if __name__ == "__main__":

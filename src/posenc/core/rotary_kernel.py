@@ -9,9 +9,15 @@ the head size. A program loads the phases of its tile once and rotates that tile
     channels that are not rotated (REST per position) are copied alongside, REST_TILE of them by each tile
 """
 
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+
+from . import launches
 
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
@@ -56,7 +62,7 @@ def _rotate_tile(
             tl.store(target + rest_row * out_row + rest_channel, rest, mask=rest_valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "tiles", "q_groups", "groups"])
 def _rotate_kernel(
     q, q_out, q_batch, q_head, q_row, q_out_batch, q_out_head, q_out_row,
     k, k_out, k_batch, k_head, k_row, k_out_batch, k_out_head, k_out_row,
@@ -92,37 +98,75 @@ def rotate_tensors(
     """One or two tensors [B, H, L, D] of one length and head size, rotated by cos, sin [B or 1, L, pairs]; each result has the
     strides of its input. inverse: rotated by the negative angles.
     """
-    tensors = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
-    batch, _, length, size = tensors[0].shape
+    tensors = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in tensors])
+    q, k = tensors[0], tensors[-1]
+    batch, _, length, size = q.shape
     pairs = cos.shape[-1]
     if pairs == 0:
         return tuple(x.clone() for x in tensors)
-    outs = tuple(torch.empty_like(x) for x in tensors)
-    outs = tuple(
-        out if out.stride(-1) == 1 else out.contiguous() for out in outs
-    )  # empty_like keeps the strides of an expanded x
-    if not all(x.numel() for x in tensors):
+    outs = tuple([torch.empty_like(x) for x in tensors])
+    outs = tuple([out if out.stride(-1) == 1 else out.contiguous() for out in outs])  # an expanded x keeps its strides
+    if not (q.numel() and k.numel()):
         return outs
     cos, sin = cos.contiguous(), sin.contiguous()
-    rest = size - 2 * pairs
-    block, max_group, warps = PARTIAL if rest else WHOLE
-    rest_tile = triton.cdiv(triton.cdiv(block * rest, pairs), 16) * 16
-    groups = [_largest_divisor(x.shape[1], max_group) for x in tensors]
-    programs = [x.shape[1] // group for x, group in zip(tensors, groups)]
-    q, k = tensors[0], tensors[-1]
     q_out, k_out = outs[0], outs[-1]
+    shape = _shape_of(size, pairs, q.shape[1], k.shape[1], WHOLE if size == 2 * pairs else PARTIAL)
+    groups = shape.q_groups + (shape.k_groups if len(tensors) == 2 else 0)
+    strides = (*q.stride()[:3], *q_out.stride()[:3], *k.stride()[:3], *k_out.stride()[:3])
+    phase_stride = 0 if cos.shape[0] == 1 else cos.stride(0)
     # neighbouring programs should touch neighbouring memory: [B, L, H, D] has the heads of a position side by side
-    rows_first, tiles = q.stride(1) >= q.stride(2), triton.cdiv(length * pairs, block)
-    double = torch.float64 in (q.dtype, cos.dtype)
-    _rotate_kernel[(tiles * sum(programs) * batch,)](
-        q, q_out, *q.stride()[:3], *q_out.stride()[:3], k, k_out, *k.stride()[:3], *k_out.stride()[:3],
-        cos, sin, 0 if cos.shape[0] == 1 else cos.stride(0), length, tiles, programs[0], sum(programs),
-        PAIRS=pairs, REST=rest, REST_TILE=rest_tile, REST_WIDE=triton.next_power_of_2(max(rest_tile, 1)), BLOCK=block,
-        Q_GROUP=groups[0], K_GROUP=groups[-1],
-        HALF=layout == "half", INVERSE=inverse, ROWS_FIRST=rows_first, PRECISION=tl.float64 if double else tl.float32,
-        num_warps=warps,
+    rows_first, tiles = strides[1] >= strides[2], -(-length * pairs // shape.constants[4])
+    double = q.dtype == torch.float64 or cos.dtype == torch.float64
+    constants = (*shape.constants, layout == "half", inverse, rows_first, tl.float64 if double else tl.float32)
+    args = (
+        q, q_out, *strides[:6], k, k_out, *strides[6:], cos, sin, phase_stride, length, tiles, shape.q_groups, groups, *constants,
     )  # fmt: skip
+    if launches.INTERPRETED:
+        _rotate_kernel[(tiles * groups * batch,)](*args, num_warps=shape.warps)
+        return outs
+    key = (
+        "rotate", q.device, q.dtype, k.dtype, cos.dtype, sin.dtype, shape, layout, inverse, rows_first,
+        launches.describe_variant((*strides, phase_stride), (q, q_out, k, k_out, cos, sin)),
+    )  # fmt: skip
+    with _on_device(q.device):
+        launches.launch_known(key, lambda: _compile(args, shape.warps), tiles * groups * batch, q.device, args)
     return outs
+
+
+def _compile(args: tuple, warps: int):
+    parameters = zip(_rotate_kernel.params, args, strict=True)
+    typical = [
+        launches.typical_integer(x) if type(x) is int and not parameter.is_constexpr else x
+        for parameter, x in parameters
+    ]
+    return _rotate_kernel.warmup(*typical, grid=(1,), num_warps=warps)
+
+
+def _on_device(device: torch.device):
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+class _Shape(NamedTuple):
+    """What a launch takes from the numbers of heads and channels."""
+
+    q_groups: int  # programs for the heads of a tile
+    k_groups: int
+    warps: int
+    constants: tuple[int, ...]  # PAIRS to K_GROUP
+
+
+@lru_cache(maxsize=256)
+def _shape_of(size: int, pairs: int, q_heads: int, k_heads: int, programs: tuple[int, int, int]) -> _Shape:
+    rest = size - 2 * pairs
+    block, max_group, warps = programs
+    rest_tile = triton.cdiv(triton.cdiv(block * rest, pairs), 16) * 16
+    wide = triton.next_power_of_2(max(rest_tile, 1))
+    q_group, k_group = _largest_divisor(q_heads, max_group), _largest_divisor(k_heads, max_group)
+    return _Shape(
+        q_heads // q_group, k_heads // k_group, warps, (pairs, rest, rest_tile, wide, block, q_group, k_group)
+    )
 
 
 def _largest_divisor(heads: int, most: int) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .graph_cache import GraphCache
 
 
 class LayerKey:
@@ -43,10 +46,12 @@ class LayerCache:
     so far, `context` holds the facts of the context's keys.
 
     A forward computes with `append` and changes the slot at its end, with `commit`: what raises in between leaves
-    it as it was. Storage doubles as it grows, so that a step costs no copy of the past.
+    it as it was. Storage doubles as it grows, so that a step costs no copy of the past; with `max_length` it is made
+    once, with the first tokens, and never moves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_length: int | None = None) -> None:
+        self.max_length = max_length
         self.length = 0
         self.marks: dict[str, Tensor] = {}
         self.context: dict[str, Tensor] | None = None
@@ -78,8 +83,21 @@ class LayerCache:
 
         differentiable: a graph may hold what the slot has stored, or what it returns.
         """
+        length = self.length + k.shape[2]
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"the cache holds {self.length} tokens of at most {self.max_length}, got {k.shape[2]} more; "
+                "make a longer KVCache(max_length=...), or crop it"
+            )
+        differentiable = differentiable or (torch.is_grad_enabled() and k.requires_grad)
         if self._k is None or self._v is None:
-            return Appended(k, v, (k, v), k.shape[2], False)  # the caller's own: never written to
+            if self.max_length is None or differentiable:
+                return Appended(k, v, (k, v), length, False)  # the caller's own: never written to
+            stored = (
+                self._written(_room(k, self.max_length), k, length),
+                self._written(_room(v, self.max_length), v, length),
+            )
+            return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
         for new, old in ((k, self._k), (v, self._v)):
             if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
                 raise ValueError(
@@ -91,8 +109,7 @@ class LayerCache:
                     f"the cache holds {old.dtype} on {old.device}, got {new.dtype} on {new.device}; "
                     "decode as the cache was filled (autocast included), or make a new KVCache"
                 )
-        length = self.length + k.shape[2]
-        if differentiable or (torch.is_grad_enabled() and (k.requires_grad or self._k.requires_grad)):
+        if differentiable or (torch.is_grad_enabled() and self._k.requires_grad):
             k, v = (torch.cat(both, dim=2) for both in ((self.k, k), (self.v, v)))  # type: ignore[arg-type]
             return Appended(k, v, (k, v), length, False)
         stored = self._written(self._k, k, length), self._written(self._v, v, length)
@@ -100,11 +117,24 @@ class LayerCache:
 
     def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
         """Storage with `new` past the tokens so far: this slot's own where it has room."""
-        if not self._own or length > stored.shape[2]:
-            past, stored = stored[:, :, : self.length], _room(stored, max(length, 2 * self.length))
+        if self.filled and (not self._own or length > stored.shape[2]):
+            room = max(length, 2 * self.length) if self.max_length is None else self.max_length
+            past, stored = stored[:, :, : self.length], _room(stored, room)
             stored[:, :, : self.length] = past.detach()
         stored[:, :, self.length : length] = new
         return stored
+
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        """Storage of max_length tokens that only this slot knows, with the tokens so far."""
+        assert self._k is not None
+        assert self._v is not None
+        assert self.max_length is not None
+        made = []
+        for stored in (self._k, self._v):
+            room = _room(stored, self.max_length)
+            room[:, :, : self.length] = stored[:, :, : self.length].detach()
+            made.append(room)
+        return made[0], made[1]
 
     def commit(self, appended: Appended, marks: dict[str, Tensor]) -> None:
         """Make it the slot's. `marks` has every fact of all its tokens."""
@@ -167,7 +197,7 @@ class LayerCache:
     def __copy__(self) -> LayerCache:
         """Shares the storage, which neither writes to any more: the next token copies it."""
         self._own = False
-        new = LayerCache()
+        new = LayerCache(self.max_length)
         new.__dict__.update(self.__dict__)
         new.marks = dict(self.marks)
         new.context = None if self.context is None else dict(self.context)
@@ -215,9 +245,19 @@ class KVCache:
 
         for n in range(12):
             x = shared(x, cache=cache.layer(n))
+
+    Memory: a step writes its keys and values behind the others, in place. Without `max_length` storage doubles when it
+    is full, one copy for as many tokens as it holds. With it, storage for max_length tokens is made by the first
+    forward (where gradients may be wanted, by the first one without), and nothing is ever copied; more tokens raise.
+    Such a cache can serve steps of fixed shapes, for CUDA graphs: `cache.fix_shapes()` (graph_cache.py).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_length: int | None = None) -> None:
+        if max_length is not None and (
+            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
+        ):
+            raise ValueError(f"max_length={max_length!r} must be a number of tokens, at least 1, or None to grow")
+        self.max_length = max_length
         self._layers: dict[tuple[Hashable, bool], LayerCache] = {}
 
     def layer(self, key: Hashable, *, cross: bool = False) -> LayerCache:
@@ -225,7 +265,7 @@ class KVCache:
         key = key_of(key)
         slot = self._layers.get((key, cross))
         if slot is None:
-            slot = self._layers[key, cross] = LayerCache()
+            slot = self._layers[key, cross] = LayerCache(self.max_length)
         return slot
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
@@ -279,17 +319,23 @@ class KVCache:
         for slot, change in changes:
             slot.__dict__.update(change)
 
+    def fix_shapes(self) -> GraphCache:
+        """This cache for steps of one token whose shapes and addresses stay the same; see GraphCache."""
+        from .graph_cache import GraphCache
+
+        return GraphCache(self)
+
     def copy(self) -> KVCache:
         """An independent cache with the same tokens, as copy.copy: what it shares is copied when one of them goes on."""
         return self.__copy__()
 
     def __copy__(self) -> KVCache:
-        new = KVCache()
+        new = KVCache(self.max_length)
         new._layers = {key: slot.__copy__() for key, slot in self._layers.items()}
         return new
 
     def __deepcopy__(self, memo: dict) -> KVCache:
-        new = KVCache()
+        new = KVCache(self.max_length)
         for (key, cross), slot in self._layers.items():
             # a layer that is copied together with its cache has a new key; otherwise it goes on with both caches
             new._layers[memo.get(id(key), key), cross] = slot.__deepcopy__(memo)

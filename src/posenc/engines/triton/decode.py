@@ -1,8 +1,8 @@
 """The decoding kernels: one to a few queries over many keys (flash-decoding).
 
-    query_rows     states . table for every query and distance of the span: the row term as plain rows [B, H, Lq, n]
+    query_rows     states . table for every query and distance of a wide span: the row term as plain rows [B, H, Lq, n]
     decode         a program for each key head and share of its keys; the query heads of a key head are rows of one tile, so
-                   that every key and value is read once
+                   that every key and value is read once. Over a narrow span it makes the rows that it needs itself
     merge_shares   the shares' outputs, maxima and sums in a fixed order -> the output
 
     rows of a tile, 2 query heads for each key head, 2 queries     row      0  1  2  3  (4 .. 15: padding)
@@ -13,9 +13,11 @@ Tiles are [keys, queries], and outputs [channels, queries]: keys and values are 
 rows are shared out among the warps, and go from memory to the tensor cores without passing through registers. With [queries,
 keys] each warp would compute the same 16 rows.
 
-The time is that of reading the keys, so there is one loop for all tiles: every pair has its lookups and its mask. Numbers that
-change from step to step (lengths, offsets, shares) are no compile-time constants, and limits that do not apply are far away
-instead of absent: a model has one variant of each kernel.
+The time is that of reading the keys, so there is one loop for all tiles, and every pair has its mask. Lookups would take longer
+than that: tiles whose distances all lie outside the spans, which are nearly all, add a number for each query instead.
+
+Numbers that change from step to step (lengths, offsets, shares) are no compile-time constants, and limits that do not apply are
+far away instead of absent: a model has one variant of each kernel.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ import triton
 import triton.language as tl
 
 from .masking import visible
-from .scores import add_unscaled_terms, row_scale
-from .structs import Masks, Slots, Table
+from .scores import LOG2E, add_unscaled_terms, row_scale
+from .structs import Masks, Slots
 from .tiles import matmul
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -76,16 +78,54 @@ def online_softmax(qk, m_i, l_i):
     return p, alpha, m_new, l_i * alpha + tl.sum(p, 0)
 
 
+@triton.jit
+def load_bias(bias_at, bias_n, bias_rows, r, lo, hi, mask):
+    """The bias at distance r. Base 2."""
+    step = tl.minimum(tl.maximum(r, lo), hi) - lo
+    if bias_rows is not None:
+        step = tl.load(bias_rows + step)
+    return LOG2E * tl.load(bias_at + step * bias_n, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def make_rows(
+    states_at, table, t_h, t_l, rows_at, valid, h, first_head, group, begin, end,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """states . table of a program's queries, for the distances begin .. end of the span, where the program itself reads them.
+    SHARED: one table for all heads."""
+    heads = group
+    if SHARED:
+        heads = 1
+    for s0 in range(begin, end, BLOCK):
+        s = s0 + tl.arange(0, BLOCK)
+        for g in range(heads):
+            acc = tl.zeros([BLOCK, valid.shape[0]], tl.float32)
+            own = valid
+            source = table + s.to(tl.int64)[:, None] * t_l
+            if not SHARED:
+                own = valid & (h == first_head + g)
+                source += (first_head + g).to(tl.int64) * t_h
+            for e0 in range(0, E, BLOCK_E):
+                e = e0 + tl.arange(0, BLOCK_E)
+                x = tl.load(states_at[:, None] + e[None, :], mask=valid[:, None] & (e[None, :] < E), other=0.0)
+                y = tl.load(source + e[None, :], mask=(s[:, None] < end) & (e[None, :] < E), other=0.0)
+                acc = matmul(y.to(x.dtype), tl.trans(x), acc)
+            tl.store(rows_at[None, :] + s[:, None], acc, mask=own[None, :] & (s[:, None] < end))
+
+
 @triton.jit(
     do_not_specialize=[
-        "bias_lo", "bias_hi", "rows_lo", "rows_hi", "group", "q_length", "k_length", "offset", "left", "right", "splits", "scale",
+        "bias_h", "bias_n", "bias_lo", "bias_hi", "rows_lo", "rows_hi", "key_mask_b", "extra_b", "extra_h", "extra_q", "extra_k",
+        "heads", "group", "q_length", "k_length", "offset", "left", "right", "splits", "scale",
     ]
 )  # fmt: skip
 def decode(
     q, q_b, q_h, q_l, k, k_b, k_h, k_l, v, v_b, v_h, v_l,  # [B, heads, L, D], the last stride is 1
     out, lse, shares,  # contiguous [B, H, Lq, Dv]; float32 [B, H, Lq] or None; float32, see merge_shares, or None
-    bias, bias_h, bias_lo, bias_hi,  # Table
-    rows, rows_lo, rows_hi,  # float32 [B, H, Lq, rows_hi - rows_lo + 1]
+    bias, bias_h, bias_n, bias_rows, bias_lo, bias_hi,  # [H or 1, n], int32 [bias_hi - bias_lo + 1] or None: one for each distance
+    rows, rows_lo, rows_hi,  # float32 [B, H, Lq, n], n = rows_hi - rows_lo + 1; with a table [B, H, Lq, splits, n], to be made here
+    states, s_b, s_h, s_l, table, t_h, t_l,  # [B, H, Lq, E], [H or 1, n, E]
     slopes, scales, decay_q, decay_k,  # as in Slots
     starts,  # int32 [B] or None
     key_mask, key_mask_b,  # uint8 [B or 1, Lk]
@@ -93,8 +133,9 @@ def decode(
     heads, group, q_length, k_length, offset, left, right, splits, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_IS_BOOL: tl.constexpr, SCAN: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """SCAN: keys whose padding is read at a time before the loop."""
+    """SCAN: keys whose padding is read at a time before the loop. E to SHARED: as in make_rows."""
     count = group * q_length  # rows of a key head
     blocks = tl.cdiv(count, BLOCK_M)
     split = tl.program_id(0) % splits
@@ -115,10 +156,7 @@ def decode(
     k_ptr = k + b * k_b + hk.to(tl.int64) * k_h
     v_ptr = v + b * v_b + hk.to(tl.int64) * v_h
 
-    table = None
-    if bias is not None:
-        table = Table(bias, bias_h, bias_lo, bias_hi)
-    slots = Slots(table, None, None, None, slopes, scales, decay_q, decay_k, None, None)
+    slots = Slots(None, None, None, None, slopes, scales, decay_q, decay_k, None, None)
     masks = Masks(
         None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL,
     )  # fmt: skip
@@ -127,13 +165,40 @@ def decode(
         scale_row = scale_row[None, :]
     if starts is not None:
         offset += tl.load(starts + b)
-    if rows is not None:
-        rows_at = rows + (bh * q_length + i)[None, :] * (rows_hi - rows_lo + 1)
-
-    last = tl.minimum((m0 + BLOCK_M - 1) // group, q_length - 1)
-    begin, end = key_share(m0 // group, last, q_length, k_length, left, right, split, splits, BLOCK_N)
+    first, last = m0 // group, tl.minimum((m0 + BLOCK_M - 1) // group, q_length - 1)
+    begin, end = key_share(first, last, q_length, k_length, left, right, split, splits, BLOCK_N)
     if key_mask is not None:
         begin, end = real_keys(key_mask + b * key_mask_b, begin, end, SCAN)
+
+    # the span of all lookups, and what they add outside of it on both sides
+    if bias is not None:
+        lo, hi = bias_lo, bias_hi
+        bias_at = bias + h * bias_h
+        bias_left = load_bias(bias_at, bias_n, bias_rows, bias_lo, bias_lo, bias_hi, valid)
+        bias_right = load_bias(bias_at, bias_n, bias_rows, bias_hi, bias_lo, bias_hi, valid)
+    if rows is not None:
+        if bias is not None:
+            lo, hi = tl.minimum(lo, rows_lo), tl.maximum(hi, rows_hi)
+        else:
+            lo, hi = rows_lo, rows_hi
+        n = rows_hi - rows_lo + 1
+        row_at = (bh * q_length + i).to(tl.int64)
+        has_left, has_right = valid, valid
+        if table is not None:
+            rows_at = rows + (row_at * splits + split) * n
+            s0 = tl.minimum(tl.maximum(begin - last + offset, rows_lo), rows_hi) - rows_lo
+            s1 = tl.minimum(tl.maximum(end - 1 - first + offset, rows_lo), rows_hi) - rows_lo + 1
+            states_at = states + b * s_b + h.to(tl.int64) * s_h + i.to(tl.int64) * s_l
+            make_rows(
+                states_at, table, t_h, t_l, rows_at, valid, h, hk * group, group, s0, s1, E, BLOCK_E, BLOCK_R, SHARED
+            )
+            tl.debug_barrier()  # other threads of this program read what one has written
+            zero = tl.zeros_like(row)
+            has_left, has_right = valid & (s0 + zero == 0), valid & (s1 + zero == n)
+        else:
+            rows_at = rows + row_at * n
+        rows_left = tl.load(rows_at, mask=has_left, other=0.0)
+        rows_right = tl.load(rows_at + (n - 1), mask=has_right, other=0.0)
 
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -147,11 +212,26 @@ def decode(
         k_tile = load_rows(k_ptr, k_l, n0, inside, d, D)
         qk = matmul(k_tile, tl.trans(q_tile))
         r = j[:, None] - i[None, :] + offset
-        if rows is not None:
-            step = tl.minimum(tl.maximum(r, rows_lo), rows_hi) - rows_lo
-            qk += tl.load(rows_at + step, mask=valid[None, :], other=0.0)
+        if (bias is None) and (rows is None):
+            qk = qk * scale_row
+        else:
+            on_left = n0 + BLOCK_N - 1 - first + offset <= lo
+            if on_left | (n0 - last + offset >= hi):
+                if rows is not None:
+                    qk += tl.where(on_left, rows_left, rows_right)[None, :]
+                qk = qk * scale_row
+                if bias is not None:
+                    qk += tl.where(on_left, bias_left, bias_right)[None, :]
+            else:
+                pair = inside[:, None] & valid[None, :]
+                if rows is not None:
+                    step = tl.minimum(tl.maximum(r, rows_lo), rows_hi) - rows_lo
+                    qk += tl.load(rows_at[None, :] + step, mask=pair, other=0.0)
+                qk = qk * scale_row
+                if bias is not None:
+                    qk += load_bias(bias_at[None, :], bias_n, bias_rows, r, bias_lo, bias_hi, pair)
         qk = add_unscaled_terms(
-            qk * scale_row, slots, masks, b, h[None, :], bh[None, :], i[None, :], j[:, None], r, q_length, k_length
+            qk, slots, masks, b, h[None, :], bh[None, :], i[None, :], j[:, None], r, q_length, k_length
         )  # fmt: skip
         mask = visible(masks, b, h[None, :], i[None, :], j[:, None], q_length, k_length, left, right)
         qk = tl.where(mask & inside[:, None], qk, float("-inf"))
@@ -210,7 +290,7 @@ def merge_shares(
         tl.store(lse + row, tl.where(is_empty, float("-inf"), (m + tl.log2(l)) * LN2))
 
 
-@triton.jit(do_not_specialize=["batch", "q_length", "n"])
+@triton.jit(do_not_specialize=["batch", "heads", "q_length", "n"])
 def query_rows(
     states, s_b, s_h, s_l, table, t_h, t_l, out, batch, heads, q_length, n,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHARED: tl.constexpr,

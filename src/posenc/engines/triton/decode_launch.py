@@ -1,6 +1,8 @@
 """Decoding on the host: which calls it serves, their arguments, and the launches.
 
-    query_rows (if queries have a row term) -> decode -> merge_shares (if keys are shared out)
+    query_rows (if queries have a row term over a wide span) -> decode -> merge_shares (if keys are shared out)
+
+One table of biases goes to the kernel as it is, with the row of each distance; several are added first.
 
 A call allocates its output and one buffer for the shares, reads nothing from the device, and its launches depend on shapes alone:
 a step can be captured as a CUDA graph. With a cache of fixed size, `key_mask` gives the length on the device.
@@ -8,19 +10,46 @@ a step can be captured as a CUDA graph. With a cache of fixed size, `key_mask` g
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from ...core.constants import constant
 from ...core.functions import transform_reason
+from ...core.index import Index
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
-from .arguments import FAR, INPUTS, Inputs, Numbers
+from .arguments import FAR, Numbers
 from .decode import decode, merge_shares, query_rows
 from .device import is_traced, launch_on
+from .launcher import describe_variant, launch_known
 from .schedule import cdiv, next_power_of_2
 
 MERGED_AT_ONCE = 16
 SCANNED = 1024
+MOST_OWN_ROWS = 256
+"""Distances of a row term that each program makes for itself; more are made by a kernel of their own."""
+
+
+class DecodeInputs(NamedTuple):
+    """All tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None  # [H or 1, n]
+    bias_rows: Tensor | None = None  # int32 [span]: the row of the table for each distance; None: one for each
+    states: Tensor | None = None  # [B, H, Lq, E]; None: q
+    table: Tensor | None = None  # [H or 1, span, E]
+    slopes: Tensor | None = None
+    scales: Tensor | None = None
+    decay_q: Tensor | None = None
+    decay_k: Tensor | None = None
+    starts: Tensor | None = None
+    key_mask: Tensor | None = None
+    extra: Tensor | None = None
 
 
 def applies(facts: Facts) -> bool:
@@ -49,16 +78,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     return out, lse if lowered.facts.return_lse else None
 
 
-def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Inputs, Numbers, float]:
+def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[DecodeInputs, Numbers, float]:
     """Tensors, integers and the scale (1 where it is a tensor). Spans are the tables' own, whatever the length: their rows by
     distance are the same in each step."""
     facts, plan, mask = lowered.facts, lowered.plan, lowered.mask
     bias_span, query_span, _, _ = facts.spans
     offset, bias_lo, bias_hi, rows_lo, rows_hi = 0, 0, 0, 0, 0
-    bias = table = states = slopes = scales = decay_q = decay_k = starts = key_mask = extra = None
+    bias = bias_rows = table = states = slopes = scales = decay_q = decay_k = starts = key_mask = extra = None
     if bias_span is not None:
         bias_lo, bias_hi = bias_span
-        bias = lowered.bias_table(bias_lo, bias_hi)
+        bias, bias_rows = _bias_table(lowered, bias_lo, bias_hi)
     if query_span is not None:
         rows_lo, rows_hi = query_span
         table, states = lowered.query_table(q, rows_lo, rows_hi)
@@ -88,11 +117,23 @@ def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
         extra = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
     left = FAR if facts.left is None else facts.left
     right = FAR if facts.right is None else facts.right
-    inputs = Inputs(
-        q, k, v, bias, states, table, slopes=slopes, scales=scales, decay_q=decay_q, decay_k=decay_k, starts=starts,
-        key_mask=key_mask, extra=extra,
-    )  # fmt: skip
+    inputs = DecodeInputs(
+        q, k, v, bias, bias_rows, states, table, slopes, scales, decay_q, decay_k, starts, key_mask, extra
+    )
     return inputs, Numbers(offset, left, right, 0, 0, bias_lo, bias_hi, rows_lo, rows_hi), scale
+
+
+def _bias_table(lowered: LoweredPlan, lo: int, hi: int) -> tuple[Tensor | None, Tensor | None]:
+    """A table, and which of its rows each distance reads."""
+    lookups = lowered.plan.lookups
+    if len(lookups) == 1 and isinstance(lookups[0].index, Index):  # its span is lo .. hi then
+        lookup = lookups[0]
+        return lookup.bias, None if lookup.index.rows is None else _rows_of(lookup.index, lowered.facts.device)
+    return lowered.bias_table(lo, hi), None
+
+
+def _rows_of(index: Index, device: torch.device) -> Tensor:
+    return constant(index.rows, device, torch.int32)
 
 
 def _bytes(mask: Tensor) -> Tensor:
@@ -100,65 +141,104 @@ def _bytes(mask: Tensor) -> Tensor:
     return mask.to(torch.uint8) if torch.compiler.is_compiling() else mask.view(torch.uint8)
 
 
-def run_decode(x: Inputs, num: Numbers, scale: float, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """out [B, H, Lq, Dv] and lse [B, H, Lq]."""
-    q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (x.q, x.k, x.v))
+    q, k, v = _last_stride_1(x.q), _last_stride_1(x.k), _last_stride_1(x.v)
     batch, heads, q_length, size = q.shape
-    kv_heads, k_length, v_size = k.shape[1], k.shape[2], v.shape[3]
+    _, kv_heads, k_length, v_size = v.shape
     out = q.new_empty(batch, heads, q_length, v_size)
     lse = q.new_empty(batch, heads, q_length, dtype=torch.float32) if return_lse else None
     if out.numel() == 0 or k_length == 0:
         return out.zero_(), None if lse is None else lse.fill_(float("-inf"))
-    group = heads // kv_heads
-    tile = decode_schedule.choose_decode_tile(group * q_length, max(size, v_size), q.dtype, q.device)
+    group, device = heads // kv_heads, q.device
+    tile = decode_schedule.choose_decode_tile(
+        group * q_length, max(size, v_size), q.dtype, device, batch * kv_heads
+    )  # fmt: skip
     programs = batch * kv_heads * cdiv(group * q_length, tile.rows)
     visible = min(
         k_length, num.left + q_length + num.right
     )  # keys between the first query's left and the last one's right
-    splits = decode_schedule.choose_decode_shares(programs, visible, tile, q.device)
+    splits = decode_schedule.choose_decode_shares(programs, visible, tile, device)
     with launch_on(q):
-        shares = None
+        shares = rows = states = table = None
         if splits > 1:
             shares = q.new_empty(batch * heads * q_length * splits * (v_size + 2), dtype=torch.float32)
-        rows = None if x.table is None else _make_rows(x, num)
-        bias_h = 0 if x.bias is None or x.bias.shape[0] == 1 else x.bias.stride(0)
-        key_mask_b = 0 if x.key_mask is None or x.key_mask.shape[0] == 1 else x.key_mask.stride(0)
-        extra = (0, 0, 0, 0) if x.extra is None else x.extra.stride()
-        decode[(programs * splits,)](
-            q, *q.stride()[:3], k, *k.stride()[:3], v, *v.stride()[:3], out, lse, shares,
-            x.bias, bias_h, num.bias_lo, num.bias_hi, rows, num.rows_lo, num.rows_hi,
-            x.slopes, x.scales, x.decay_q, x.decay_k, x.starts, x.key_mask, key_mask_b, x.extra, *extra,
+        bias_h = bias_n = key_mask_b = 0
+        states_strides, table_strides = (0, 0, 0), (0, 0)
+        row_blocks = (16, 16, 16, True)
+        if x.bias is not None:
+            bias_h, bias_n = x.bias.stride()
+            bias_h = 0 if x.bias.shape[0] == 1 else bias_h
+        if x.table is not None:
+            n = num.rows_hi - num.rows_lo + 1
+            states, table = _last_stride_1(q if x.states is None else x.states), _last_stride_1(x.table)
+            if n <= MOST_OWN_ROWS:
+                rows = q.new_empty(batch * heads * q_length * splits * n, dtype=torch.float32)
+                states_strides, table_strides = states.stride()[:3], table.stride()[:2]
+                row_blocks = _row_blocks(states.shape[3], q.dtype, table.shape[0] == 1)
+            else:
+                rows = q.new_empty(batch, heads, q_length, n, dtype=torch.float32)
+                _launch_query_rows(states, table, rows)
+                states = table = None
+        if x.key_mask is not None and x.key_mask.shape[0] > 1:
+            key_mask_b = x.key_mask.stride(0)
+        extra, extra_strides = x.extra, (0, 0, 0, 0) if x.extra is None else x.extra.stride()
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        tensors = (
+            q, k, v, out, lse, shares, x.bias, x.bias_rows, rows, states, table, x.slopes, x.scales, x.decay_q, x.decay_k,
+            x.starts, x.key_mask, extra,
+        )  # fmt: skip
+        key = (
+            "decode", device, tile, size, v_size, row_blocks, tuple([None if one is None else one.dtype for one in tensors]),
+            describe_variant(strides + states_strides + table_strides, tensors),
+        )  # fmt: skip
+        arguments = (
+            q, *strides[:3], k, *strides[3:6], v, *strides[6:], out, lse, shares,
+            x.bias, bias_h, bias_n, x.bias_rows, num.bias_lo, num.bias_hi, rows, num.rows_lo, num.rows_hi,
+            states, *states_strides, table, *table_strides,
+            x.slopes, x.scales, x.decay_q, x.decay_k, x.starts, x.key_mask, key_mask_b, extra, *extra_strides,
             heads, group, q_length, k_length, num.offset, num.left, num.right, splits, scale,
             size, v_size, _block(size), _block(v_size), tile.rows, tile.keys,
-            x.extra is not None and x.extra.dtype == torch.uint8, SCANNED, num_warps=tile.warps, num_stages=tile.stages,
+            extra is not None and extra.dtype == torch.uint8, SCANNED, *row_blocks,
+        )  # fmt: skip
+        launch_known(
+            key, decode, programs * splits, device, arguments, num_warps=tile.warps, num_stages=tile.stages
         )  # fmt: skip
         if shares is not None:
-            merge_shares[(batch * heads * q_length,)](
-                shares, out, lse, splits, v_size, _block(v_size), MERGED_AT_ONCE, num_warps=4
-            )
+            merged = (shares, out, lse, splits, v_size, _block(v_size), MERGED_AT_ONCE)
+            key = "merge_shares", device, q.dtype, return_lse, v_size, describe_variant((), (shares, out, lse))
+            launch_known(key, merge_shares, batch * heads * q_length, device, merged, num_warps=4)
     return out, lse
 
 
-def _make_rows(x: Inputs, num: Numbers) -> Tensor:
-    """float32 [B, H, Lq, n]: the row term of every query, by distance."""
-    states, table = x.q if x.states is None else x.states, x.table
-    assert table is not None
-    states, table = (one if one.stride(-1) == 1 else one.contiguous() for one in (states, table))
-    batch, heads, q_length, size = states.shape
-    n = num.rows_hi - num.rows_lo + 1
-    rows = states.new_empty(batch, heads, q_length, n, dtype=torch.float32)
-    shared = table.shape[0] == 1
+def _last_stride_1(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _row_blocks(size: int, dtype: torch.dtype, shared: bool) -> tuple[int, int, int, bool]:
+    """E to SHARED of the kernel."""
+    if dtype == torch.float32:
+        return size, 16, 32, shared
+    return size, min(128, _block(size)), 64, shared
+
+
+def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
+    batch, heads, q_length, n = rows.shape
+    size, shared = states.shape[3], table.shape[0] == 1
     count = batch * q_length * (heads if shared else 1)
     single = states.dtype == torch.float32
     block_m, block_n, block_e = (16, 32, 16) if single else (16 if count <= 16 else 64, 64, min(64, _block(size)))
     programs = cdiv(count, block_m) * (1 if shared else heads) * cdiv(n, block_n)
-    query_rows[(programs,)](
-        states, *states.stride()[:3], table, table.stride(0), table.stride(1), rows, batch, heads, q_length, n,
-        size, block_e, block_m, block_n, shared, num_warps=4, num_stages=2,
+    strides = (*states.stride()[:3], *table.stride()[:2])
+    constants = (size, block_e, block_m, block_n, shared)
+    variant = describe_variant(strides, (states, table, rows))
+    launch_known(
+        ("query_rows", states.device, states.dtype, table.dtype, constants, variant), query_rows, programs, states.device,
+        (states, *strides[:3], table, *strides[3:], rows, batch, heads, q_length, n, *constants), num_warps=4, num_stages=2,
     )  # fmt: skip
-    return rows
 
 
+@cache
 def _block(size: int) -> int:
     return max(16, next_power_of_2(size))
 
@@ -167,10 +247,10 @@ def _block(size: int) -> int:
 def _decode(
     tensors: list[Tensor], present: list[int], numbers: list[int], scale: float, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    inputs: list[Tensor | None] = [None] * len(INPUTS)
+    inputs: list[Tensor | None] = [None] * len(DecodeInputs._fields)
     for number, tensor in zip(present, tensors, strict=True):
         inputs[number] = tensor
-    out, lse = run_decode(Inputs(*inputs), Numbers(*numbers), scale, return_lse)  # type: ignore[arg-type]
+    out, lse = run_decode(DecodeInputs(*inputs), Numbers(*numbers), scale, return_lse)  # type: ignore[arg-type]
     return out, out.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -1,6 +1,6 @@
 """The schedule of the decoding kernel: tile sizes, warps and stages, and into how many shares to split the keys.
 
-Plain arithmetic on sizes; the numbers come from `python -m posenc.bench.decode --sweep`.
+Plain arithmetic on sizes; the numbers come from `python -m tests.gpu.sweep_decode`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,33 @@ MERGE = 4
 
 # largest head size -> keys, warps, stages, resident; 64 keys at least, for Hopper's products of 64 rows
 HOPPER = {64: (64, 4, 4, 3), 128: (64, 4, 3, 2), 256: (64, 4, 2, 1)}
+HOPPER_WIDE = {64: (128, 4, 3, 2), 128: (128, 8, 3, 1)}
 SMALL = {64: (64, 4, 3, 2), 128: (64, 4, 2, 1), 256: (32, 4, 2, 1)}
 SINGLE = {64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 8, 1, 1)}  # float32: exact products unroll
 INTERPRETED = (16, 4, 1, 1)
+FILLED = 0.7
+"""Share of the device from which key heads fill it by themselves, in whole waves of one program on each multiprocessor. Then each
+program reads all keys of a head, by wide tiles; otherwise narrow tiles let two programs share a multiprocessor, and shares of the
+keys make more programs."""
 
 
-def choose_decode_tile(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> DecodeTile:
-    """rows: queries times query heads of a key head; size: the larger head size."""
+@lru_cache(maxsize=1024)
+def choose_decode_tile(
+    rows: int, size: int, dtype: torch.dtype, device: torch.device, heads: int
+) -> DecodeTile:  # fmt: skip
+    """rows: queries times query heads of a key head; size: the larger head size; heads: key heads of all batch rows."""
     block = min(max(next_power_of_2(rows), 16), MOST_ROWS)
     if device.type != "cuda":
         return DecodeTile(16, *INTERPRETED)
     width = 64 if size <= 64 else 128 if size <= 128 else 256
     if dtype == torch.float32:
         return DecodeTile(16, *SINGLE[width])
-    keys, warps, stages, resident = (HOPPER if capability(device)[0] in (9, 10) else SMALL)[width]
+    hopper = capability(device)[0] in (9, 10)
+    keys, warps, stages, resident = (HOPPER if hopper else SMALL)[width]
     if block > 16:  # lookups of more rows take shared memory too
-        stages, resident = 2, 1
+        return DecodeTile(block, keys, warps, 2, 1)
+    if hopper and width in HOPPER_WIDE and heads / (cdiv(heads, processors(device)) * processors(device)) >= FILLED:
+        keys, warps, stages, resident = HOPPER_WIDE[width]
     return DecodeTile(block, keys, warps, stages, resident)
 
 

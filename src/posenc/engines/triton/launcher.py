@@ -5,20 +5,28 @@ Triton compiles a variant of its own for each integer argument that is 1, or div
 therefore compiled for typical arguments, in which such integers have a value that nothing follows from:
 
     a band of a call     pitch 272  lo -128  hi 16  origin 1          compiled for     pitch 16  lo 3  hi 3  origin 3
+
+`launch` asks Triton for the variant each time, which takes tens of microseconds; `launch_known` and recorded calls (replay.py) keep
+it (core/launches.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
+from ...core import launches
+from ...core.launches import INTERPRETED, describe_variant, launch_compiled
 from .structs import NOT_SPECIALISED
+
+__all__ = [
+    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "launch", "launch_compiled", "launch_known",
+    "make_typical", "trailing_arguments",
+]  # fmt: skip
 
 Launch = Callable[..., None]
 """launch(kernel, programs, *arguments, **constants)."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def launch(kernel, programs: int, *args, **constants) -> None:
@@ -34,6 +42,14 @@ def launch(kernel, programs: int, *args, **constants) -> None:
 def current_stream(device: int | None) -> int:
     """The address of PyTorch's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def launch_known(key: tuple, kernel, programs: int, device: torch.device, args: tuple, **options) -> None:
+    """launch, by core.launches from the second time on. key: as there; options: of the compiler."""
+    if INTERPRETED:
+        kernel[(programs,)](*args, **options)
+    else:
+        launches.launch_known(key, lambda: compile_kernel(kernel, args, options), programs, device, args)
 
 
 def compile_kernel(kernel, args: tuple, constants: dict):
@@ -63,6 +79,5 @@ def make_typical(x, name: str = ""):
     if isinstance(x, tuple):
         return type(x)(*(make_typical(field, name) for name, field in zip(x._fields, x, strict=True)))  # type: ignore[attr-defined]
     if isinstance(x, int) and not isinstance(x, bool):
-        wide = 0 if -(2**31) <= x < 2**31 else 2**33  # a kernel takes it as int32 or as int64
-        return wide + (16 if x % 16 == 0 and name not in NOT_SPECIALISED else 3)
+        return launches.typical_integer(x, name not in NOT_SPECIALISED)
     return x

@@ -1,0 +1,58 @@
+"""Launch compiled Triton kernels again, in a few microseconds. Triton's own launch looks its variant up in tens of them.
+
+launch_known(key, compile, programs, device, args)     key: everything on which the variant depends
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MOST = 4096
+_variants: dict[tuple, object] = {}
+
+
+def launch_known(key: tuple, compile: Callable, programs: int, device: torch.device, args: Sequence) -> None:
+    """Launch what compile() gave for this key the first time, on the device's current stream; the device is the current one.
+    key: the kernel's name, the device, dtypes, constants, options, and `describe_variant` of strides and pointers."""
+    compiled = _variants.get(key)
+    if compiled is None:
+        compiled = compile()
+        if compiled is None:  # where launches are only recorded (tests/gpu/compiles.py)
+            return
+        compiled._init_handles()
+        if len(_variants) >= MOST:
+            _variants.clear()
+        _variants[key] = compiled
+    launch_compiled(compiled, programs, torch._C._cuda_getCurrentRawStream(device.index), args)
+
+
+def launch_compiled(compiled, programs: int, stream: int, args: Sequence) -> None:
+    """Launch a compiled kernel whose handles exist (`compiled._init_handles()`). args: all of its arguments, constants
+    included. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
+    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+
+
+def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -> object:
+    """What Triton makes of strides and pointers: divisible by 16 or not, 32 bits or 64. True where all are 32 bits and
+    divisible, as nearly always."""
+    steps, addresses = 0, 0
+    for stride in strides:
+        steps |= stride
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    if not (steps | addresses) & 15 and steps < 1 << 31:
+        return True
+    aligned = [tensor is None or tensor.data_ptr() & 15 == 0 for tensor in tensors]
+    return tuple([(stride & 15 == 0, stride < 1 << 31) for stride in strides]), tuple(aligned)
+
+
+def typical_integer(x: int, divisible: bool = True) -> int:
+    """An integer for which Triton compiles the variant that serves x: it specialises on 1 and on multiples of 16."""
+    wide = 0 if -(2**31) <= x < 2**31 else 2**33  # a kernel takes it as int32 or as int64
+    return wide + (16 if divisible and x % 16 == 0 else 3)
