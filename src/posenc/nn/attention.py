@@ -15,8 +15,8 @@ from ..core.plan import Plan
 from ..core.positions import Positions
 from ..encodings.registry import causal_options, create
 from ..functional import attend
-from . import graph_cache
 from .cache import KVCache, LayerCache, LayerKey
+from .graph_cache import GraphCache, run_fixed
 from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
 
 
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         key_mask: Tensor | None = None,
         documents: Tensor | None = None,
         memory: Tensor | None = None,
-        cache: KVCache | LayerCache | graph_cache.GraphCache | None = None,
+        cache: KVCache | LayerCache | GraphCache | None = None,
     ) -> Tensor:
         """x [B, L, d_model] -> [B, L, d_model].
 
@@ -123,10 +123,10 @@ class Attention(nn.Module):
             raise ValueError("context_positions goes with context")
         if memory is not None and cache is not None:
             raise ValueError("give memory (states) or cache (keys and values), not both")
-        if isinstance(cache, graph_cache.GraphCache):
+        if isinstance(cache, GraphCache):
             if any(one is not None for one in (positions, segments, mask, key_mask, documents)):
                 raise ValueError("a step of fixed shapes takes x and the cache alone; give masks with the prompt")
-            return graph_cache.run_fixed(self, x, cache)
+            return run_fixed(self, x, cache)
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
         slot = self._slot(cache, x, cross=False)
