@@ -169,3 +169,33 @@ def test_what_fixed_shapes_cannot_serve_raises():
         layer(x[:, :1], cache=fixed, key_mask=torch.ones(1, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="no keys of this layer"):
         make_layer("rope")(x[:, :1], cache=fixed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("encoding", ["none", "rope", "alibi", "t5", "clipped", "shaw"])
+def test_a_captured_step_equals_the_whole_text(encoding):
+    torch.manual_seed(0)
+    named = None if encoding == "none" else encoding
+    layer = Attention(256, 4, kv_heads=2, encoding=named, causal=True).eval().requires_grad_(False).cuda().bfloat16()
+    x = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16)
+    cache, token = KVCache(max_length=512), x[:, 290:291].clone()
+    with torch.no_grad():
+        layer(x[:, :290], cache=cache)
+        fixed, side = cache.fix_shapes(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                layer(token, cache=fixed)  # kernels are compiled; without advance() the token is written twice
+        torch.cuda.current_stream().wait_stream(side)
+        graph, parts = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph):
+            out = layer(token, cache=fixed)
+            fixed.advance()
+        for n in range(290, 300):
+            token.copy_(x[:, n : n + 1])
+            graph.replay()
+            parts.append(out.clone())
+        assert fixed.write_back().length == 300
+        exact = layer.double()(x.double(), cache=None)[:, 290:]
+    error = (torch.cat(parts, 1).double() - exact).norm() / exact.norm()
+    assert error < 2e-2

@@ -125,7 +125,7 @@ class Attention(nn.Module):
         memory             earlier states [B, M, d_model]: keys before x's, no queries (Transformer-XL)
         cache              a KVCache, one for all layers of a model: x's keys are appended to this layer's; or one slot
                            of it, `cache.layer(key)`. A context's keys are cached by the first call. A forward that
-                           raises leaves the cache unchanged
+                           raises leaves the cache unchanged. `cache.fix_shapes()`: one token, in fixed shapes
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
