@@ -53,10 +53,39 @@ def test_mypy_finds_a_user_s_mistakes(tmp_path):
     assert 'no attribute "acelerate"' in done.stdout
 
 
-@pytest.mark.skipif(find_spec("pyright") is None, reason="needs the package pyright, which needs node")
+def pyright(script):
+    """An optional tool: its package fetches a program for node when it first runs."""
+    if find_spec("pyright") is None:
+        pytest.skip("needs the package pyright")
+    version = check(["pyright"], "--version")
+    if version.returncode != 0:
+        pytest.skip(f"pyright does not start: {version.stderr.strip()[-200:]}")
+    return check(["pyright", "--pythonpath", sys.executable], script)
+
+
 def test_pyright_accepts_a_user_s_script():
-    done = check(["pyright"])
+    done = pyright(SCRIPT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pyright_finds_a_user_s_mistakes(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        f"import sys\n\nsys.path.append({str(SOURCE)!r})\nimport posenc\n\nposenc.Atention\n"
+        "posenc.RoPE(head_dim=8, layout='halves')\nposenc.Attention(8, 2)(1)\n"
+    )
+    done = pyright(wrong)
+    assert '"Atention" is not a known attribute' in done.stdout
+    assert "halves" in done.stdout
+    assert '"Literal[1]" is not assignable to "Tensor"' in done.stdout
+
+
+def test_calling_a_layer_has_the_types_of_its_forward():
+    tree = ast.parse((SOURCE / "posenc" / "nn" / "attention.py").read_text(encoding="utf-8"))
+    found = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in ("forward", "__call__")}
+    call, forward = found["__call__"], found["forward"]
+    assert ast.dump(call.args) == ast.dump(forward.args)
+    assert ast.dump(call.returns) == ast.dump(forward.returns)
 
 
 def typed_names(module):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Attention, Encoding, Index, KVCache, Mask, Plan, Positions, Rotation
+from posenc.core.encoding import Host
 
 # encodings: a literal name gives the class, any other string the base class
 t5 = posenc.create("t5", heads=8, causal=True)
@@ -49,9 +50,7 @@ assert_type(cache.copy(), KVCache)
 class Flat(Encoding):
     """An encoding of the user's own."""
 
-    def terms(
-        self, positions: Positions, *, x: Tensor | None = None, host: posenc.core.encoding.Host | None = None
-    ) -> Plan:
+    def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         return Plan(positions, slopes=torch.full((8,), 0.1))
 
 

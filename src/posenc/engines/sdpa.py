@@ -51,6 +51,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     causal = grouped = False
     if lowered.mask.causal and q.shape[2] > 1:
         causal = True
+    if causal and scale < 0.0:  # PyTorch's CPU kernel multiplies masked scores, -inf, with it
+        q, scale = -q, -scale
     if q.shape[1] != k.shape[1]:
         grouped = True
     dropout = lowered.dropout

@@ -183,8 +183,22 @@ class Attention(nn.Module):
         slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
 
-    if TYPE_CHECKING:
-        __call__ = forward  # nn.Module's gives Any
+    if TYPE_CHECKING:  # nn.Module's gives Any; pyright takes no `__call__ = forward` for another type
+
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            positions: Tensor | None = None,
+            context_positions: Tensor | None = None,
+            segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
+            mask: Tensor | None = None,
+            key_mask: Tensor | None = None,
+            documents: Tensor | None = None,
+            memory: Tensor | None = None,
+            cache: KVCache | LayerCache | None = None,
+        ) -> Tensor: ...
 
     def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
         """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""
