@@ -8,9 +8,12 @@ import torch
 
 import posenc
 from posenc import Lookup, Plan, Positions, attend, explain, index
+from posenc.bench import uses_layers
+from posenc.core.mask import make_mask
 from posenc.engines import plain_call, rules_cpu
+from posenc.engines.choose import choose_engine
 from posenc.engines.cpu import dense
-from posenc.engines.lowering import Facts
+from posenc.engines.lowering import Facts, lower_plan
 
 
 def tensors(batch=2, heads=4, queries=12, keys=12, size=8, kv_heads=None, dtype=torch.float32):
@@ -196,3 +199,24 @@ def test_the_rules(form):
     }  # fmt: skip
     for one in cells[form]:
         assert rules_cpu.cpu_form(one) == form, one
+
+
+PLAIN = ("none", "sinusoidal", "learned", "rope", "xpos")
+TILES = {(name, training) for name in ("t5", "clipped", "alibi") for training in (False,)} | {("alibi", True)}
+"""At 1 x 512 tokens these run in tiles; everything shorter is dense."""
+
+
+@pytest.mark.parametrize("name", list(uses_layers.BY_HAND))
+@pytest.mark.parametrize("training", [False, True])
+def test_the_choice_of_every_cell(name, training):
+    layer = uses_layers.make_layer(name, name in uses_layers.CAUSAL, "cpu", torch.float32, 512)
+    for batch, length in uses_layers.SIZES:
+        x = torch.zeros(batch, length, uses_layers.D_MODEL)
+        q, k, v = (torch.empty(batch, 8, length, 64, requires_grad=training) for _ in range(3))
+        with torch.set_grad_enabled(training):
+            plan = layer.encoding.plan(Positions(length), x=x, host=layer)
+            lowered = lower_plan(q, k, v, plan, make_mask(q, k, causal=layer.causal))
+            assert choose_engine(lowered).engine == ("sdpa" if name in PLAIN else "cpu")
+            if name not in PLAIN:
+                expected = "tiles" if length == 512 and (name, training) in TILES else "dense"
+                assert rules_cpu.cpu_form(lowered.facts) == expected, (batch, length)

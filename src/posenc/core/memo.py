@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Memo:
-    """The latest results by key, up to `most` of them with `numbers` numbers in all.
+    """The results used last by key, up to `most` of them with `numbers` numbers in all.
 
-    Reading takes no lock; threads that miss at once each make their own result, and one of them is kept.
+    Reading waits for no lock; threads that miss at once each make their own result, and one of them is kept.
     """
 
     def __init__(self, most: int, numbers: int):
@@ -26,7 +26,13 @@ class Memo:
     def get(self, key: Hashable) -> Any:
         """What was kept, or None."""
         found = self._entries.get(key)
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        try:  # noqa: SIM105  contextlib takes longer
+            self._entries.move_to_end(key)
+        except KeyError:  # another thread has dropped it meanwhile
+            pass
+        return found[0]
 
     def put(self, key: Hashable, result: Any, numbers: int) -> None:
         if numbers * 2 > self.numbers:
@@ -83,5 +89,7 @@ def rows_of_run(
             whole = make(first, last - first)
             memo.put((first, last - first, *key), whole, (last - first) * width)
         found = tuple([x.narrow(-2, start - first, length) for x in whole])
+    for part, x in zip(found, whole, strict=True):
+        part._posenc_rows = x, start - first  # what is made of all rows serves these too
     memo.put(own, found, 0)
     return found

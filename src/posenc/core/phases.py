@@ -91,7 +91,7 @@ def compute_phases(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtyp
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-_phases = Memo(most=64, numbers=1 << 23)
+_phases = Memo(most=64, numbers=1 << 22)
 """Phases of runs, for all layers of a forward pass and for the next one."""
 
 

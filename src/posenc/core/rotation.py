@@ -250,15 +250,27 @@ def _both_channels(
     kept = getattr(cos, name, None)
     if kept is not None and kept[0] is precision and kept[1] is sin and kept[2] == (cos._version, sin._version):
         return kept[3]
-    own_cos, own_sin = cos, sin
+    if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
+        return _repeat_channels(cos, sin, layout, precision, heads)
+    rows, sin_rows = getattr(cos, "_posenc_rows", None), getattr(sin, "_posenc_rows", None)
+    with torch.inference_mode(False), torch.no_grad():
+        if rows is None or sin_rows is None:
+            wide = _repeat_channels(cos, sin, layout, precision, heads)
+        else:  # those of a longer run are made once
+            whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
+            axis, length = 3 - heads, cos.shape[1]
+            wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
+    setattr(cos, name, (precision, sin, (cos._version, sin._version), wide))
+    return wide
+
+
+def _repeat_channels(
+    cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype, heads: int
+) -> tuple[Tensor, Tensor]:
     cos, sin = cos.to(precision).unsqueeze(heads), sin.to(precision).unsqueeze(heads)
     if layout == "half":
-        wide = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    else:
-        wide = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
-    if may_keep(cos.device) and not own_cos.is_inference() and not wide[0].is_inference():
-        setattr(own_cos, name, (precision, own_sin, (own_cos._version, own_sin._version), wide))
-    return wide
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
 
 
 def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

@@ -143,8 +143,12 @@ class RoPE(Encoding):
 
         if not may:
             return rotation_of(Positions(q, k), self.layout, self.values, phases)
-        with torch.inference_mode(False), torch.no_grad():
-            found = rotation_of(Positions(q, k), self.layout, self.values, phases)
+        if q == k:
+            both = phases(k)
+            found = Rotation(both, both, self.layout, self.values)
+        else:
+            with torch.inference_mode(False), torch.no_grad():
+                found = rotation_of(Positions(q, k), self.layout, self.values, phases)
         _rotations.put(key, found, 0 if found.k is None else 2 * found.k[0].numel())
         return found
 
