@@ -197,7 +197,7 @@ def as_bool_mask(mask: Tensor, name: str) -> Tensor:
             f"{name} must be boolean or 0/1 integers [B, Lk] (1: a real key), got {mask.dtype}; "
             "pass mask= for additive masks"
         )
-    readable = mask.is_cpu or (torch.is_anomaly_enabled() and not mask.is_meta)
+    readable = mask.is_cpu or (not torch.compiler.is_compiling() and torch.is_anomaly_enabled() and not mask.is_meta)
     if readable and mask.numel() and not torch.compiler.is_compiling():
         lowest, highest = torch.stack(torch.aminmax(mask)).tolist()
         if lowest < 0 or highest > 1:

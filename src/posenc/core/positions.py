@@ -298,7 +298,9 @@ def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
 def _is_readable(side: Side) -> bool:
     """Whether positions may be read: on a CPU; elsewhere it is a synchronisation, which anomaly mode pays."""
     numbers = side.start if isinstance(side, Run) else side
-    return not isinstance(numbers, Tensor) or numbers.is_cpu or (torch.is_anomaly_enabled() and not numbers.is_meta)
+    if not isinstance(numbers, Tensor) or numbers.is_cpu:
+        return True
+    return not torch.compiler.is_compiling() and torch.is_anomaly_enabled() and not numbers.is_meta
 
 
 def _is_whole(value) -> bool:
