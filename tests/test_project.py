@@ -150,7 +150,7 @@ WALKS = {
     "Training a T5 layer": """
 layer = posenc.Attention(32, 2, encoding="t5")
 with recorded():
-    layer(torch.randn(1, 1024, 32)).sum().backward()
+    layer(torch.randn(1, 2048, 32)).sum().backward()
 """,
     "A RoPE decoding step": """
 layer, cache = posenc.Attention(32, 2, encoding="rope", causal=True), posenc.KVCache()
