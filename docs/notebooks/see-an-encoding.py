@@ -44,18 +44,18 @@ posenc.plot.buckets("t5")
 # %% [markdown]
 # ## What it does to scores
 #
-# With equal content at every position, what remains is position. T5 has stripes: only the distance counts. Sinusoidal
+# With equal content at every position, what remains is position. T5 has stripes: only the distance counts. Learned
 # positions have none.
 # ---
 # ## 它对分数的作用
 #
-# 让每个位置的内容相同，剩下的就是位置。T5 是条纹：只有距离起作用。正弦位置则没有条纹。
+# 让每个位置的内容相同，剩下的就是位置。T5 是条纹：只有距离起作用。可学习的位置没有条纹。
 
 # %%
 posenc.plot.kernel("t5", length=64)
 
 # %%
-posenc.plot.kernel("sinusoidal", length=64)
+posenc.plot.kernel("learned", length=64)
 
 # %% [markdown]
 # ## Over distance

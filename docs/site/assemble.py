@@ -124,11 +124,13 @@ def render(text: str, language: str, name: str) -> str:
 
 
 def unlisted_names() -> list[str]:
-    """Names of posenc.__all__ without a place of their own in docs/en/api: the reference is complete all the same."""
+    """Public names and modules without a place of their own in docs/en/api: the reference is complete all the same."""
     listed = {f"posenc.{name}" for name in encodings.classes()}
     for page in (DOCS / "en" / "api").glob("*.md"):
         listed.update(re.findall(r"\{\{ api ([\w.]+) \}\}", page.read_text(encoding="utf-8")))
-    return [f"posenc.{name}" for name in posenc.__all__ if f"posenc.{name}" not in listed]
+    folders = {"engines", "encodings", "nn"}  # their public names are posenc's own
+    modules = [f"posenc.{target}" for target in posenc._MODULES.values() if target not in folders]
+    return [name for name in (*(f"posenc.{name}" for name in posenc.__all__), *modules) if name not in listed]
 
 
 def join_lines(text: str) -> str:
