@@ -71,10 +71,13 @@ FAILED = {
     "a gradient below the normal numbers": Case(dtype="bfloat16", table_dtype="bfloat16", lk=216, size=25, v_size=16,
                                                 slopes=True, wanted=("k",)),
     "a negative scale and causality alone": Case(lq=2, lk=2, size=16, v_size=16, scale=-0.5, causal=True),
+    "gradients of several blocks beyond float16": Case(
+        dtype="float16", table_dtype="float16", lq=17, positions="tensor", ahead=1000000, order="shuffled", slopes=True,
+        wanted=("slopes",), lse=True, blocks=2),
     "dropout in several blocks": Case(lq=681, lk=681, tables=(Table(slots=("add_value",)),), causal=True, wanted=(),
                                       dropout=0.5),
 }  # fmt: skip
-"""Draws 242, 3463 and 10826 of seed 1117, 1066 of seed 20261117 and 10855 of 1117, shrunk."""
+"""Draws 242, 3463 and 10826 of seed 1117, 1066 and 4641 of 20261117 and 10855 of 1117, shrunk."""
 
 
 @pytest.mark.parametrize("case", FAILED.values(), ids=FAILED)

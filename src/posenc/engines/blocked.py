@@ -57,7 +57,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     precision = torch.promote_types(q.dtype, torch.float32)
     # in float32 here, so that the blocks' gradients are summed in float32
     k, v = k.to(precision), v.to(precision)
-    plan = _cast_tables(plan, precision)
+    plan = _cast_tensors(plan, precision)
+    if mask.extra is not None and mask.extra.is_floating_point():
+        mask = replace(mask, extra=mask.extra.to(precision))
     # the gradient of a slice is as large as the whole, that of a split is one copy: blocks share the pieces between cuts
     cuts = sorted({0, k_length, *(one.start for one in columns), *(one.stop for one in columns)})
     sizes = [stop - start for start, stop in pairwise(cuts)]
@@ -107,7 +109,7 @@ def _attention(
     return reference.attention(q, keys, values, plan, mask, dropout, rows, columns)
 
 
-def _cast_tables(plan: Plan, precision: torch.dtype) -> Plan:
+def _cast_tensors(plan: Plan, precision: torch.dtype) -> Plan:
     def cast(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(precision)
 
@@ -115,4 +117,6 @@ def _cast_tables(plan: Plan, precision: torch.dtype) -> Plan:
         Lookup(x.index, cast(x.bias), cast(x.dot_query), cast(x.states), cast(x.dot_key), cast(x.add_value))
         for x in plan.lookups
     )
-    return replace(plan, lookups=lookups)
+    decay = None if plan.decay is None else (plan.decay[0].to(precision), plan.decay[1].to(precision))
+    scale = plan.scale.to(precision) if isinstance(plan.scale, Tensor) else plan.scale
+    return replace(plan, lookups=lookups, slopes=cast(plan.slopes), decay=decay, scale=scale)
