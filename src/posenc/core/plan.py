@@ -98,7 +98,7 @@ class Plan:
 
     def with_rotation(self, rotation: Rotation) -> Plan:
         """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
-        new = object.__new__(Plan)
+        new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new
 

@@ -4,7 +4,7 @@ A decoding step or a text of a few tokens is shorter than the validation, loweri
 `run` makes the checks that can fail here in one pass and then does what `choose_engine` would have chosen:
 
     no terms                                 `sdpa`: PyTorch's attention
-    biases by distance without gradient      the dense form of `cpu`: PyTorch's attention with one mask, which is kept
+    biases by distance, in no_grad           the dense form of `cpu`: PyTorch's attention with one mask, which is kept
 
 It returns None for every other call, and for every call that is wrong: the long way explains what is. Tests compare the two
 (tests/engines/test_plain_call.py).
@@ -31,6 +31,7 @@ OTHER_SLOTS = tuple(
 )
 OTHER_TABLES = tuple(slot.name for slot in fields(Lookup) if slot.name not in ("index", "bias"))
 """What must be None here: all that these calls do not know."""
+PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -38,6 +39,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     """The output, or None: take the long way."""
     if torch.compiler.is_compiling() or triton.INTERPRETED:
         return None
+    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
+        return None  # subclasses have ways of their own
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch._C._are_functorch_transforms_active():
         return None
     q_shape, k_shape = q.shape, k.shape
@@ -88,8 +91,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
 
 
 def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length: int, k_length: int) -> Tensor | None:
-    """The kept mask of a plan of biases, where all of them fit and none needs a gradient."""
-    if heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
+    """The kept mask of a plan of biases, where all of them fit and no gradient is wanted."""
+    if torch.is_grad_enabled() or heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
         return None
     tables = []
     indices = []
@@ -108,9 +111,8 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
         if plan.slopes.shape != (heads,):
             return None
         tables.append(plan.slopes)
-    gradient = torch.is_grad_enabled()
     for table in tables:
-        if not table.is_cpu or not table.is_floating_point() or (gradient and table.requires_grad):
+        if not table.is_cpu or not table.is_floating_point():
             return None
     assert plan.positions.offset is not None
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -56,7 +56,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return finish(out), lse
     scale = lowered.scale
     assert isinstance(scale, float)  # structure_reason
-    short = eager and dense.applies(facts)
+    short = eager and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # a mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step
     if eager and decode.applies(q, k, v, lowered) and not (short and facts.q_length == facts.k_length > 1):
         out = decode.run(q, k, v, lowered, scale)

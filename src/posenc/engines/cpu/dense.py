@@ -10,11 +10,10 @@ tables' numbers are the same, whichever way they were or were not changed since.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, wraps
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ...core.index import Index
@@ -24,6 +23,8 @@ from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 
 NEG_INF = float("-inf")
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def applies(facts: Facts) -> bool:
@@ -44,15 +45,44 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         shape = (q.shape[0], facts.heads, q.shape[2], k.shape[2])
         mask = q.new_zeros(shape, dtype=precision) if mask is None else mask.expand(shape)
         mask = mask.masked_fill(hidden, NEG_INF)
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+    if k.shape[3] != v.shape[3]:
+        return None
+    if facts.gradient and mask is not None and (mask.requires_grad or facts.heads != facts.kv_heads):
         out = _Attend.apply(q, k, v, mask, scale)
+    elif facts.gradient and facts.heads == facts.kv_heads:
+        out = _Fused.apply(q, k, v, mask, scale)
     else:
-        if k.shape[3] != v.shape[3]:
-            return None
         out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=facts.heads != facts.kv_heads)
     if (facts.is_limited or key_mask is not None) and holds_nan(out):
         return None
     return out
+
+
+def first_derivatives_only(backward):
+    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
+    derivatives vanish in silence where the incoming gradient is a constant."""
+
+    @wraps(backward)
+    def call(ctx, *grads):
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        found = tuple([x for x in results if x is not None])
+        marked = iter(_FirstOnly.apply(*[x.detach().requires_grad_() for x in found]))
+        return tuple([None if x is None else next(marked) for x in results])
+
+    return call
+
+
+class _FirstOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x.clone() for x in tensors])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("the cpu engine has first derivatives only; for second ones use engine='reference'")
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
@@ -170,7 +200,7 @@ class _Toeplitz(torch.autograd.Function):
         return table.unfold(1, k_length, 1).flip(1)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, grad: Tensor):
         heads, q_length, k_length = grad.shape
         count = q_length + k_length - 1
@@ -250,7 +280,7 @@ class _Skew(torch.autograd.Function):
         return _skewed(products.contiguous(), keys)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, grad: Tensor):
         whole = grad.new_zeros(ctx.shape)
         _skewed(whole, grad.shape[3]).copy_(grad)
@@ -261,6 +291,25 @@ def _skewed(products: Tensor, keys: int) -> Tensor:
     batch, heads, rows, count = products.shape
     steps = (heads * rows * count, rows * count, max(count - 1, 1), 1)
     return products.as_strided((batch, heads, rows, keys), steps, rows - 1)
+
+
+# ---- attention whose second derivatives say where they are -----------------------------------------------------------------
+class _Fused(torch.autograd.Function):
+    """PyTorch's fused attention, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        out, lse = flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(q, k, v, mask, out, lse)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        q, k, v, mask, out, lse = ctx.saved_tensors
+        grads = flash_backward(grad, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=ctx.scale)
+        return (*grads, None, None)
 
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
@@ -284,7 +333,7 @@ class _Attend(torch.autograd.Function):
         return torch.bmm(p, values).view(batch, heads, q_length, v_size).to(q.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, grad: Tensor):
         scaled, keys, values, p = ctx.saved_tensors
         batch, heads, q_length, v_size = grad.shape
