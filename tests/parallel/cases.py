@@ -23,7 +23,18 @@ ENCODINGS = {
     "xlnet": ("xlnet", {"std": 1.0}),
 }
 CAUSAL = {"xpos", "transformer_xl clamped"}
-MASKS = ("open", "short window", "causal", "window", "causal window", "padding", "documents", "bool mask", "float mask", "all")
+MASKS = (
+    "open",
+    "short window",
+    "causal",
+    "window",
+    "causal window",
+    "padding",
+    "documents",
+    "bool mask",
+    "float mask",
+    "all",
+)
 
 
 def make_encoding(name, dtype=torch.float64):

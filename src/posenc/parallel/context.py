@@ -48,10 +48,19 @@ class ContextParallel:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.strategy, self.balance, self.timeout = strategy, balance, float(timeout)
         self.checked = False
+        self.through_host = dist.get_backend(self.group) == "gloo"
+        """Whether messages are sent from a CPU's memory, wherever the tensors are."""
+        self.sends_alone = False
+        """Whether a single rank sends messages to itself: a test of the messages."""
 
     @property
     def limit(self) -> timedelta:
         return timedelta(seconds=self.timeout)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to send to."""
+        return self.size == 1 and not self.sends_alone
 
     @property
     def unit(self) -> int:

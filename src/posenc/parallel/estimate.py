@@ -114,7 +114,13 @@ def table() -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.1f} ms"
+        if seconds >= 1e-3
+        else f"{seconds * 1e6:.0f} µs"
+    )
 
 
 if __name__ == "__main__":
