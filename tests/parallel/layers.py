@@ -219,6 +219,13 @@ def refusals(group):
     with pytest.raises(parallel.ParallelError, match="different numbers of queries: rank 0: 4, rank 1: 5"):
         y = torch.randn(1, 2, 4 + cp.rank, 8)
         parallel.attend(y, y, y, context_parallel=cp)
+    with pytest.raises(parallel.ParallelError, match="whether there is key_mask: rank 0: 0, rank 1: 1"):
+        y = torch.randn(1, 2, 4, 8)
+        masks = {"key_mask": torch.ones(1, 4, dtype=torch.bool)} if cp.rank else {}
+        parallel.attend(y, y, y, context_parallel=cp, **masks)
+    moving = posenc.AxialRoPE(head_dim=8, convention="dinov3", grid=(2, 4), shift=0.1)
+    with pytest.raises(UnsupportedPlan, match="draws other coordinates on every rank"):
+        parallel.attend(y, y, y, moving, context_parallel=cp, positions=torch.zeros(1, 4, 2, dtype=torch.int64))
     for name, value in (("strategy", "star"), ("balance", "even"), ("timeout", 0)):
         with pytest.raises(ValueError, match=f"{name}="):
             parallel.ContextParallel(group, **{name: value})

@@ -88,10 +88,27 @@ def attend(
         raise ValueError(f"table_gradients={table_gradients!r} is unknown; use 'sum' or 'local'")
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
-    sizes = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], q.shape[2], k.shape[2]]
-    names = ("batch rows", "query heads", "key heads", "head sizes", "numbers of queries", "numbers of keys")
+    sizes = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], q.shape[2], k.shape[2], q.element_size()]
+    names = [
+        "batch rows",
+        "query heads",
+        "key heads",
+        "head sizes",
+        "numbers of queries",
+        "numbers of keys",
+        "bytes a number",
+    ]
+    given = {"positions": positions, "k_positions": k_positions, "dropout": dropout or None, **masks}
+    for name in ("positions", "k_positions", "dropout", "key_mask", "documents", "mask", "causal"):
+        names.append(f"answers to whether there is {name}")
+        sizes.append(int(given.get(name) is not None and given.get(name) is not False))
     check_alike(cp, names, sizes, q.device)
     make, encoding = _maker(plan)
+    if getattr(encoding, "_moving", False) and encoding.training:
+        raise UnsupportedPlan(
+            f"{type(encoding).__name__} draws other coordinates on every rank in training (shift, jitter, rescale); "
+            "leave these options out in context parallelism"
+        )
     mask = _check_masks(cp, q, k, masks)
     if encoding is not None and hasattr(encoding, "draw"):
         make, encoding, positions, k_positions = _draw(cp, plan, encoding, (q, k), positions, k_positions, total)
