@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .context import ContextParallel, ParallelError
 
@@ -214,6 +215,7 @@ class _Swap(torch.autograd.Function):
         return swap(cp, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return swap(ctx.cp, grad), None
 
@@ -225,6 +227,7 @@ class _Gather(torch.autograd.Function):
         return gather(cp, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return scatter_sum(ctx.cp, grad), None
 
@@ -237,6 +240,7 @@ class _SumGradients(torch.autograd.Function):
         return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         precision = torch.float32
         for _, dtype, _ in ctx.like:

@@ -218,7 +218,9 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, qkv, total, me
         plan.check(*part)
         parts.append(shift_and_rotate(*part, plan))
     q, k, v = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in zip(*parts, strict=True))
-    return q, k, v, PlanSource(without_prepass(plan, q), make, found, heads), leaves
+    kind = q.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return q, k, v, PlanSource(without_prepass(plan, q), make, found, heads, autocast), leaves
 
 
 def _sum(meshes: Sequence[ContextParallel], values: Values) -> Values:
