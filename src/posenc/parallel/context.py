@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
@@ -97,7 +98,12 @@ def as_context(mesh: Any, strategy: Strategy | None = None) -> ContextParallel:
         if strategy not in (None, mesh.strategy):
             raise ValueError(f"strategy={strategy!r} was given next to {mesh!r}; give it to ContextParallel(...) alone")
         return mesh
-    return ContextParallel(mesh, strategy=strategy or "auto")
+    return _context_of(mesh, strategy or "auto")
+
+
+@lru_cache(maxsize=64)
+def _context_of(mesh: Any, strategy: Strategy) -> ContextParallel:
+    return ContextParallel(mesh, strategy=strategy)
 
 
 def _group_of(mesh: Any) -> Any:
