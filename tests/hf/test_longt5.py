@@ -7,7 +7,7 @@ import torch
 from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalGeneration
 
 from posenc import hf
-from posenc.engines import blocked
+from posenc.engines import blocked, reference
 from posenc.hf import longt5
 from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 from tests.seeds import seed
@@ -137,6 +137,7 @@ def test_dropout_falls_on_the_weights(dropped, monkeypatch, few_rows):
         return x * (is_summary if dropped == "window" else ~is_summary)
 
     monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    monkeypatch.setattr(reference, "drop", lambda x, rate, rows, columns: drop(x))
     model = make("transient-global", LongT5EncoderModel).train()
     accelerated = False
     theirs, their_gradients = run(model, inputs, mask)

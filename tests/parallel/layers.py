@@ -41,6 +41,57 @@ def cut_and_put_back(group):
             assert torch.equal(back, ids)
 
 
+def autocast(group):
+    """bfloat16, also in the backward pass, where a ring makes tables again: as near to float64 as one process is."""
+    cp = parallel.ContextParallel(group, strategy="ring", balance="zigzag")
+    for name in ("transformer_xl", "t5", "deberta"):
+        torch.manual_seed(3)
+        exact = posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, encoding=name, causal=True).double()
+        x = torch.randn(BATCH, 4 * cp.unit, D_MODEL, dtype=torch.float64)
+        weight = torch.randn_like(x)
+        results = []
+        for context in (None, cp):
+            layer = copy.deepcopy(exact).float()
+            layer.context_parallel = context
+            own, own_weight = (x, weight) if context is None else (local(x, cp, 1), local(weight, cp, 1))
+            with torch.autocast("cpu", torch.bfloat16):
+                out = layer(own.float())
+            (out.float() * own_weight.float()).sum().backward()
+            if context is not None:
+                parallel.reduce_gradients(layer, cp)
+            results.append((out, [p.grad for p in layer.parameters()]))
+        (exact(x) * weight).sum().backward()
+        for p, one, two in zip(exact.parameters(), results[0][1], results[1][1], strict=True):
+            if p.grad is not None:
+                allowed = 3 * difference(one, p.grad) + 1e-2
+                assert difference(two, p.grad) < allowed, (name, difference(two, p.grad), allowed)
+
+
+def order_of_a_ring(group):
+    """What happens in a forward pass on this rank, in order."""
+    from posenc.parallel import collectives, ring
+
+    events, plain = [], (ring.exchange, ring.run_block, collectives.Pending.wait)
+
+    def noted(name, function):
+        def call(*arguments):
+            events.append(name)
+            return function(*arguments)
+
+        return call
+
+    cp = parallel.ContextParallel(group, strategy="ring")
+    q = torch.randn(1, 2, 4, 8)
+    parallel.attend(q, q, q, context_parallel=cp)
+    ring.exchange, ring.run_block = noted("send", plain[0]), noted("block", plain[1])
+    collectives.Pending.wait = noted("wait", plain[2])
+    try:
+        parallel.attend(q, q, q, context_parallel=cp)
+    finally:
+        ring.exchange, ring.run_block, collectives.Pending.wait = plain
+    return events[1:]  # the first wait is for the comparison of sizes
+
+
 class Model(nn.Module):
     def __init__(self, cp=None, encoding="t5", layers=2):
         super().__init__()
@@ -219,6 +270,13 @@ def refusals(group):
     with pytest.raises(parallel.ParallelError, match="different numbers of queries: rank 0: 4, rank 1: 5"):
         y = torch.randn(1, 2, 4 + cp.rank, 8)
         parallel.attend(y, y, y, context_parallel=cp)
+    with pytest.raises(parallel.ParallelError, match="whether there is key_mask: rank 0: 0, rank 1: 1"):
+        y = torch.randn(1, 2, 4, 8)
+        masks = {"key_mask": torch.ones(1, 4, dtype=torch.bool)} if cp.rank else {}
+        parallel.attend(y, y, y, context_parallel=cp, **masks)
+    moving = posenc.AxialRoPE(head_dim=8, convention="dinov3", grid=(2, 4), shift=0.1)
+    with pytest.raises(UnsupportedPlan, match="draws other coordinates on every rank"):
+        parallel.attend(y, y, y, moving, context_parallel=cp, positions=torch.zeros(1, 4, 2, dtype=torch.int64))
     for name, value in (("strategy", "star"), ("balance", "even"), ("timeout", 0)):
         with pytest.raises(ValueError, match=f"{name}="):
             parallel.ContextParallel(group, **{name: value})

@@ -13,13 +13,18 @@ from datetime import timedelta
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LIMIT = 240.0
+PRELOADED = [
+    "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.fx.experimental.symbolic_shapes", "posenc.parallel",
+    "posenc.nn.attention", "posenc.nn.context_parallel",
+]  # fmt: skip
+"""What ranks would otherwise load one by one."""
 
 
 class Ranks:
     """`run(function, size, *arguments)` calls function(group, *arguments) on the first `size` ranks; returns their results."""
 
     def __init__(self, size, seconds=60.0):
-        multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "posenc", "posenc.parallel"])
+        multiprocessing.set_forkserver_preload(PRELOADED)
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, self.processes = [], []
         for rank in range(size):

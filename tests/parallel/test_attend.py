@@ -73,7 +73,8 @@ def test_the_same_call_gives_the_same_bits(ranks):
 @pytest.mark.parametrize(("size", "balance"), [(2, "zigzag"), (3, "none"), (4, "striped")])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_encoding_strategy_and_mask(ranks, strategy, size, balance):
-    ranks.run(cases.compare_all, size, grid(cases.ENCODINGS, (strategy,), (balance,), cases.MASKS), 1e-10)
+    masks = cases.MASKS if size < 4 else ("open", "causal", "short window", "all")
+    ranks.run(cases.compare_all, size, grid(cases.ENCODINGS, (strategy,), (balance,), masks), 1e-10)
 
 
 # ---- layouts -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,14 @@ def test_every_kind_of_layer_on_more_ranks(ranks, strategy, size, balance):
     ranks.run(cases.compare_layers, size, [(name, strategy, balance) for name in names])
 
 
+def test_autocast_is_that_of_the_forward_pass(ranks):
+    ranks.run(layers.autocast, 2)
+
+
+def test_a_part_is_sent_while_another_is_computed(ranks):
+    assert ranks.run(layers.order_of_a_ring, 3) == [["send", "block", "wait", "send", "block", "wait", "block"]] * 3
+
+
 def test_batches_are_cut_and_put_back(ranks):
     ranks.run(layers.cut_and_put_back, 3)
 

@@ -155,6 +155,15 @@ def run_block(call: Call, keys: Tokens, block: Block, inputs: Values) -> tuple[T
     return constant.add(out, lse)
 
 
+def pad_segment(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """A block's result for all queries of its segment: those that were cut off see nothing."""
+    before, after = rows.start, length - rows.stop
+    if not before and not after:
+        return out, lse
+    pad = torch.nn.functional.pad
+    return pad(out, (0, 0, before, after)), pad(lse, (before, after), value=float("-inf"))
+
+
 class FarTerms(NamedTuple):
     """What far lookups add to all keys of a query alike."""
 

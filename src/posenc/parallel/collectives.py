@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .context import ContextParallel, ParallelError
 
@@ -58,9 +59,18 @@ def _bytes(x: Tensor) -> int:
 class Pending:
     """Messages under way: `wait` ends when all have arrived, or raises ParallelError."""
 
-    def __init__(self, cp: ContextParallel, works: Sequence[Any], what: str, results: list[Tensor], kept: Any = None):
+    def __init__(
+        self,
+        cp: ContextParallel,
+        works: Sequence[Any],
+        what: str,
+        results: list[Tensor],
+        kept: Any = None,
+        device: torch.device | None = None,
+    ):
         self.cp, self.works, self.what, self.results, self.kept = cp, works, what, results, kept
         self.on_cpu = all(not x.is_cuda for x in results)
+        self.device = device
 
     def wait(self) -> list[Tensor]:
         began = time.monotonic()
@@ -71,7 +81,7 @@ class Pending:
         except RuntimeError as error:
             raise _failure(self.cp, self.what, time.monotonic() - began, error) from error
         self.kept = None
-        return self.results
+        return self.results if self.device is None else [x.to(self.device) for x in self.results]
 
 
 def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -> ParallelError:
@@ -82,20 +92,27 @@ def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -
     )
 
 
-def _start(cp: ContextParallel, what: str, call: Any, results: list[Tensor], kept: Any = None) -> Pending:
+def _start(
+    cp: ContextParallel,
+    what: str,
+    call: Any,
+    results: list[Tensor],
+    kept: Any = None,
+    device: torch.device | None = None,
+) -> Pending:
     """Start messages; a connection that is closed already raises here."""
     began = time.monotonic()
     try:
         works = call()
     except RuntimeError as error:
         raise _failure(cp, what, time.monotonic() - began, error) from error
-    return Pending(cp, works if isinstance(works, list) else [works], what, results, kept)
+    return Pending(cp, works if isinstance(works, list) else [works], what, results, kept, device)
 
 
 def exchange(cp: ContextParallel, tensors: Sequence[Tensor], hop: int = 1) -> Pending:
     """Send tensors `hop` ranks on in the ring while those of the rank as far behind arrive. Nothing waits here."""
     following, previous = (cp.rank + hop) % cp.size, (cp.rank - hop) % cp.size
-    sent = [x.contiguous() for x in tensors]
+    sent, device = [_wire(cp, x) for x in tensors], tensors[0].device
     received = [torch.empty_like(x) for x in sent]
     operations = []
     for x, y in zip(sent, received, strict=True):
@@ -105,8 +122,13 @@ def exchange(cp: ContextParallel, tensors: Sequence[Tensor], hop: int = 1) -> Pe
     _count("ring", sum(map(_bytes, sent)))
     what = f"the exchange with ranks {previous} and {following}"
     if not operations:
-        return Pending(cp, [], what, received)
-    return _start(cp, what, lambda: dist.batch_isend_irecv(operations), received, sent)
+        return Pending(cp, [], what, received, None, device)
+    return _start(cp, what, lambda: dist.batch_isend_irecv(operations), received, sent, device)
+
+
+def _wire(cp: ContextParallel, x: Tensor) -> Tensor:
+    """What is sent of x: contiguous, and in a CPU's memory where the backend is gloo."""
+    return (x.cpu() if cp.through_host else x).contiguous()
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -115,63 +137,63 @@ def _plain(x: Tensor) -> Tensor:
 
 def gather(cp: ContextParallel, x: Tensor, what: str = "gathering keys and values", kind: str = "all_gather") -> Tensor:
     """[..] of every rank -> [size, ..]; without gradients."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x[None]
-    x = x.contiguous()
+    device, x = x.device, _wire(cp, x)
     out = x.new_empty((cp.size, *x.shape))
     _count(kind, (cp.size - 1) * _bytes(x))
     flat, plain = _plain(out).view(-1), _plain(x).view(-1)
     call = lambda: _all_gather(flat, plain, group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, what, call, [out], x).wait()[0]
+    return _start(cp, what, call, [out], x, device).wait()[0]
 
 
 def scatter_sum(cp: ContextParallel, x: Tensor) -> Tensor:
     """[size, ..] of every rank -> [..]: this rank's part of the sum over the ranks, in float32 or better."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x[0]
-    whole = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+    whole = _wire(cp, x.to(torch.promote_types(x.dtype, torch.float32)))
     out = whole.new_empty(whole.shape[1:])
     _count("reduce_scatter", (cp.size - 1) * _bytes(out))
     call = lambda: _reduce_scatter(out.view(-1), whole.view(-1), group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "summing gradients of keys and values", call, [out], whole).wait()[0].to(x.dtype)
+    return _start(cp, "summing gradients of keys and values", call, [out], whole, x.device).wait()[0].to(x.dtype)
 
 
 def total(cp: ContextParallel, x: Tensor, kind: str = "sum") -> Tensor:
     """The sum (or "max") over the ranks."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x
-    x = x.contiguous().clone()
+    device, x = x.device, _wire(cp, x).clone()
     _count("all_reduce", 2 * (cp.size - 1) * _bytes(x) // cp.size)
     operation = dist.ReduceOp.SUM if kind == "sum" else dist.ReduceOp.MAX
     call = lambda: dist.all_reduce(x, op=operation, group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "summing gradients of tables", call, [x]).wait()[0]
+    return _start(cp, "summing gradients of tables", call, [x], None, device).wait()[0]
 
 
 def broadcast(cp: ContextParallel, x: Tensor) -> Tensor:
     """The tensor of rank 0."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x
-    x = x.contiguous().clone()
+    device, x = x.device, _wire(cp, x).clone()
     if cp.rank == 0:
         _count("broadcast", (cp.size - 1) * _bytes(x))
     call = lambda: dist.broadcast(x, group_src=0, group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "receiving the seed of rank 0", call, [x]).wait()[0]
+    return _start(cp, "receiving the seed of rank 0", call, [x], None, device).wait()[0]
 
 
 def swap(cp: ContextParallel, x: Tensor) -> Tensor:
     """[size, ..]: part n goes to rank n; -> [size, ..]: part n is from rank n. Without gradients."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x
-    x = x.contiguous()
+    device, x = x.device, _wire(cp, x)
     out = torch.empty_like(x)
     _count("all_to_all", _bytes(x) // cp.size * (cp.size - 1))
     call = lambda: dist.all_to_all_single(_plain(out).view(-1), _plain(x).view(-1), group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "the all-to-all over heads", call, [out], x).wait()[0]
+    return _start(cp, "the all-to-all over heads", call, [out], x, device).wait()[0]
 
 
 def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int], device: torch.device) -> None:
     """Raise where ranks have different sizes. On a CPU at every call; on a GPU at the first, since it synchronises."""
-    if cp.size == 1 or (cp.checked and device.type != "cpu" and not torch.is_anomaly_enabled()):
+    if cp.is_alone or (cp.checked and device.type != "cpu" and not torch.is_anomaly_enabled()):
         return
     cp.checked = True
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
@@ -193,6 +215,7 @@ class _Swap(torch.autograd.Function):
         return swap(cp, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return swap(ctx.cp, grad), None
 
@@ -204,6 +227,7 @@ class _Gather(torch.autograd.Function):
         return gather(cp, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return scatter_sum(ctx.cp, grad), None
 
@@ -216,6 +240,7 @@ class _SumGradients(torch.autograd.Function):
         return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         precision = torch.float32
         for _, dtype, _ in ctx.like:
@@ -232,7 +257,7 @@ class _SumGradients(torch.autograd.Function):
 
 def all_gather(cp: ContextParallel, x: Tensor, dim: int) -> Tensor:
     """x of every rank, one after another along `dim`, in the order of the ranks."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x
     parts = _Gather.apply(x.movedim(dim, 0), cp) if x.requires_grad else gather(cp, x.movedim(dim, 0))
     return parts.flatten(0, 1).movedim(0, dim)
@@ -240,7 +265,7 @@ def all_gather(cp: ContextParallel, x: Tensor, dim: int) -> Tensor:
 
 def all_to_all(cp: ContextParallel, x: Tensor, split: int, join: int) -> Tensor:
     """Cut x along `split`, part n to rank n; put the parts that arrive one after another along `join`."""
-    if cp.size == 1:
+    if cp.is_alone:
         return x
     parts = x.unflatten(split, (cp.size, -1)).movedim(split, 0)
     parts = _Swap.apply(parts, cp) if x.requires_grad else swap(cp, parts)
@@ -250,7 +275,7 @@ def all_to_all(cp: ContextParallel, x: Tensor, split: int, join: int) -> Tensor:
 def sum_gradients(cp: ContextParallel, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors themselves; their gradients are summed over the ranks, all of them in one message."""
     trained = [x for x in tensors if x.requires_grad]
-    if cp.size == 1 or not trained or not torch.is_grad_enabled():
+    if cp.is_alone or not trained or not torch.is_grad_enabled():
         return list(tensors)
     summed = iter(_SumGradients.apply(cp, *trained))
     return [next(summed) if x.requires_grad else x for x in tensors]

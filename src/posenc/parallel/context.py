@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
@@ -48,10 +49,19 @@ class ContextParallel:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.strategy, self.balance, self.timeout = strategy, balance, float(timeout)
         self.checked = False
+        self.through_host = dist.get_backend(self.group) == "gloo"
+        """Whether messages are sent from a CPU's memory, wherever the tensors are."""
+        self.sends_alone = False
+        """Whether a single rank sends messages to itself: a test of the messages."""
 
     @property
     def limit(self) -> timedelta:
         return timedelta(seconds=self.timeout)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to send to."""
+        return self.size == 1 and not self.sends_alone
 
     @property
     def unit(self) -> int:
@@ -88,7 +98,12 @@ def as_context(mesh: Any, strategy: Strategy | None = None) -> ContextParallel:
         if strategy not in (None, mesh.strategy):
             raise ValueError(f"strategy={strategy!r} was given next to {mesh!r}; give it to ContextParallel(...) alone")
         return mesh
-    return ContextParallel(mesh, strategy=strategy or "auto")
+    return _context_of(mesh, strategy or "auto")
+
+
+@lru_cache(maxsize=64)
+def _context_of(mesh: Any, strategy: Strategy) -> ContextParallel:
+    return ContextParallel(mesh, strategy=strategy)
 
 
 def _group_of(mesh: Any) -> Any:

@@ -88,10 +88,13 @@ def attend(
         raise ValueError(f"table_gradients={table_gradients!r} is unknown; use 'sum' or 'local'")
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
-    sizes = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], q.shape[2], k.shape[2]]
-    names = ("batch rows", "query heads", "key heads", "head sizes", "numbers of queries", "numbers of keys")
-    check_alike(cp, names, sizes, q.device)
+    _check_ranks(cp, q, k, {"positions": positions, "k_positions": k_positions, "dropout": dropout or None, **masks})
     make, encoding = _maker(plan)
+    if getattr(encoding, "_moving", False) and encoding.training:
+        raise UnsupportedPlan(
+            f"{type(encoding).__name__} draws other coordinates on every rank in training (shift, jitter, rescale); "
+            "leave these options out in context parallelism"
+        )
     mask = _check_masks(cp, q, k, masks)
     if encoding is not None and hasattr(encoding, "draw"):
         make, encoding, positions, k_positions = _draw(cp, plan, encoding, (q, k), positions, k_positions, total)
@@ -127,6 +130,19 @@ def _choose(cp: ContextParallel, q: Tensor, k: Tensor) -> str:
         return cp.strategy
     divided = heads_reason(cp.size, q.shape[1], k.shape[1]) is None and k.shape[1] % cp.size == 0
     return "ulysses" if divided else "ring"
+
+
+SIZES = (
+    "batch rows", "query heads", "key heads", "head sizes", "numbers of queries", "numbers of keys", "bytes a number",
+)  # fmt: skip
+OPTIONAL = ("positions", "k_positions", "dropout", "key_mask", "documents", "mask", "causal")
+
+
+def _check_ranks(cp: ContextParallel, q: Tensor, k: Tensor, given: dict[str, Any]) -> None:
+    """Raise where ranks have tensors of different sizes, or some of them an argument that others do not have."""
+    sizes = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], q.shape[2], k.shape[2], q.element_size()]
+    sizes += [int(given.get(name) is not None and given.get(name) is not False) for name in OPTIONAL]
+    check_alike(cp, (*SIZES, *(f"answers to whether there is {name}" for name in OPTIONAL)), sizes, q.device)
 
 
 def _maker(plan: Any) -> tuple[Callable[[Positions], Plan], Any]:
@@ -201,7 +217,9 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, qkv, total, me
         plan.check(*part)
         parts.append(shift_and_rotate(*part, plan))
     q, k, v = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in zip(*parts, strict=True))
-    return q, k, v, PlanSource(without_prepass(plan, q), make, found, heads), leaves
+    kind = q.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return q, k, v, PlanSource(without_prepass(plan, q), make, found, heads, autocast), leaves
 
 
 def _sum(meshes: Sequence[ContextParallel], values: Values) -> Values:

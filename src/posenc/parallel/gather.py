@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..functional import merge
-from .blocks import Call, Tokens, blocks_of, run_block
+from .blocks import Call, Tokens, blocks_of, pad_segment, run_block
 from .collectives import all_gather
 from .layout import Segment, restore_order
 from .ring import TRAVELLING
@@ -44,7 +44,7 @@ def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
                 if block.q is not segment:
                     continue
                 cut = {name: block.select(name, x) for name, x in (inputs | values).items()}
-                parts.append(_whole(block.visible.queries, segment.length, *run_block(call, tokens, block, cut)))
+                parts.append(pad_segment(block.visible.queries, segment.length, *run_block(call, tokens, block, cut)))
         if not parts:
             shape = (*q.shape[:2], segment.length)
             zeros = q.new_zeros((*shape, v.shape[3]))
@@ -52,12 +52,3 @@ def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
         results.append(parts[0] if len(parts) == 1 else merge(parts))
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
-
-
-def _whole(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """A block's result for all queries of its segment: those that were cut off see nothing."""
-    before, after = rows.start, length - rows.stop
-    if not before and not after:
-        return out, lse
-    pad = torch.nn.functional.pad
-    return pad(out, (0, 0, before, after)), pad(lse, (before, after), value=float("-inf"))

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..core.encoding import Encoding
 from ..core.plan import Lookup, Plan
@@ -98,12 +99,14 @@ class PlanSource:
     make     where tables depend on positions: makes the plan of a pair (None: `local` serves every pair)
     leaves   the parameters that `make` reads; gradients go to the tensors "leaf.0", ... that stand for them
     heads    (first, count, all) where the plan is for some heads only
+    autocast its dtype in the forward pass, in which `make` is called again in the backward pass; None: off
     """
 
     local: Plan
     make: MakePlan | None = None
     leaves: tuple[Tensor, ...] = ()
     heads: tuple[int, int, int] | None = None
+    autocast: torch.dtype | None = None
 
     def plan(self, positions: Positions, q: Tensor, values: Values) -> Plan:
         """values: the plan's tensors, cut to the pair and to the heads."""
@@ -123,7 +126,9 @@ class PlanSource:
 
     def _made(self, positions: Positions, q: Tensor) -> Plan:
         assert self.make is not None
-        return without_prepass(self.make(positions), q.detach())
+        with torch.autocast(q.device.type, self.autocast, enabled=self.autocast is not None):
+            made = self.make(positions)
+        return without_prepass(made, q.detach())
 
 
 class _Tables(torch.autograd.Function):
@@ -136,6 +141,7 @@ class _Tables(torch.autograd.Function):
         return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         with torch.enable_grad():
             tables = ctx.remake()

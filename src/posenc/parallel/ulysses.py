@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..core.errors import UnsupportedPlan
-from .blocks import Block, Call, blocks_of, run_block
+from .blocks import Call, blocks_of, pad_segment, run_block
 from .collectives import all_gather, all_to_all
 from .layout import Segment, restore_order, take_order
 from .terms import PlanSource, Values, cut_heads, cut_pair
@@ -68,18 +68,12 @@ def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor | None]:
     if not blocks:  # every key of every query is masked
         return q.new_zeros((*q.shape[:3], inputs["v"].shape[3])), q.new_full(q.shape[:3], float("-inf"))
     (block,) = blocks
-    out, lse = _run(whole, block, swapped)
+    cut = {name: block.select(name, x) for name, x in swapped.items()}
+    out, lse = pad_segment(block.visible.queries, block.q.length, *run_block(whole, keys, block, cut))
     out, *more = (
         all_to_all(cp, take_order(x, cp.size, cp.balance, 2), 2, 1) for x in ((out, lse) if call.return_lse else (out,))
     )
     return out, more[0] if more else None
-
-
-def _run(call: Call, block: Block, inputs: Values) -> tuple[Tensor, Tensor]:
-    from .gather import _whole
-
-    cut = {name: block.select(name, x) for name, x in inputs.items()}
-    return _whole(block.visible.queries, block.q.length, *run_block(call, call.keys, block, cut))
 
 
 def _to_heads(call: Call, x: Tensor, heads: int) -> Tensor:
