@@ -315,7 +315,9 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
     assert isinstance(index, Index)
     if index.rows is None and index.lo <= lo and hi <= index.hi:
         table = table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
-        return table if table.stride(-1) == 1 else table.contiguous()  # kernels read rows whose numbers lie side by side
+        return (
+            table if table.stride(-1) == 1 else table.contiguous()
+        )  # kernels read rows whose numbers lie side by side
     # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
     if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
         return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))

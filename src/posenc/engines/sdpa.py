@@ -30,13 +30,6 @@ def supports(lowered: LoweredPlan) -> str | None:
         return "PyTorch's attention does not return the log-sum-exp"
     if 0 in (facts.batch, facts.q_length, facts.k_length, facts.head_dim):
         return "a tensor is empty"
-    if (
-        facts.gradient
-        and facts.head_dim != facts.value_dim
-        and facts.device.type == "cpu"
-        and torch.compiler.is_compiling()
-    ):
-        return "its CPU gradients have other strides than compiled code expects where values have another size"
     # PyTorch aligns causality at the top left, posenc at the bottom right: the same only for a square, or one query
     if lowered.mask.causal and facts.q_length != 1 and facts.q_length != facts.k_length:
         return "causal attention of fewer queries than keys is aligned differently there"
