@@ -18,7 +18,7 @@ BOTH_SIDES = [name for name in NAMES if not posenc.info(name).load().causal_only
 """Encodings that a layer without a causal mask may use."""
 KINKS = ("continuous_bias", "fire", "pope")
 """Encodings that start where no gradient is: ReLUs with a bias of zero, a clamp at its bound."""
-LIMITS = {"learned": 64, "tupe": 64, "xpos": 8192}
+LIMITS = {"learned": 64, "tupe": 64, "grid_bias": 16, "continuous_bias": 16, "decomposed": 16, "xpos": 8192}
 
 
 def furthest(name):

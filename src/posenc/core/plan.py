@@ -69,7 +69,7 @@ class Plan:
     slopes: Tensor | None = None  # [H]
     decay: tuple[Tensor, Tensor] | None = None  # c_q [B, H, Lq], c_k [B, H, Lk]: + c_q - c_k
     pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
-    pair_axes: bool = False  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
+    pair_axes: bool | None = None  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
     # after the engine
     sinks: Tensor | None = None  # [H]: a score without a value beside those of the keys
 

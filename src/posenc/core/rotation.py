@@ -59,6 +59,8 @@ class Rotation:
         """x, or pairs (softplus(x), 0) of it."""
         if not self.polar:
             return x
+        # contiguous: compiled code is wrong about the strides of softplus's gradient where x is a transposed view
+        x = x.contiguous()
         size = torch.nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
         return torch.cat((size, torch.zeros_like(size)), -1)
 

@@ -18,7 +18,9 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
     """[X, n, ..] -> [X, hi - lo + 1, ..]: the table's row for each distance lo .. hi, which may reach past the index's span."""
     assert isinstance(index, Index)
     if index.rows is None and index.lo <= lo and hi <= index.hi:
-        return table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
+        table = table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
+        # kernels read rows whose numbers lie side by side
+        return table if table.stride(-1) == 1 else table.contiguous()
     # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
     if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
         return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))

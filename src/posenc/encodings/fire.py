@@ -43,6 +43,8 @@ class Fire(Encoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        self.first.reset_parameters()
+        self.last.reset_parameters()
         nn.init.constant_(self.c, self.start)
         nn.init.ones_(self.multiplier)
 

@@ -63,6 +63,7 @@ class TUPE(Encoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        self.norm.reset_parameters()
         for table in (self.table, self.projection.weight, *([self.buckets] if self.relative is not None else [])):
             nn.init.normal_(table, std=self.std)
         nn.init.zeros_(self.projection.bias)

@@ -219,7 +219,7 @@ def lower_plan(
             value = _widen_span(value, index)
     has_pair = plan.pair is not None
     if plan.pair is not None:
-        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads, plan.pair_axes))
+        plan = replace(plan, pair=partial(_call_pair, plan.pair, batch, heads, bool(plan.pair_axes)))
     left, right = mask.limits
     extra: Literal["none", "bool", "float", "learned"] = "none"
     if mask.extra is not None:

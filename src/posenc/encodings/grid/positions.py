@@ -87,7 +87,7 @@ def _flatten(positions: Positions, size: Size, device: torch.device, class_token
     reach = reach_of(size)
     away = reach + 1
     flat = [_flat(*queries, size, away)]
-    flat.append(flat[0] if keys is queries else _flat(*keys, size, away))
+    flat.append(flat[0] if keys[0] is queries[0] else _flat(*keys, size, away))
     most = reach + away if class_token else reach
     return Positions(flat[0], flat[1], reach=(-most, most))
 

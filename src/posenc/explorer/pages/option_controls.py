@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "max_length": (64, 8192, 64),
     "offset": (0, 8, 1),
     "floor": (256, 8192, 256),
+    "hidden": (1, 1024, 1),
 }
 FURTHEST = 8192
 """The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""
@@ -39,6 +40,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "base": (1.5, 1e12),
     "t5.max_distance": (0, 2048),
     "deberta.max_distance": (0, 2048),
+    "sandwich.size": (2, 1024),
+    "hidden": (1, 1024),
 }
 """(lowest, highest) of an option in a link, if not (0, FURTHEST): with 512 buckets each has a few pixels, and DeBERTa
 scores every key against 2 max_distance rows."""
