@@ -24,7 +24,7 @@ import numpy as np
 
 from ..plot.canvas import PALETTE
 from ..plot.panels import Array, Heat, Lines, Panel
-from .text_layout import columns_of, wrap
+from ..plot.text_layout import columns_of, wrap
 
 DASHES = ("solid", "dash", "dashdot", "dot")
 # the colour maps of posenc.plot: ColorBrewer's RdBu and cividis, readable with every common kind of colour vision
