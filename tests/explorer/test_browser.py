@@ -305,9 +305,7 @@ def test_a_run_of_the_lab_is_opened_and_its_report_browsed(page, address, run):
     page.click("#results-html .whole-report summary")
     report = page.frame_locator("#results-html iframe")
     report.locator("h1").first.wait_for()
-    report.locator(".js-plotly-plot .main-svg").first.wait_for(
-        state="attached"
-    )  # scripts of the report run in the sandbox
+    report.locator("svg").first.wait_for(state="attached")  # scripts of the report run in the sandbox
     expect(page.locator("#results-run input")).to_have_value(str(run))
     link = page.get_attribute("#results-link", "href")
     go(page, address, link)

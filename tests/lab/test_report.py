@@ -125,6 +125,17 @@ def test_report_is_rebuilt_from_trials_and_from_json_alone(run_copy, tmp_path, c
         results.read(tmp_path / "nothing")
 
 
+def test_the_language_of_the_commands(run_copy, capsys):
+    assert cli.show_report([str(run_copy), "--lang", "zh"]) == 0
+    assert "报告：" in capsys.readouterr().out
+    assert '<body data-given="zh">' in (run_copy / "report.html").read_text(encoding="utf-8")
+    assert cli.show_report([str(run_copy), str(run_copy), "--lang", "zh"]) == 0
+    printed = capsys.readouterr().out
+    assert "差别最大的" in printed and "置信区间" in printed
+    with pytest.raises(SystemExit):
+        cli.show_report([str(run_copy), "--lang", "fr"])
+
+
 def test_two_runs_are_compared(run_folder, tmp_path, capsys):
     assert cli.show_report([str(run_folder), str(run_folder), "--out", str(tmp_path / "two.html")]) == 0
     assert "+0.000" in capsys.readouterr().out
@@ -141,11 +152,11 @@ def test_the_page_has_both_languages_and_needs_no_script(run_folder, tmp_path):
     assert [path.name for path in written] == ["results.json", "results.csv", "report.html"]
     page = written[-1].read_text(encoding="utf-8")
     assert "<script" not in page and page.startswith('<!doctype html><html lang="zh-Hans">')
-    assert 'id="lang-zh" value="zh-Hans" aria-label="中文" checked="checked"' in page
+    assert 'id="lang-zh" value="zh-Hans" checked="checked"' in page
     english, chinese = re.findall(r'<main class="lab (?:en|zh)".*?</main>', page, re.DOTALL)
     for part in ("rope+ntk:8", "±"):
         assert part in english and part in chinese
-    assert not re.search("[\u4e00-\u9fff]", re.sub(r"<pre>.*?</pre>", "", english, flags=re.DOTALL))
+    assert not re.search("[\u4e00-\u9fff]", re.sub(r"<pre.*?</pre>", "", english, flags=re.DOTALL))
     assert english.count("<details") == chinese.count("<details") >= 5 and "<details open" not in page
 
 
@@ -253,14 +264,34 @@ def test_a_run_that_agrees_and_a_run_without_the_best():
     )
 
 
+def test_models_that_learned_little_are_named():
+    here = answer.answers(made({"a": {64: 5.1, 256: 5.1}, "b": {64: 5.12, 256: 5.2}}), ENGLISH)[0]
+    assert here.more.startswith("These models have learned little: the frequencies of bytes alone give about 3.")
+
+
+def test_the_terminal_gets_the_answer_last_and_wrapped(run_folder):
+    run = results.read(run_folder)
+    for language, title in (("en", "\nAnswer\n"), ("zh", "\n结论\n")):
+        text = report.as_text(run, Words(language), width=60)
+        ending = text[text.index(title) :]
+        assert len(ending.splitlines()) > 8 and max(map(report.columns, ending.splitlines())) <= 60
+        assert ending.replace("\n", "").replace(" ", "") == (
+            report.as_text(run, Words(language))[text.index(title) :].replace("\n", "").replace(" ", "")
+        )
+        assert not any(line.strip().startswith(("，", "。", "）")) for line in ending.splitlines())
+    marked = report.as_text(run, bold=lambda line: f"<{line}>")
+    assert "\n<  At the training length" in marked
+
+
 def test_an_unfinished_run_says_so():
     run = made({"a": {64: 1.0, 256: 2.0}})
     run.wanted = 3
-    assert "Provisional: 1 of 3 trials are finished." in answer.answers(run, ENGLISH)[2].more
+    assert answer.answers(run, ENGLISH)[0].bold == "Provisional: 1 of 3 trials are finished."
+    assert len(answer.answers(run, ENGLISH)) == 4
     empty = made({"a": {}})
     empty.tasks()[0]["test"] = [64, 128]
     empty.finished = 0
-    assert answer.answers(empty, ENGLISH)[0].bold == "Nothing was measured yet." and report.as_html(empty)
+    assert answer.answers(empty, ENGLISH)[1].bold == "Nothing was measured yet." and report.as_html(empty)
 
 
 # ---- the reading test ---------------------------------------------------------------------------------------------

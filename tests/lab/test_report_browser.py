@@ -1,8 +1,11 @@
 """The report in a real browser, on a laptop's and a phone's screen, in both languages. Screenshots are kept in
 tests/artefacts (or $POSENC_ARTEFACTS), which git ignores."""
 
+import contextlib
 import os
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,8 @@ def test_the_verdicts_are_visible_without_scrolling_aside(show, screen):
             "cells => cells.map(c => c.getBoundingClientRect().right)"
         )
         assert boxes and max(boxes) <= width
+    small = page.locator("main.en .scroll:has(table.small)").first
+    assert small.evaluate("e => e.scrollWidth <= e.clientWidth")  # all of it is visible
 
 
 def test_one_switch_changes_the_language(show):
@@ -174,6 +179,36 @@ def test_a_line_stands_out_when_it_is_pointed_at(show):
     line.locator("text").hover()
     fade = "g => getComputedStyle(g).opacity"
     assert line.evaluate(fade) == "1" and page.locator("main.en svg .line").nth(3).evaluate(fade) == "0.15"
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """axe-core, from $POSENC_AXE (axe.min.js) or by npm into the folder of artefacts."""
+    script = Path(os.environ.get("POSENC_AXE") or ARTEFACTS / "package" / "axe.min.js")
+    if not script.exists() and shutil.which("npm"):
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(subprocess.SubprocessError):
+            subprocess.run(["npm", "pack", "axe-core@4"], cwd=ARTEFACTS, check=True, capture_output=True, timeout=60)
+            for archive in ARTEFACTS.glob("axe-core-*.tgz"):
+                with tarfile.open(archive) as file:
+                    file.extract("package/axe.min.js", ARTEFACTS, filter="data")
+    if not script.exists():
+        pytest.skip("no axe-core: give its axe.min.js in POSENC_AXE, or install npm")
+    return script.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "screen", "language"), [("quick", "laptop", "en"), ("quick", "phone", "zh"), ("compare", "phone", "en")]
+)
+def test_axe_core_finds_nothing(show, axe, name, screen, language):
+    """It cannot judge the colours of SVG text, which the test above does."""
+    page = show(name, screen, language)
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")
+    assert [(v["id"], [node["html"][:100] for node in v["nodes"]]) for v in found["violations"]] == []
+    assert "color-contrast" in {rule["id"] for rule in found["passes"]}
 
 
 def overlaps(texts):

@@ -63,7 +63,7 @@ def test_workers_and_this_process_write_the_same_files_and_continue_after_a_fail
         compare(experiment, tmp_path, text=text, jobs=2)
     found = results.read(tmp_path)
     assert found.finished == 2 and found.wanted == 3
-    assert "only 2 of 3 trials" in (tmp_path / "report.html").read_text().lower()
+    assert "provisional: 2 of 3 trials" in (tmp_path / "report.html").read_text().lower()
     assert len(found.rows) == 6 and all(row in results.read(run_folder).rows for row in found.rows)
     weights = list(tmp_path.glob("trials/*.weights"))
     assert len(weights) == 2  # the same bits: a trial has its own number of threads
@@ -219,7 +219,7 @@ def test_a_run_resumes_after_a_kill_at_any_moment(tmp_path, text, kills):
     for name, stamp in stamps.items():
         assert (out / "trials" / name).stat().st_mtime_ns == stamp, "a finished result was computed again"
     assert results.read(out).finished == 6
-    assert "Verdict" in printed
+    assert "Answer" in printed
 
 
 @pytest.mark.slow

@@ -218,6 +218,20 @@ def test_csv_has_the_drawn_values():
     assert cells[0].endswith(",0,1") and cells[-1].startswith("1,-0.0625,") and len(cells) == 3
 
 
+def test_an_extension_is_drawn_as_compare_takes_it(tmp_path, capsys):
+    from posenc.cli.main import main
+
+    paths = [tmp_path / "plain.svg", tmp_path / "extended.svg"]
+    for path, name in zip(paths, ("rope", "RoPE+linear:8"), strict=True):
+        assert main(["plot", name, "-o", str(path), "--view", "kernel", "--length", "16"]) == 0
+    assert paths[0].read_bytes() != paths[1].read_bytes()
+    printed = capsys.readouterr()
+    assert (
+        printed.out.splitlines() == [str(path) for path in paths]
+        and "2/2 drawing kernel of rope+linear:8" in printed.err
+    )
+
+
 def test_the_command_writes_a_figure_and_refuses_invalid_options(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["plot", "t5:buckets=8,max_distance=20,heads=2,d_model=16", "--length", "16", "-o", "out/t5.svg"]

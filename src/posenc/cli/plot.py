@@ -12,6 +12,7 @@ from ..core.errors import OptionError
 from ..encodings import spec
 from ..encodings.registry import list_encodings
 from . import terminal
+from .show import ORIGINAL
 
 VIEWS = (
     "overview", "encoding", "dimensions", "similarity", "kernel", "distance", "buckets", "decomposition", "wavelengths",
@@ -24,7 +25,10 @@ def main(arguments: list[str]) -> int:
         description="Write a figure of an encoding as png, svg or pdf, by the suffix of the file name.",
         epilog=f"encodings: {', '.join(list_encodings())}. Options follow the name: t5:buckets=16,causal=true",
     )
-    parser.add_argument("encoding", help="NAME or NAME:OPTION=VALUE,...; sizes (d_model, heads, head_dim) are options")
+    parser.add_argument(
+        "encoding",
+        help="NAME, NAME:OPTION=VALUE,... or rope+EXTENSION:FACTOR; sizes (d_model, heads, head_dim) are options",
+    )
     parser.add_argument("-o", "--output", help="file to write; default NAME.png")
     parser.add_argument("--view", choices=VIEWS, default="overview", help="which figure (default: %(default)s)")
     parser.add_argument(
@@ -41,13 +45,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(given: argparse.Namespace) -> str:
-    name, options = spec.parse(spec.normalise(given.encoding))
+    text = spec.normalise(given.encoding)
+    spec.check(text)
+    encoding, extension = spec.split_extension(text)
+    name, options = spec.parse(encoding)
     output = given.output or f"{name}.png"
     files.figure_format(output)
     terminal.announce(f"posenc plot: 1/2 loading PyTorch and matplotlib for {output} …")
     from .. import plot
 
-    terminal.announce(f"posenc plot: 2/2 drawing {given.view} of {name} …")
+    if extension is not None:
+        options["scaling"] = spec.make_extension(name, text, extension, ORIGINAL)
+    terminal.announce(f"posenc plot: 2/2 drawing {given.view} of {text} …")
 
     if given.view == "wavelengths":
         if name != "rope":

@@ -25,10 +25,12 @@ class Answer(NamedTuple):
 
 
 def answers(results: Results, words: Words) -> list[Answer]:
-    """Three answers: at the training length, past it, how sure."""
+    """Three answers: at the training length, past it, how sure; before them, whether the run is unfinished."""
     task = main_task(results)
+    first = Answer(words("provisional", finished=results.finished, wanted=results.wanted), "")
     found = [at_training_length(results, task, words), past_it(results, task, words), how_sure(results, task, words)]
-    return [answer for answer in found if answer is not None]
+    unfinished = [first] if results.finished < results.wanted else []
+    return unfinished + [answer for answer in found if answer is not None]
 
 
 def main_task(results: Results) -> dict[str, Any]:
@@ -50,7 +52,9 @@ def at_training_length(results: Results, task: dict[str, Any], words: Words) -> 
     else:
         bold = words("here level", names=names, low=scores[0], high=scores[-1], **values)
     following = words.names([f"{s.encoding} {s.here.value:.3f}" for s in others[:NAMED]])  # type: ignore[union-attr]
-    return Answer(bold, words.join(words("here next", names=following) if following else "", about))
+    little = metric_of(task) == "loss" and level[0].here.value > verdict.LITTLE  # type: ignore[union-attr]
+    warning = words("learned little", loss=verdict.LITTLE) if little else ""
+    return Answer(bold, words.join(warning, words("here next", names=following) if following else "", about))
 
 
 def past_it(results: Results, task: dict[str, Any], words: Words) -> Answer:
@@ -68,8 +72,6 @@ def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | N
         return None
     stronger = evidence.stronger_than(results) if metric_of(task) == "loss" else None
     more = []
-    if results.finished < results.wanted:
-        more.append(words("provisional", finished=results.finished, wanted=results.wanted))
     if stronger is not None:
         bold = _sure_of_order(stronger, evidence.text_task(stronger) or {}, words, "sure stronger")
         more += [words("chance"), _seeds_here(task, words)]

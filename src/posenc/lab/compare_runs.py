@@ -101,7 +101,9 @@ def _body(a: Results, b: Results, names: list[str], words: Words) -> list[Markup
         tag("h1", words("two runs", a=f"A {names[0]}", b=f"B {names[1]}")),
         tag("ul", tag("li", tag("strong", bold), " ", tag("span", more)), class_="answers"),
     ]
-    parts += [tag("p", words("differs setting", line=line)) for line in settings_that_differ(a, b, words)]
+    different = settings_that_differ(a, b, words)
+    if different:
+        parts.append(tag("p", words("differs setting", line="; ".join(different)), class_="note"))
     panels, tables = [], []
     for task in dict.fromkeys(row.task for row in found):
         own = [row for row in found if row.task == task]
@@ -134,5 +136,5 @@ def _body(a: Results, b: Results, names: list[str], words: Words) -> list[Markup
             )
             for row in own
         ]  # fmt: skip
-        tables += [tag("h3", task), table((words("encoding"), words("length"), "A", "B", "B − A"), listed)]
+        tables += [tag("h2", task), table((words("encoding"), words("length"), "A", "B", "B − A"), listed)]
     return [*parts, tag("div", *panels, class_="panels"), fold(words("every result"), *tables)]

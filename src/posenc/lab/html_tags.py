@@ -41,4 +41,4 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
     lines = [tag("tr", *(name if isinstance(name, Markup) else tag("th", name) for name in head))]
     for row in rows:
         lines.append(tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)))
-    return tag("div", tag("table", *lines), class_="scroll")
+    return tag("div", tag("table", *lines), class_="scroll", tabindex=0)  # arrow keys scroll it

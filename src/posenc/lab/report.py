@@ -23,15 +23,15 @@ from .texts import LANGUAGES, TAGS, Words
 STYLE = """
 :root { color-scheme: light; }
 body { margin: 0; background: #fff; color: #1e293b; font: 16px/1.5 system-ui, sans-serif; }
-body > input { position: absolute; opacity: 0; pointer-events: none; }
+nav input { position: absolute; opacity: 0; pointer-events: none; }
 nav { display: flex; justify-content: flex-end; gap: .3rem; max-width: 1120px; margin: 0 auto; padding: .6rem 1rem 0; font-size: .9rem; }
-nav label { padding: .1rem .6rem; border: 1px solid #64748b; border-radius: 1rem; cursor: pointer; color: #334155; }
+nav label { position: relative; padding: .1rem .6rem; border: 1px solid #64748b; border-radius: 1rem; cursor: pointer; color: #334155; }
+nav label:has(:checked) { background: #334155; color: #fff; }
+nav label:has(:focus-visible) { outline: 3px solid #0057a3; outline-offset: 2px; }
 main { max-width: 1120px; margin: 0 auto; padding: 0 1rem 3rem; }
 """
 LANGUAGE_STYLE = """
-#lang-{key}:not(:checked) ~ main.{key} {{ display: none; }}
-#lang-{key}:checked ~ nav label[for=lang-{key}] {{ background: #334155; color: #fff; }}
-#lang-{key}:focus-visible ~ nav label[for=lang-{key}] {{ outline: 3px solid #0057a3; outline-offset: 2px; }}
+body:not(:has(#lang-{key}:checked)) main.{key} {{ display: none; }}
 """
 # the browser's language on the first visit, unless the page was made for one; #zh and #en in the address choose too
 CHOOSE = """
@@ -68,17 +68,15 @@ def page(
         tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title), tag("style", Markup(style)),
     ]  # fmt: skip
-    inputs = []
+    labels = []
     for key, name in LANGUAGES.items():
         chosen = {"checked": "checked"} if key == first else {}
-        inputs.append(
-            tag("input", type="radio", name="lang", id=f"lang-{key}", value=TAGS[key], aria_label=name, **chosen)
-        )
-    labels = [tag("label", name, for_=f"lang-{key}", lang=TAGS[key]) for key, name in LANGUAGES.items()]
+        switch = tag("input", type="radio", name="lang", id=f"lang-{key}", value=TAGS[key], **chosen)
+        labels.append(tag("label", switch, name, lang=TAGS[key]))
     mains = [tag("main", *body(Words(key)), class_=f"lab {key}", lang=TAGS[key]) for key in LANGUAGES]
     script = [] if still else [tag("script", Markup(CHOOSE))]
     given = {"data_given": language} if language else {}
-    whole = tag("html", tag("head", *head), tag("body", join([*inputs, tag("nav", *labels), *mains, *script], "\n"), **given), lang=TAGS[first])  # fmt: skip
+    whole = tag("html", tag("head", *head), tag("body", join([tag("nav", *labels, aria_label="Language · 语言"), *mains, *script], "\n"), **given), lang=TAGS[first])  # fmt: skip
     return Markup(f"<!doctype html>{whole}\n")
 
 
@@ -92,7 +90,7 @@ def _body(results: Results, words: Words) -> list[Markup]:
     parts.append(fold(words("details training"), *(_training(results, words))))
     parts += [fold(words("details rates"), *found) for found in [_rates(results, words)] if found]
     settings = {"experiment": results.experiment, "machine": results.machine}
-    parts.append(fold(words("details settings"), tag("pre", json.dumps(settings, indent=1))))
+    parts.append(fold(words("details settings"), tag("pre", json.dumps(settings, indent=1), tabindex=0)))
     return parts
 
 

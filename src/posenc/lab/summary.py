@@ -178,7 +178,7 @@ def small_table(results: Results, words: Words) -> Markup:
         cells += [badge(s, words), tag("td", change)]
         cells += [badge(found.get(s.encoding), words, "wide") for found in elsewhere]
         rows.append(tag("tr", *cells))
-    return tag("div", tag("table", *rows, class_="small"), class_="scroll")
+    return tag("div", tag("table", *rows, class_="small"), class_="scroll", tabindex=0)
 
 
 def breakable(encoding: str) -> Markup:

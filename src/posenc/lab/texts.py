@@ -75,6 +75,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "训练长度 {size}：{names} 不相上下（{low} 至 {high} {unit}）。",
     ),
     "here next": ("Next: {names}.", "其次：{names}。"),
+    "learned little": (
+        "These models have learned little: the frequencies of bytes alone give about {loss:g}.",
+        "这些模型几乎没有学到东西：仅凭字节频率就能达到约 {loss:g}。",
+    ),
     "here task": (
         "The task, {task}: {what} ({source}); lower is better.",
         "任务 {task}：{what}（{source}）；越低越好。",

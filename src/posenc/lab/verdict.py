@@ -10,6 +10,7 @@ from .results import Mean, Results, metric_of
 HOLDS = {"loss": 0.05, "accuracy": 0.02}
 BREAKS = {"loss": 0.3, "accuracy": 0.2}
 LEARNT = 0.9  # accuracy at the training size
+LITTLE = 3.0  # loss, nats per byte: what the frequencies of bytes alone give, about
 
 
 @dataclass(frozen=True)
