@@ -84,11 +84,17 @@ def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | N
         more.append(_published(results, words, "published agrees"))
     elif stronger is not None:
         more.append(_published(stronger, words, "published agrees stronger"))
-    if stronger is not None:
-        more.append(words("limits stronger", theirs=source(stronger, words), ours=source(results, words)))
-    elif metric_of(task) == "loss":
-        more.append(words("limits", source=source(results, words)))
     return Answer(bold, words.join(*more))
+
+
+def limits(results: Results, words: Words) -> str:
+    """What the answer does not cover."""
+    if metric_of(main_task(results)) != "loss":
+        return ""
+    stronger = evidence.stronger_than(results)
+    if stronger is None:
+        return words("limits", source=source(results, words))
+    return words("limits stronger", theirs=source(stronger, words), ours=source(results, words))
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ STYLE = """
 .lab p { margin: .4rem 0; max-width: 75em; }
 .lab .answers { margin: 0; padding: 0; list-style: none; }
 .lab .answers li { margin: 0 0 .7rem; }
-.lab .answers strong { display: block; font-size: 1.2rem; line-height: 1.35; color: #0f172a; }
-.lab .answers span, .lab .note { color: #475569; font-size: .9rem; }
+.lab .answers strong { display: block; font-size: 1.1rem; line-height: 1.35; color: #0f172a; }
+.lab .answers span, .lab .note { color: #475569; font-size: .9rem; line-height: 1.4; }
 .lab .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: .5rem 2rem; margin: 1rem 0 .3rem; }
 .lab svg.panel { width: 100%; max-width: 560px; height: auto; overflow: visible; font: 12px system-ui, sans-serif; fill: none; }
 .lab svg text:not([fill]) { fill: #1e293b; }
@@ -228,7 +228,7 @@ def setup(results: Results, words: Words) -> Markup:
         if str(text.get("bytes", "")).isdigit():
             where = words("source size", source=where, megabytes=f"{int(text['bytes']) / 1e6:.1f}")
         more.append(words("setup text", source=where))
-    more += [_rate(results, words), words("setup equal")]
+    more += [_rate(results, words), words("setup equal"), answer.limits(results, words)]
     return join([*found, tag("p", words.join(*more))])
 
 
