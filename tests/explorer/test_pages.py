@@ -515,6 +515,22 @@ def test_plotly_figures_have_the_panels_values_titles_and_axes():
     assert one["line"]["color"] != two["line"]["color"] and one["line"]["dash"] != two["line"]["dash"]
 
 
+def test_legends_are_above_their_panel_and_labels_of_marks_apart():
+    names = [f"encoding number {n}" for n in range(5)]
+    x, series = np.array([16.0, 4096.0]), {name: np.ones(2) for name in names}
+    lines = Lines("title", x, series, "x", "y", log_x=True, log_y=True, horizontal_marks={"a": 4096.0, "b": 4096.0})
+    layout = json.loads(as_json(subplots([lines], columns=1, width=400)))["layout"]
+    legends = [value for key, value in layout.items() if key.startswith("legend")]
+    top = layout["yaxis"]["domain"][1]
+    assert len(legends) == 5 and all(legend["y"] >= top for legend in legends)  # one line for each long name
+    assert sorted(round((legend["y"] - top) * layout["height"]) for legend in legends) == [0, 22, 44, 66, 88]
+    title, *marks = layout["annotations"]
+    assert title["y"] > max(legend["y"] for legend in legends)
+    assert [mark["xanchor"] for mark in marks] == ["left", "right"]
+    shared = json.loads(as_json(subplots([lines, lines], columns=2, width=2000)))["layout"]
+    assert sum(key.startswith("legend") for key in shared) == 1  # one for both
+
+
 def test_a_mosaic_has_every_panel_in_its_tile():
     panels = [
         Heat(f"p{n}", np.arange(3), np.arange(3), np.full((3, 3), float(n)), "j", "i", "unit", (0.0, 4.0))

@@ -13,6 +13,7 @@ pytest.importorskip("playwright.sync_api")
 
 from tests.explorer.browser import PATIENCE, go, idle, needs_browser
 from tests.explorer.conftest import watched
+from tests.lab.test_report_browser import axe  # noqa: F401  (a fixture)
 
 pytestmark = needs_browser
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,6 @@ def test_a_first_visit_is_in_the_browser_s_language_and_the_switch_is_remembered
     context.close()
 
 
-@pytest.mark.slow
 def test_the_newest_run_is_open(tmp_path, monkeypatch):
     """The page of results without a run in its link: the newest one near the server."""
     import os
@@ -126,3 +126,19 @@ def test_the_checks_find_faults(context):
         "one text / another",
         "title / legend",
     ]
+
+
+@pytest.mark.slow
+def test_axe_core_finds_nothing_in_what_is_ours(screen, address, axe):  # noqa: F811
+    """Every rule of axe-core on the views; contrast of everything, and the rest outside Gradio's own components."""
+    page, (width, _), language = screen
+    if (width < 600) != (language == "zh"):
+        pytest.skip("one language on each screen")
+    for name in ("gallery", "compare", "extend", "results"):
+        go(page, address, VIEWS[name])
+        page.evaluate(axe)
+        contrast = page.evaluate("axe.run({runOnly: ['color-contrast']})")
+        ours = page.evaluate("axe.run('.view, header.top', {resultTypes: ['violations']})")
+        for found in (contrast, ours):
+            assert [(v["id"], [node["html"][:120] for node in v["nodes"]]) for v in found["violations"]] == [], name
+        assert contrast["passes"]

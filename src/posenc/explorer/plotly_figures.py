@@ -24,7 +24,7 @@ import numpy as np
 
 from ..plot.canvas import PALETTE
 from ..plot.panels import Array, Heat, Lines, Panel
-from .text_layout import columns_of, wrap
+from ..plot.text_layout import columns_of, wrap
 
 DASHES = ("solid", "dash", "dashdot", "dot")
 # the colour maps of posenc.plot: ColorBrewer's RdBu and cividis, readable with every common kind of colour vision
@@ -140,6 +140,8 @@ def as_json(figure: dict[str, Any]) -> str:
 LEFT, BELOW, BELOW_TOKENS, BAR = 74, 58, 100, 76
 """Pixels around a panel: labels of the y axis, labels of the x axis (numbers, tokens), colour bar."""
 LEGEND_LINE, TITLE_LINE = 22, 17
+NEAR = 1.8
+"""The ratio of two levels below which their labels would touch on a logarithmic axis."""
 FEW = 8
 """Points of a logarithmic axis that are all labelled."""
 
@@ -179,7 +181,7 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
             lefts.append(max(LEFT, 34 + 7 * max(columns_of(_shortened(name)) for name in tokens)))
         else:
             lefts.append(LEFT - 16 if shares else LEFT)
-    rights = [BAR if bar else 14 for bar in bars]
+    rights = [BAR if bar else _right(panel) for panel, bar in zip(row, bars)]
     across = (width * len(row) - sum(lefts) - sum(rights)) // len(row)
     titles = [wrap(panel.title, int((across + right - 14) / 7.3)) for panel, right in zip(row, rights)]
     legends = []
@@ -193,6 +195,12 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
     more = LEGEND_LINE * max(map(len, legends))
     below = BELOW_TOKENS if any(map(_has_long_tokens, row)) else BELOW
     return Frame(height + more, above, below, across, lefts, rights, titles, legends, bars)
+
+
+def _right(panel: Panel) -> int:
+    """Pixels right of a panel without a colour bar: half of the last tick's label may stand there."""
+    few = isinstance(panel, Lines) and panel.log_x and len(panel.x) <= FEW
+    return 6 + 4 * len(f"{panel.x[-1]:g}") if few else 14
 
 
 def _has_long_tokens(panel: Panel) -> bool:
@@ -314,8 +322,11 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
         layout[f"yaxis{suffix}"]["range"] = (
             [math.log10(v) for v in (panel.y_min, top * 2)] if panel.log_y else list(edge)
         )
+    levels: list[float] = []
     for name, level in panel.horizontal_marks.items():
-        _mark(layout, name, suffix, y=float(level), log=panel.log_y)
+        near = any(max(level, other) < NEAR * min(level, other) for other in levels)
+        _mark(layout, name, suffix, y=float(level), log=panel.log_y, leftwards=near)
+        levels.append(float(level))
     for name, x in panel.vertical_marks.items():
         low, high, at = (math.log10(max(v, 1e-9)) if panel.log_x else v for v in (*ends, float(x)))
         # the label is on the side that has more room
@@ -341,7 +352,9 @@ def _mark(
     layout: dict[str, Any], name: str, suffix: str, *, log: bool, x: float | None = None, y: float | None = None,
     leftwards: bool = False,
 ) -> None:  # fmt: skip
-    """A labelled grey line at y or at x; the label of a vertical line is at its bottom, on the right or leftwards."""
+    """A labelled grey line at y or at x. The label of a vertical line is at its bottom, on the right or leftwards; that of a
+    horizontal one above it, from its left end or leftwards from its right end.
+    """
     line = {"color": "#52606d", "width": 1.2, "dash": "dash"}
     text = {
         "text": name,
@@ -367,8 +380,8 @@ def _mark(
             text
             | {
                 "xref": f"x{suffix} domain",
-                "x": 0.01,
-                "xanchor": "left",
+                "x": 0.99 if leftwards else 0.01,
+                "xanchor": "right" if leftwards else "left",
                 "yref": f"y{suffix}",
                 "y": level,
                 "yanchor": "bottom",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import files
 from .panels import Heat, Lines, Panel
+from .text_layout import break_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, distinguishable with every common kind of colour vision
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
+TITLE = 62
+"""Characters of a title's line: a panel is as wide."""
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so figures are the same on every machine
     "font.size": 9.0,
@@ -115,6 +118,6 @@ def _heat(axes: Axes, panel: Heat) -> None:
 
 
 def _set_titles(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left", wrap=True)
+    axes.set_title("\n".join(break_lines(panel.title, TITLE)), loc="left")  # matplotlib wraps at the figure's edge only
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

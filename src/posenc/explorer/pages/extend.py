@@ -327,7 +327,7 @@ def _configuration(rope, original: int, target: int, pasted: str, words: Transla
         block = f"<p>{escape(str(error))}</p>"
     return (
         f"<p>{escape(words('attention factor', factor=f'{factor:.4f}', square=f'{factor**2:.4f}'))}</p>"
-        f"<h3>{escape(words('json'))}</h3>{block}"
+        f"<h2>{escape(words('json'))}</h2>{block}"
     )
 
 

@@ -162,7 +162,7 @@ def compared(text: str, form: Mapping[str, Any], words: Translation) -> str:
         rows = differences(text, form, words)
     except ValueError:  # the form was filled in by hand after a text that is no configuration
         return ""
-    title = f"<h3>{escape(words('json compared'))}</h3>"
+    title = f"<h2>{escape(words('json compared'))}</h2>"
     same = all(equal for *_, equal in rows)
     sentence = words("json same") if same else words("json differs", number=sum(not equal for *_, equal in rows))
     head = "".join(f'<th scope="col">{escape(words(f"json {name}"))}</th>' for name in ("setting", "pasted", "here"))

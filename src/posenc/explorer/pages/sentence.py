@@ -103,7 +103,7 @@ class Sentence(Page):
             ],
             code=_code(tokens, name, strength, causal),
             html=f"<p>{escape(words('random tables'))}</p>"
-            f"<h3>{escape(words('tokens'))}</h3><p>{escape(words('tokens how'))}</p>"
+            f"<h2>{escape(words('tokens'))}</h2><p>{escape(words('tokens how'))}</p>"
             f'<ol class="tokens" start="0">{listed}</ol>',
             notes=[
                 *notes,

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from posenc.explorer.text_layout import NOT_FIRST, NOT_LAST, WORDS, columns_of, wrap
+from posenc.plot.text_layout import NOT_FIRST, NOT_LAST, WORDS, columns_of, wrap
 from posenc.plot.translations import CHINESE, ENGLISH
 
 

@@ -31,14 +31,18 @@ def columns_of(text: str) -> int:
 
 
 @lru_cache(maxsize=512)
-def wrap(text: str, most: int) -> str:
-    """The text in lines of at most `most` Latin letters, as HTML with <br>: no more lines than necessary, of about equal
-    length, and in Chinese after punctuation or a space rather than inside a word.
+def break_lines(text: str, most: int) -> tuple[str, ...]:
+    """The text in lines of at most `most` Latin letters: no more lines than necessary, of about equal length, and in
+    Chinese after punctuation or a space rather than inside a word.
     """
     pieces = _pieces(TIGHT.sub("\u00a0\\1\u00a0", text))
     number = len(_fill(pieces, most))
-    lines = [text] if number == 1 else _even(pieces, most, number)
-    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;") for line in lines)
+    return (text,) if number == 1 else tuple(_even(pieces, most, number))
+
+
+def wrap(text: str, most: int) -> str:
+    """The lines of a text as HTML, with <br> between them."""
+    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;") for line in break_lines(text, most))
 
 
 def _even(pieces: list[str], most: int, number: int) -> list[str]:
