@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
     "offset": (0, 8, 1),
     "floor": (256, 8192, 256),
     "hidden": (1, 1024, 1),
+    "sandwich.size": (2, 512, 2),
 }
 FURTHEST = 8192
 """The length slider ends at 4096, so figures show at most this many distances; further table rows stay unused."""
