@@ -220,3 +220,14 @@ def test_the_choice_of_every_cell(name, training):
             if name not in PLAIN:
                 expected = "tiles" if length == 512 and (name, training) in TILES else "dense"
                 assert rules_cpu.cpu_form(lowered.facts) == expected, (batch, length)
+
+
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw", "rope"])
+def test_outputs_have_the_same_bits_with_and_without_gradients(name):
+    torch.manual_seed(0)
+    layer = posenc.Attention(32, 4, encoding=name)
+    x = torch.randn(2, 20, 32)
+    trained = layer(x)
+    with torch.no_grad():
+        assert torch.equal(layer(x), trained)
+        assert torch.equal(layer(x), trained)  # with what was kept
