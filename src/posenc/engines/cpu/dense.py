@@ -47,6 +47,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         mask = mask.masked_fill(hidden, NEG_INF)
     if k.shape[3] != v.shape[3]:
         return None
+    # the kernels read channels, and keys of a mask, side by side
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if mask is not None and mask.stride(3) != 1:
+        mask = mask.contiguous()
     if facts.gradient and mask is not None and (mask.requires_grad or facts.heads != facts.kv_heads):
         out = _Attend.apply(q, k, v, mask, scale)
     elif facts.gradient and facts.heads == facts.kv_heads:
