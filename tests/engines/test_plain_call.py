@@ -220,3 +220,28 @@ def test_the_choice_of_every_cell(name, training):
             if name not in PLAIN:
                 expected = "tiles" if length == 512 and (name, training) in TILES else "dense"
                 assert rules_cpu.cpu_form(lowered.facts) == expected, (batch, length)
+
+
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw", "rope"])
+def test_outputs_have_the_same_bits_with_and_without_gradients(name):
+    torch.manual_seed(0)
+    layer = posenc.Attention(32, 4, encoding=name)
+    x = torch.randn(2, 20, 32)
+    trained = layer(x)
+    with torch.no_grad():
+        assert torch.equal(layer(x), trained)
+        assert torch.equal(layer(x), trained)  # with what was kept
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradients_of_fully_masked_queries_are_zero(learned):
+    q, k, v = (x.requires_grad_() for x in tensors(batch=1, queries=12, keys=5))
+    slopes = torch.rand(4, requires_grad=learned)
+    plan = Plan(Positions((-7, 12), 5), slopes=slopes)
+    for options in ({"causal": True}, {"key_mask": torch.zeros(1, 5, dtype=torch.bool)}):
+        ours, truth = (
+            torch.autograd.grad(attend(q, k, v, plan, engine=engine, **options).square().sum(), (q, k, v))
+            for engine in ("auto", "reference")
+        )
+        for a, b in zip(ours, truth, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

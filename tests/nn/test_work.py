@@ -73,12 +73,12 @@ LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
     "rope": {"forward": (37, 11, 32), "step": (93, 28, 51), "token": (47, 10, 67)},
     "xpos": {"forward": (41, 13, 48), "step": (101, 32, 82), "token": (87, 38, 99)},
     "alibi": {"forward": (30, 8, 23), "step": (78, 21, 71), "token": (36, 6, 41)},
-    "t5": {"forward": (29, 7, 23), "step": (117, 36, 82), "token": (37, 6, 42)},
-    "clipped": {"forward": (28, 7, 23), "step": (111, 33, 70), "token": (36, 6, 42)},
-    "shaw": {"forward": (40, 9, 73), "step": (124, 38, 80), "token": (46, 10, 82)},
-    "deberta": {"forward": (64, 19, 104), "step": (197, 66, 123), "token": (83, 28, 423)},
-    "transformer_xl": {"forward": (64, 18, 123), "step": (179, 55, 122), "token": (78, 22, 117)},
-    "relative_logits": {"forward": (59, 16, 83), "step": (165, 54, 90), "token": (67, 19, 96)},
+    "t5": {"forward": (29, 7, 23), "step": (119, 36, 82), "token": (37, 6, 42)},
+    "clipped": {"forward": (28, 7, 23), "step": (113, 33, 70), "token": (36, 6, 42)},
+    "shaw": {"forward": (40, 9, 73), "step": (126, 38, 80), "token": (46, 10, 82)},
+    "deberta": {"forward": (64, 19, 104), "step": (199, 66, 123), "token": (83, 28, 423)},
+    "transformer_xl": {"forward": (64, 18, 110), "step": (181, 55, 122), "token": (78, 22, 117)},
+    "relative_logits": {"forward": (59, 16, 83), "step": (167, 54, 90), "token": (67, 19, 96)},
 }  # fmt: skip
 
 

@@ -53,6 +53,8 @@ def device_section(result: dict[str, Any]) -> list[str]:
             f"{statistics.median(ratios):.2f}, worst {ratios[-1]:.2f}; {over} above {uses.GOAL}. Other processes used "
             f"{busy:.0%} of the cores meanwhile."
         )
+    if "note" in result:
+        parts.append(f"Note: {result['note']}")
     for group in dict.fromkeys(record["group"] for record in cells.values()):
         chosen = {name: record for name, record in cells.items() if record["group"] == group}
         parts += [f"### {TITLES.get(group, group)}", table(chosen)]

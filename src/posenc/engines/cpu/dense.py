@@ -47,6 +47,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         mask = mask.masked_fill(hidden, NEG_INF)
     if k.shape[3] != v.shape[3]:
         return None
+    may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
+    if facts.gradient and may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
+        return None  # forward such a query gives zeros, backward it would give NaN
+    # the kernels read channels, and keys of a mask, side by side
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if mask is not None and mask.stride(3) != 1:
+        mask = mask.contiguous()
     if facts.gradient and mask is not None and (mask.requires_grad or facts.heads != facts.kv_heads):
         out = _Attend.apply(q, k, v, mask, scale)
     elif facts.gradient and facts.heads == facts.kv_heads:
@@ -314,31 +321,30 @@ class _Fused(torch.autograd.Function):
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
 class _Attend(torch.autograd.Function):
-    """PyTorch's attention has no fused form for such masks; its several steps here are three products forward and four
-    backward, of stacked heads. Heads that share keys are rows of one matrix."""
+    """PyTorch's fused backward pass gives no gradient of its mask. Forward it is the same call as without gradients, with the
+    same bits; backward the scores are made again, and all products are of stacked heads. Heads that share keys are rows of
+    one matrix."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-        batch, heads, q_length, size = q.shape
-        _, kv_heads, k_length, v_size = v.shape
-        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-        precision = mask.dtype
-        scaled = q.to(precision).reshape(stacks, rows, size) * scale
-        keys = k.to(precision).reshape(stacks, k_length, size)
-        values = v.to(precision).reshape(stacks, k_length, v_size)
-        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
-        p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-        ctx.save_for_backward(scaled, keys, values, p)
-        ctx.scale, ctx.mask_shape, ctx.dtype = scale, mask.shape, q.dtype
-        return torch.bmm(p, values).view(batch, heads, q_length, v_size).to(q.dtype)
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
+        # PyTorch looks at requires_grad even here, and would take its unfused form
+        q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
+        return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        scaled, keys, values, p = ctx.saved_tensors
-        batch, heads, q_length, v_size = grad.shape
-        stacks, rows, k_length = p.shape
-        kv_heads, size = stacks // batch, keys.shape[2]
+        q, k, v, mask = ctx.saved_tensors
+        batch, heads, q_length, size = q.shape
+        _, kv_heads, k_length, v_size = v.shape
+        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+        scaled = q.to(mask.dtype).reshape(stacks, rows, size) * ctx.scale
+        keys = k.to(mask.dtype).reshape(stacks, k_length, size)
+        values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
+        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+        p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
         g = grad.to(p.dtype).reshape(stacks, rows, v_size)
         d_v = torch.bmm(p.transpose(1, 2), g)
         d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
@@ -347,13 +353,13 @@ class _Attend(torch.autograd.Function):
         d_mask = None
         if ctx.needs_input_grad[3]:
             d_mask = d_s.view(batch, heads, q_length, k_length)
-            for axis, length in enumerate(ctx.mask_shape):
+            for axis, length in enumerate(mask.shape):
                 if length == 1 and d_mask.shape[axis] > 1:
                     d_mask = d_mask.sum(axis, keepdim=True)
         return (
-            d_q.view(batch, heads, q_length, size).to(ctx.dtype),
-            d_k.view(batch, kv_heads, k_length, size).to(ctx.dtype),
-            d_v.view(batch, kv_heads, k_length, v_size).to(ctx.dtype),
+            d_q.view(q.shape).to(q.dtype),
+            d_k.view(k.shape).to(k.dtype),
+            d_v.view(v.shape).to(v.dtype),
             d_mask,
             None,
         )
