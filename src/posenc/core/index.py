@@ -208,10 +208,20 @@ def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
     return found
 
 
-def restrict(index: Index, positions: Positions) -> tuple[Index, slice]:
+def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, slice]:
     """The index of the distances that can occur between these positions, and the rows of the table that it reads: all of them
-    where that is unknown without reading a tensor. What a table is projected to need not be computed for the others."""
-    if positions.offset is None or torch.compiler.is_compiling() or index.axis != 0:
+    where that is unknown without reading a tensor. What a table is projected to need not be computed for the others.
+
+    On a CPU alone: elsewhere lengths must not change which kernels run. A part of a longer sequence keeps all rows, as the
+    other parts must have the same table.
+    """
+    if (
+        not table.is_cpu
+        or positions.offset is None
+        or positions.has_total
+        or torch.compiler.is_compiling()
+        or index.axis != 0
+    ):
         return index, slice(None)
     lo, hi = positions.reach
     return _restricted(index, min(max(lo, index.lo), index.hi), max(min(hi, index.hi), index.lo))

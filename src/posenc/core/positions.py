@@ -194,6 +194,11 @@ class Positions:
 
     # ---- sizes ----------------------------------------------------------------------------------------------
     @property
+    def has_total(self) -> bool:
+        """Whether the length of the whole sequence was given, of which this is a part."""
+        return self._total is not None
+
+    @property
     def total(self) -> int | Tensor:
         """Last key position + 1: an int for plain runs, [B] (or a 0-d tensor for [L]) otherwise."""
         if self._total is not None:

@@ -137,7 +137,7 @@ class DeBERTa(Encoding):
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         key, query = self._projections(host)
         back = self.index if self.sign == "checkpoint" else self.back_index
-        own, rows = index.restrict(self.index, positions)
+        own, rows = index.restrict(self.index, positions, self.table)
         if back is self.index:
             back = own
         else:  # one projection serves both

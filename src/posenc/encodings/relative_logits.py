@@ -83,7 +83,7 @@ def plan_bank(
     positions: Positions, index: Index, states: Tensor, bank: Tensor, scale: float, temper: tuple[float, float] | None
 ) -> Plan:
     """RelativeLogits' plan for any states [B, H, Lq, d_rel] and bank [d_rel, n]; index: clip(n, 1)."""
-    index, rows = restrict(index, positions)
+    index, rows = restrict(index, positions, bank)
     first, last, _ = rows.indices(bank.shape[1] + 2)
     # rows run from the far past to 0, with one of zeros on either side; only those that occur are made
     zeros = int(first == 0), int(last == bank.shape[1] + 2)

@@ -58,8 +58,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         return None
     if causal and positions.offset != q_length - k_length:
         return None  # a warning may be due
-    if isinstance(plan.scale, Tensor):
-        return None
+    if isinstance(plan.scale, Tensor) or (causal and plan.scale is not None and plan.scale <= 0.0):
+        return None  # PyTorch's causal kernel makes NaN of a negative scale
     for slot in OTHER_SLOTS:
         if getattr(plan, slot) is not None:
             return None

@@ -226,6 +226,8 @@ class Attention(nn.Module):
         if slot is not None:
             appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
             k, v = appended.k, appended.v
+        if q.shape[1] != self.heads:
+            plan = self._own_heads(plan, q)
         masks: MaskOptions = {"causal": self.causal}
         if self.window is not None:
             masks["window"] = self.window
@@ -317,15 +319,19 @@ class Attention(nn.Module):
         return out
 
     def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
-        if q.shape[1] != self.heads:  # tensor parallelism: the projections have some of the heads
-            from ..parallel.tensor import split_heads
-
-            plan = split_heads(plan, self.head_mesh(), q)
+        if q.shape[1] != self.heads:
+            plan = self._own_heads(plan, q)
         out = attend(
             q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
             dropout=self.dropout if self.training else 0.0, engine=self.engine,
         )  # fmt: skip
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _own_heads(self, plan: Plan, q: Tensor) -> Plan:
+        """The plan of q's heads: under tensor parallelism the projections have some of them."""
+        from ..parallel.tensor import split_heads
+
+        return split_heads(plan, self.head_mesh(), q)
 
     def head_mesh(self) -> Any:
         """The mesh of tensor parallelism, over which the query projection is cut."""

@@ -173,7 +173,7 @@ def depends_on_positions(make: MakePlan, encoding: object, axes: int) -> bool:
     if isinstance(encoding, Encoding) and encoding in _known:
         return _known[encoding]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        one, two = (make(Positions(n, more=[(n, n)] * (axes - 1))) for n in (1, 2))
+        one, two = (make(Positions(n, more=[(n, n)] * (axes - 1), total=n)) for n in (1, 2))
     depends = [lookup.index for lookup in one.lookups] != [lookup.index for lookup in two.lookups]
     if isinstance(encoding, Encoding):
         _known[encoding] = depends

@@ -22,7 +22,7 @@ from ...core.functions import transform_reason
 from ...core.plan import holds_nan
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
-from . import decode, dense, ops
+from . import block_sizes, decode, dense, ops
 from .terms import make_terms, structure_reason
 
 reads_raw_plan = False
@@ -56,9 +56,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return finish(out), lse
     scale = lowered.scale
     assert isinstance(scale, float)  # structure_reason
-    short = eager and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
-    # a mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step
-    if eager and decode.applies(q, k, v, lowered) and not (short and facts.q_length == facts.k_length > 1):
+    # a mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. These have
+    # the same bits with a gradient and without: `decode` and the tiles have, `dense` has
+    few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
+    short = eager and not few and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
+    if eager and not short and decode.applies(q, k, v, lowered):
         out = decode.run(q, k, v, lowered, scale)
         is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
         if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator overwrites

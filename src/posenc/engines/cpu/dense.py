@@ -54,12 +54,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
-    if facts.gradient and mask is not None and (mask.requires_grad or facts.heads != facts.kv_heads):
+    grouped = facts.heads != facts.kv_heads
+    if mask is not None and (
+        (facts.gradient and mask.requires_grad) or grouped
+    ):  # grouped: the same bits without a gradient
         out = _Attend.apply(q, k, v, mask, scale)
-    elif facts.gradient and facts.heads == facts.kv_heads:
+    elif facts.gradient and not grouped:
         out = _Fused.apply(q, k, v, mask, scale)
     else:
-        out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=facts.heads != facts.kv_heads)
+        out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
     if (facts.is_limited or key_mask is not None) and holds_nan(out):
         return None
     return out
