@@ -98,11 +98,14 @@ def assert_rotated(ours, theirs, x, furthest, magnitude=1.0):
 
 
 def timm_layer(name):
-    """A module of timm.layers, without the rest of timm, which needs torchvision."""
-    found = importlib.util.find_spec("timm")
-    if found is None:
-        pytest.skip("needs timm")
-    folder = Path(found.submodule_search_locations[0])
+    """A module of timm.layers, without the rest of timm, which needs torchvision. It is installed beside the environment's
+    packages, as transformers would import all of it."""
+    folder = Path(sys.prefix) / "timm" / "timm"
+    if not folder.is_dir():
+        found = importlib.util.find_spec("timm")
+        if found is None:
+            pytest.skip("needs timm")
+        folder = Path(found.submodule_search_locations[0])
     with pytest.MonkeyPatch.context() as patch:
         for package, path in (("timm", folder), ("timm.layers", folder / "layers")):
             bare = types.ModuleType(package)
