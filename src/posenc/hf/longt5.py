@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.models.longt5 import modeling_longt5
 
 from .. import Plan, Positions, attend, merge
+from ..core.tables import expand_table
 from . import masks
 from .layer import split
 from .t5 import Bucketed, SharedTable, before_stack
@@ -33,21 +34,19 @@ class LongT5LocalAttention(Bucketed, modeling_longt5.LongT5LocalAttention):
     scaling = 1.0
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        table = self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
-        plan = self.posenc_plan(Positions(length), table)
+        bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
+        plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if output_attentions:
             return super().forward(hidden_states, mask, position_bias, output_attentions)
-        table = position_bias
-        if table is None and self.has_relative_attention_bias:
-            table = self.posenc_table().clone()  # not a parameter, for reentrant checkpointing
+        bias = self.posenc_bias() if position_bias is None else position_bias
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
         length = q.shape[2]
         options = {"window": self.block_len - 1, "key_mask": None if mask is None else _padding(mask, length)}
-        plan = self.posenc_plan(Positions(length), table)
-        return self.o(self.posenc_run(q, k, v, plan, options, self.dropout)), table
+        plan = self.posenc_plan(Positions(length), bias)
+        return self.o(self.posenc_run(q, k, v, plan, options, self.dropout)), bias
 
 
 def _padding(mask: Tensor, length: int) -> Tensor:
@@ -57,15 +56,14 @@ def _padding(mask: Tensor, length: int) -> Tensor:
 
 
 class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGlobalAttention):
-    """`position_bias` is both tables, [2, buckets, heads]: for tokens, for summaries. `mask` is [B, L] or its `Blocks`."""
+    """`position_bias` is [2, heads, distances]: for tokens, for summaries. `mask` is [B, L] or its `Blocks`."""
 
     original = modeling_longt5.LongT5TransientGlobalAttention
     scaling = 1.0
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        plan = self.posenc_plan(
-            Positions(length), self.q.weight.new_zeros(self.relative_attention_num_buckets, self.n_heads)
-        )
+        bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
+        plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
@@ -73,9 +71,11 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
             mask = hidden_states.new_ones(hidden_states.shape[:2])
         if output_attentions:
             return super().forward(hidden_states, mask, position_bias, output_attentions)
-        tables = position_bias
-        if tables is None:
-            tables = torch.stack((self.relative_attention_bias.weight, self.global_relative_attention_bias.weight))
+        biases = position_bias
+        if biases is None:
+            both = torch.cat((self.relative_attention_bias.weight, self.global_relative_attention_bias.weight), dim=1)
+            buckets = self.posenc_index
+            biases = expand_table(both.t(), buckets, buckets.lo, buckets.hi).unflatten(0, (2, self.n_heads))
         blocks = mask if isinstance(mask, Blocks) else make_blocks(mask, self.global_block_size)
         summaries = self.global_input_layer_norm(_sum_blocks(hidden_states, blocks))
         q, k, v, far_k, far_v = (
@@ -85,20 +85,20 @@ class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGl
                 (self.k, summaries), (self.v, summaries),
             )
         )  # fmt: skip
-        return self.o(self.posenc_merged(q, k, v, far_k, far_v, tables, blocks)), tables
+        return self.o(self.posenc_merged(q, k, v, far_k, far_v, biases, blocks)), biases
 
     def posenc_merged(
-        self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, tables: Tensor, blocks: Blocks
+        self, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, biases: Tensor, blocks: Blocks
     ) -> Tensor:
         """[B, H, L, D] each -> [B, L, H * D]: attention to the window and to the summaries, merged."""
         length, padded = q.shape[2], blocks.has_padding
         given: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "engine": self.posenc_engine}
         near = attend(
-            q, k, v, self.posenc_plan(Positions(length), tables[0]), return_lse=True, **given,
+            q, k, v, self.posenc_plan(Positions(length), biases[0]), return_lse=True, **given,
             window=self.block_len - 1, key_mask=blocks.is_real[:, :length] if padded else None,
         )  # fmt: skip
         far = attend(
-            q, far_k, far_v, self.posenc_plan(Positions(blocks.of_token, far_k.shape[2]), tables[1]), return_lse=True,
+            q, far_k, far_v, self.posenc_plan(Positions(blocks.of_token, far_k.shape[2]), biases[1]), return_lse=True,
             **given, key_mask=blocks.is_real[:, length:] if padded else None,
         )  # fmt: skip
         return merge([near, far])[0].transpose(1, 2).flatten(2)
