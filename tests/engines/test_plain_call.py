@@ -245,3 +245,18 @@ def test_gradients_of_fully_masked_queries_are_zero(learned):
         )
         for a, b in zip(ours, truth, strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_fully_masked_queries_have_the_same_bits_with_and_without_gradients():
+    padded = torch.ones(2, 12, dtype=torch.bool)
+    padded[1, :6] = False
+    for queries, keys, options in (
+        (12, 12, {"causal": True, "window": 3, "key_mask": padded}),
+        (19, 12, {"causal": True}),
+    ):
+        q, k, v = tensors(queries=queries, keys=keys, size=32)
+        plan = Plan(Positions((keys - queries, queries), keys), slopes=torch.rand(4))
+        trained = attend(q.clone().requires_grad_(), k, v, plan, **options)
+        with torch.no_grad():
+            for _ in range(3):  # the later ones with what was kept
+                assert torch.equal(attend(q, k, v, plan, **options), trained)

@@ -94,6 +94,8 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
     """The kept mask of a plan of biases, where all of them fit and no gradient is wanted."""
     if torch.is_grad_enabled() or heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
         return None
+    if causal and q_length > k_length:
+        return None  # the first queries are fully masked
     tables = []
     indices = []
     for lookup in plan.lookups:

@@ -48,8 +48,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     if k.shape[3] != v.shape[3]:
         return None
     may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
-    if facts.gradient and may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
-        return None  # forward such a query gives zeros, backward it would give NaN
+    if may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
+        return None  # backward it would give NaN, and without gradients the bits are the same
     # the kernels read channels, and keys of a mask, side by side
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.stride(3) != 1:
