@@ -118,7 +118,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
 
         return read_gguf(_mapping(config), length)
     whole = _mapping(config, layer_type)
-    if whole.get("model_type") is not None and not has_rotation(whole):
+    if whole.get("model_type") is not None and not has_rotation(whole) and not _parts(text_part(whole)):
         raise OptionError(no_rotation(whole))
     model, rope = _split(whole, layer_type, dialect)
     kind = _kind(rope, model, dialect)
@@ -176,11 +176,8 @@ def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
 def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the model's keys, the rotation's keys)."""
     config = text_part(config)
-    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
-    if parts and not any(key in config for key in (*MODEL, "hidden_size", "head_dim")):
-        raise OptionError(
-            f"this configuration has parts, each with its own rotation: give one of {', '.join(parts[:8])}"
-        )
+    if parts := _parts(config):
+        raise OptionError(f"this configuration has parts, each read by itself: give one of {', '.join(parts[:8])}")
     new, old = field(config, "rope_parameters"), field(config, "rope_scaling")
     if new and old and not same(new, old):
         raise OptionError("rope_parameters and rope_scaling disagree; keep one of them")
@@ -218,6 +215,13 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
     if layer_type is not None:
         raise OptionError(f"layer_type={layer_type!r} was given, but this model has one rotation for all layers")
     return model, dict(rope)
+
+
+def _parts(config: dict[str, Any]) -> list[str]:
+    """The parts of a model of several, none of which is its text model; the model itself has no sizes."""
+    if any(key in config for key in (*MODEL, "hidden_size", "head_dim")):
+        return []
+    return [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
 
 
 ALL_LAYERS = ("original_max_position_embeddings",)
