@@ -19,12 +19,18 @@ def encodings(language: str) -> str:
         "en": "| name | enters at | past the training length |",
         "zh": "| 名称 | 进入之处 | 超过训练长度时 |",
     }[language]
-    rows: dict[tuple[tuple[str, str], ...], list[str]] = {}  # {facts in every language: names}, so that languages have the same rows
+    rows: dict[
+        tuple[tuple[str, str], ...], list[str]
+    ] = {}  # {facts in every language: names}, so that languages have the same rows
     for name in ENCODINGS:
         rows.setdefault(tuple(_facts(name, each) for each in READMES.values()), []).append(f"`{name}`")
     at = list(READMES.values()).index(language)
     return "\n".join(
-        [head, "| --- | --- | --- |", *(f"| {', '.join(names)} | {' | '.join(facts[at])} |" for facts, names in rows.items())]
+        [
+            head,
+            "| --- | --- | --- |",
+            *(f"| {', '.join(names)} | {' | '.join(facts[at])} |" for facts, names in rows.items()),
+        ]
     )
 
 
