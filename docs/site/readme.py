@@ -19,14 +19,25 @@ def encodings(language: str) -> str:
         "en": "| name | enters at | past the training length |",
         "zh": "| 名称 | 进入之处 | 超过训练长度时 |",
     }[language]
-    rows = []
-    for name, one in ENCODINGS.items():
-        words = texts.FACTS.get(name, {}) if language == "zh" else {}
-        beyond = re.split("[:;,：；，]", words.get("extrapolates", one.extrapolates))[
-            0
-        ]  # the answer; reasons are on its page
-        rows.append(f"| `{name}` | {words.get('enters', one.enters)} | {beyond} |")
-    return "\n".join([head, "| --- | --- | --- |", *rows])
+    rows: dict[
+        tuple[tuple[str, str], ...], list[str]
+    ] = {}  # {facts in every language: names}, so that languages have the same rows
+    for name in ENCODINGS:
+        rows.setdefault(tuple(_facts(name, each) for each in READMES.values()), []).append(f"`{name}`")
+    at = list(READMES.values()).index(language)
+    return "\n".join(
+        [
+            head,
+            "| --- | --- | --- |",
+            *(f"| {', '.join(names)} | {' | '.join(facts[at])} |" for facts, names in rows.items()),
+        ]
+    )
+
+
+def _facts(name: str, language: str) -> tuple[str, str]:
+    """Where an encoding enters, and what it does past the training length: the answer, its reasons are on its page."""
+    one, words = ENCODINGS[name], texts.FACTS.get(name, {}) if language == "zh" else {}
+    return words.get("enters", one.enters), re.split("[:;,：；，]", words.get("extrapolates", one.extrapolates))[0]
 
 
 def lab(language: str) -> str:

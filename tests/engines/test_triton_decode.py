@@ -16,10 +16,12 @@ from posenc.engines.triton.decode_schedule import MOST_SHARES, choose_decode_sha
 
 CASES = Path(__file__).with_name("triton_decode_cases.py")
 GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
+QUICK = {"masks", "steps"}
+"""The interpreter is slow: `make test` runs these groups only."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in GROUPS])
 def test_the_decoding_kernels_agree_with_the_reference(group):
     source = str(Path(engines.__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}

@@ -84,8 +84,11 @@ def address(tmp_path_factory):
             server.communicate()
 
 
-@pytest.fixture(scope="session")
-def browser(address):  # the server starts before the browser and ends after it
+@pytest.fixture(scope="module")
+def browser(address):
+    """The server starts before the browser and ends after it. A module's own: the browser's event loop is this thread's
+    as long as it is open, and other modules open a browser or a loop of theirs.
+    """
     playwright = pytest.importorskip("playwright.sync_api")
     playwright.expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as driver:
@@ -94,7 +97,7 @@ def browser(address):  # the server starts before the browser and ends after it
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(browser):
     made = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True, locale="en-US")
     made.set_default_timeout(PATIENCE)

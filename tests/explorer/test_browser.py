@@ -78,6 +78,7 @@ def test_controls_change_the_figure_s_data(page, address):
     assert "head 3" in changed(page, "compare-plot-1", after)["titles"][0]
 
 
+@pytest.mark.slow
 def test_a_long_sequence_is_drawn_coarsely_and_then_finely(page, address):
     go(page, address, "?view=compare&a=alibi&b=rope&c=")
     before = figure(page, "compare-plot-1")
@@ -202,6 +203,7 @@ def test_code_and_exports(page, address):
         assert Path(picture.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_a_pasted_configuration_fills_the_form_and_one_without_rotation_clears_it(page, address):
     go(page, address, "?view=extend")
     before = figure(page, "extend-plot-0")

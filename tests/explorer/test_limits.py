@@ -22,6 +22,7 @@ from posenc.explorer.texts import LANGUAGES
 EASY = {"page": "extend", "language": "en", "state": {}, "width": 1000, "coarse": True}
 HARD = {
     **EASY,
+    "coarse": False,
     "page": "compare",
     "state": {"a": "transformer_xl", "b": "xlnet", "c": "sinusoidal_2d", "length": "65536"},
 }

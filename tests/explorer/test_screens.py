@@ -35,6 +35,7 @@ VIEWS = {
     "extend": f"?view=extend&head_dim=128&base=500000&original=8192&target=262144&scaling=llama3&config={LLAMA}",
     "results": f"?view=results&run={ROOT / 'docs/results/quick'}",
 }
+VARIANTS = ("gallery-xpos", "compare-untrained")
 
 
 @pytest.fixture(params=SCREENS)
@@ -50,12 +51,12 @@ def screen(request, browser):
     context.close()
 
 
-def test_nothing_overlaps_is_cut_off_or_too_faint(screen, address):
+def check_views(screen, address, names):
     page, (width, height), language = screen
     folder = ROOT / "tests" / "artefacts"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, query in VIEWS.items():
-        key = go(page, address, query)
+    for name in names:
+        key = go(page, address, VIEWS[name])
         assert page.url.startswith(f"{address}zh/") == (language == "zh")  # the browser's language
         page.screenshot(path=folder / f"explorer-{name}-{width}-{language}.png", full_page=True)
         found = page.evaluate(CHECKS)
@@ -64,6 +65,16 @@ def test_nothing_overlaps_is_cut_off_or_too_faint(screen, address):
         if width < 600 and key != "results":  # figures first, the settings after them
             top = plot.bounding_box()["y"]
             assert top < height / 2 and controls.bounding_box()["y"] > top, name
+
+
+@pytest.mark.slow
+def test_nothing_overlaps_in_further_views(screen, address):
+    check_views(screen, address, VARIANTS)
+
+
+def test_nothing_overlaps_is_cut_off_or_too_faint(screen, address):
+    check_views(screen, address, [name for name in VIEWS if name not in VARIANTS])
+    page, (width, height), _ = screen
     answer = page.locator(".lab .answers strong").all()
     last = answer[0].bounding_box() if width < 600 else answer[-1].bounding_box()
     assert last["y"] + last["height"] < height  # the answer of the run is inside the first screen

@@ -194,9 +194,8 @@ count = 256
 """
 
 
-@pytest.mark.parametrize(
-    "kills", [((0.05, "1"),), pytest.param(((0.05, "2"), (0.3, "1"), (1.0, "2")), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [((0.05, "1"),), ((0.05, "2"), (0.3, "1"), (1.0, "2"))])
 def test_a_run_resumes_after_a_kill_at_any_moment(tmp_path, text, kills):
     preset = tmp_path / "kill.toml"
     preset.write_text(PRESET)

@@ -42,7 +42,7 @@ def markdown(result: dict, length: int, labels: dict[str, str] | None = None) ->
         own = {r["pass"]: r for r in records if r["workload"] == name and r["peer"] == "posenc" and "ratio" in r}
         if not own:
             continue
-        extra = max((extra_bytes(r, records, base) or 0, r) for r in own.values() if "bytes" in r)[0]
+        extra = max((extra_bytes(r, records, base) or 0 for r in own.values() if "bytes" in r), default=0)
         some = next(iter(own.values()))
         cells = [name, *(f"{own[kind]['ratio']:.2f} ×" if kind in own else "–" for kind in ("forward", "training"))]
         cells.append(f"{max(0, extra) / 2**20:.0f} MiB ({max(0, extra) / (some['heads'] * 4 * length**2):.1%})")

@@ -197,7 +197,7 @@ class Attention(nn.Module):
             key_mask: Tensor | None = None,
             documents: Tensor | None = None,
             memory: Tensor | None = None,
-            cache: KVCache | LayerCache | None = None,
+            cache: KVCache | LayerCache | GraphCache | None = None,
         ) -> Tensor: ...
 
     def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:

@@ -297,7 +297,9 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
             table = table[min(head, table.shape[0] - 1)]
             return Vectors(table[lookup.index.lookup(r)].double(), r, True, "dimension")
     if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
-        return Vectors(over_distance(subject, r).t(), r, True, "head")
+        values = over_distance(subject, r).t()
+        seen = ~values.isnan().all(-1)  # later keys are masked where the encoding is for causal attention only
+        return Vectors(values[seen], r[seen], True, "head")
     return None
 
 

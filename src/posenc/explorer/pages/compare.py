@@ -25,7 +25,7 @@ from ..cancellation import checkpoint
 from ..url_state import InputError, State
 from . import snippets
 from .base import Controls, Figure, Page, View
-from .option_controls import Option, options_of, validate
+from .option_controls import FURTHEST, Option, options_of, validate
 from .table_origin import axes_notes, trained_notes, untrained_notes
 
 SLOTS = ("a", "b", "c")
@@ -77,12 +77,21 @@ def _tables(word: str) -> Plan | None:
     if depends or not plan.lookups or any(lookup.states is not None for lookup in plan.lookups) or _is_exact(word):
         return None
     with torch.no_grad():
-        return subject.plan(Positions(16))
+        return subject.plan(Positions(FURTHEST))
 
 
 def _is_exact(word: str) -> bool:
-    """Whether a table has a row for every distance, without a limit."""
-    return analysis.span_of(_meta_plan(word, 16)) != analysis.span_of(_meta_plan(word, 32))
+    """Whether a table has a row for every distance, without a limit. One with a limit may be cut to the distances of a
+    short plan.
+    """
+    if _span(word, 16) == _span(word, 32):
+        return False
+    far = _span(word, FURTHEST)
+    return far is None or far != _span(word, 2 * FURTHEST)
+
+
+def _span(word: str, length: int) -> tuple[int, int] | None:
+    return analysis.span_of(_meta_plan(word, length))
 
 
 @lru_cache(maxsize=32)
@@ -120,7 +129,9 @@ def _far_field(word: str, head: int) -> Tensor:
 def _facts(word: str) -> tuple[int, tuple[int, int] | None]:
     """(parameters, span) of an encoding."""
     subject = _meta_subject(word)
-    return subject.parameters, None if subject.absolute else analysis.span_of(_meta_plan(word, 256))
+    if subject.absolute or _span(word, 256) is None:
+        return subject.parameters, None
+    return subject.parameters, _span(word, 256 if _is_exact(word) else FURTHEST)
 
 
 class Compare(Page):
