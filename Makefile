@@ -8,12 +8,12 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-slow test-cpu test-seeds fuzz test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-serve clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz fuzz-today test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-serve clean
 
 help:
 	@echo "make demo         train and compare the encodings; the report is out/quick/report.html (ARGS='--lang zh': in Chinese)"
 	@echo "make test         install what the tests need and run them, all but the slow ones"
-	@echo "make check        lint, types and every test: what CI runs"
+	@echo "make check        lint, types, documentation and every test: about half an hour on two cores"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-cpu     the numerical tests with the instructions of older CPUs"
 	@echo "make test-seeds   the numerical tests with ten seeds, on three instruction sets"
@@ -75,10 +75,11 @@ $(LOWEST)/.done: $(VENV)/.dev
 		transformers==5.16.1 'huggingface-hub>=1.5,<2'
 	@touch $@
 
-# A thousand draws of the fuzz with a seed that changes by the day, and the suite last, so that the last line counts it.
-check: lint types docs test-cpu test-hf-lowest test-slow
+# Everything; .ci/run does what fits its time. A thousand draws of the fuzz with a seed that changes by the day, and the suite last.
+check: lint types docs test-cpu test-hf-lowest test-slow fuzz-today test
+
+fuzz-today:
 	$(MAKE) fuzz ARGS="--count 1000 --seed $$(date -u +%Y%m%d)"
-	$(MAKE) test
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .

@@ -77,7 +77,7 @@ LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
     "clipped": {"forward": (28, 7, 23), "step": (113, 33, 70), "token": (36, 6, 42)},
     "shaw": {"forward": (40, 9, 73), "step": (126, 38, 80), "token": (46, 10, 82)},
     "deberta": {"forward": (64, 19, 104), "step": (199, 66, 123), "token": (83, 28, 423)},
-    "transformer_xl": {"forward": (64, 18, 110), "step": (181, 55, 122), "token": (78, 22, 117)},
+    "transformer_xl": {"forward": (64, 18, 128), "step": (181, 55, 127), "token": (78, 22, 118)},
     "relative_logits": {"forward": (59, 16, 83), "step": (167, 54, 90), "token": (67, 19, 96)},
 }  # fmt: skip
 

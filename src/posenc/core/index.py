@@ -212,11 +212,11 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
     """The index of the distances that can occur between these positions, and the rows of the table that it reads: all of them
     where that is unknown without reading a tensor. What a table is projected to need not be computed for the others.
 
-    On a CPU alone: elsewhere lengths must not change which kernels run. A part of a longer sequence keeps all rows, as the
+    Not on a GPU, where lengths must not change which kernels run. A part of a longer sequence keeps all rows, as the
     other parts must have the same table.
     """
     if (
-        not table.is_cpu
+        table.is_cuda
         or positions.offset is None
         or positions.has_total
         or torch.compiler.is_compiling()

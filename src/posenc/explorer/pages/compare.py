@@ -463,11 +463,13 @@ def _paragraphs(sentences: list[str]) -> str:
 
 
 def plan_memory(word: str, length: int) -> int:
-    """Bytes of a plan's tensors at this length, extrapolated from two short plans: they grow linearly with it."""
+    """Bytes of a plan's tensors at this length; of long ones extrapolated from two plans: they grow linearly with it."""
     if _meta_subject(word).absolute:
         return 4 * length * _meta_subject(word).d_model
-    short, twice = (_bytes(_meta_plan(word, n)) for n in (16, 32))
-    return short + (twice - short) * (length - 16) // 16
+    if length <= 1024:
+        return _bytes(_meta_plan(word, length))
+    short, twice = (_bytes(_meta_plan(word, n)) for n in (1024, 2048))
+    return short + (twice - short) * (length - 1024) // 1024
 
 
 def _bytes(plan: Plan) -> int:
