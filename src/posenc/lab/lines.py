@@ -1,7 +1,7 @@
 """How each encoding is drawn: the same hue, dash and marker in every figure of the lab.
 
 An encoding has a hue. Its variants (t5 and t5:max_distance=32, rope and rope+yarn:8) share the hue and differ in lightness
-and dashes; encodings differ in their markers too, so that no line is told by its colour alone. Every colour has a contrast of
+and dashes; encodings differ in their markers too, so that no line is recognised by its colour alone. Every colour has a contrast of
 at least 3 : 1 with white. tests/lab/test_lines.py simulates the common kinds of colour vision.
 """
 
