@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.constants import constant
 from . import schedule
+from .alignment import align_rows
 from .arguments import GRADIENTS, Inputs, Numbers
 from .backward_k import backward_k
 from .backward_q import backward_q
@@ -36,7 +37,7 @@ MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout 
 
 def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer, or empty)."""
-    x = _with_contiguous_rows(x)
+    x = _with_aligned_rows(x)
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
@@ -102,7 +103,7 @@ def run_backward(
     """The gradients of GRADIENTS. d_lse: like lse, of the log-sum-exp in base 2."""
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
-    x, do = _with_contiguous_rows(x), _contiguous_rows(do)
+    x, do = _with_aligned_rows(x), align_rows(do)
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
@@ -387,9 +388,5 @@ def _batch_stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
-def _with_contiguous_rows(x: Inputs) -> Inputs:
-    return x._replace(q=_contiguous_rows(x.q), k=_contiguous_rows(x.k), v=_contiguous_rows(x.v))
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _with_aligned_rows(x: Inputs) -> Inputs:
+    return x._replace(q=align_rows(x.q), k=align_rows(x.k), v=align_rows(x.v))
