@@ -96,6 +96,15 @@ class Plan:
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
 
+    def decay_in(self, precision: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """c_q and c_k in at least this precision: only their difference may be rounded to it, each may be as large as the
+        sequence is long. Half precision would round the difference itself."""
+        if self.decay is None:
+            return None
+        c_q, c_k = self.decay
+        exact = torch.promote_types(torch.promote_types(c_q.dtype, c_k.dtype), precision)
+        return c_q.to(exact), c_k.to(exact)
+
     def with_rotation(self, rotation: Rotation) -> Plan:
         """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
         new = object.__new__(type(self))

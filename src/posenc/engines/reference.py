@@ -131,9 +131,9 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice =
         distance = positions.distance(device, rows=rows, columns=columns).abs().to(precision)
         distance = distance if distance.dim() == 2 else distance[:, None]
         s = s - plan.slopes.to(precision)[:, None, None] * distance
-    if plan.decay is not None:
-        c_q, c_k = plan.decay
-        # float64 is rounded after the difference
+    decay = plan.decay_in(precision)
+    if decay is not None:
+        c_q, c_k = decay
         s = s + (c_q[..., rows, None] - c_k[..., None, columns]).to(precision)
     if plan.pair is not None:
         if plan.pair_axes:
