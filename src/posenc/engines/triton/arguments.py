@@ -93,10 +93,34 @@ INPUTS = Inputs._fields
 GRADIENTS = INPUTS[: INPUTS.index("starts")]
 
 
-def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Inputs, Numbers, float]:
+class Tables:
+    """A row for each distance lo .. hi, by operations that autograd and torch.compile see."""
+
+    def __init__(self, lowered: LoweredPlan):
+        self.lowered = lowered
+
+    def bias(self, lo: int, hi: int) -> Tensor | None:
+        return self.lowered.bias_table(lo, hi)
+
+    def query(self, q: Tensor, lo: int, hi: int) -> tuple[Tensor | None, Tensor | None]:
+        """And the states."""
+        return self.lowered.query_table(q, lo, hi)
+
+    def key(self, lo: int, hi: int) -> Tensor | None:
+        """By -r: from hi down to lo."""
+        table = self.lowered.key_table(lo, hi)
+        return None if table is None else table.flip(1)
+
+    def value(self, lo: int, hi: int) -> Tensor | None:
+        return self.lowered.value_table(lo, hi)
+
+
+def kernel_arguments(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, tables: Tables | None = None
+) -> tuple[Inputs, Numbers, float]:
     """Tensors, integers and the scale (1 where it is a tensor)."""
     facts, plan = lowered.facts, lowered.plan
-    tensors, numbers = _tables(q, lowered)
+    tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
     if plan.slopes is not None:
         tensors["slopes"] = plan.slopes.float().contiguous()
@@ -127,7 +151,7 @@ def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
     return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
 
 
-def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[str, int]]:
+def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, Tensor], dict[str, int]]:
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
@@ -137,21 +161,20 @@ def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[st
     numbers: dict[str, int] = {}
     if bias_span is not None:
         numbers["bias_lo"], numbers["bias_hi"] = bias_span
-        bias = lowered.bias_table(*bias_span)
-        tensors["bias"] = None if bias is None else bias.expand(facts.heads, -1)
+        bias = tables.bias(*bias_span)
+        tensors["bias"] = bias if bias is None or bias.shape[0] == facts.heads else bias.expand(facts.heads, -1)
     if query_span is not None:
         span = _band_span(query_span, visible)
         numbers["rows_lo"], numbers["rows_hi"] = span
-        tensors["table"], tensors["states"] = lowered.query_table(q, *span)
+        tensors["table"], tensors["states"] = tables.query(q, *span)
     if key_span is not None:
         lo, hi = _band_span(key_span, visible)
         numbers["cols_lo"], numbers["cols_hi"] = -hi, -lo
-        table = lowered.key_table(lo, hi)
-        tensors["key_table"] = None if table is None else table.flip(1)
+        tensors["key_table"] = tables.key(lo, hi)
     if value_span is not None:
         span = _band_span(value_span, visible)
         numbers["mass_lo"], numbers["mass_hi"] = span
-        tensors["value"] = lowered.value_table(*span)
+        tensors["value"] = tables.value(*span)
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, numbers
 
 

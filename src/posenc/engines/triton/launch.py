@@ -28,6 +28,7 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
+from .tables import Parts, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
@@ -98,8 +99,8 @@ def _merge_splits(split_out: Tensor, split_sums: Tensor, q_length: int, dtype: t
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
     dropout: float, wanted: dict[str, bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of GRADIENTS. d_lse: like lse, of the log-sum-exp in base 2."""
+) -> list[Tensor | Parts | None]:  # fmt: skip
+    """The gradients of GRADIENTS; those of tables are still to be summed (sum_parts). d_lse: like lse, of the log-sum-exp in base 2."""
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
     x, do = _with_contiguous_rows(x), _contiguous_rows(do)
@@ -183,16 +184,16 @@ def run_backward(
     if d_bias is not None:  # after the loop: _reduce_rows adds to a bias that is there
         if x.has_token_positions:
             ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
-            grads["bias"] = table_from_band(launch, d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
+            grads["bias"] = table_from_band(launch, d_bias, ones, heads)[0]
         else:
-            grads["bias"] = d_bias.ptr.sum((0, 2))
+            grads["bias"] = Parts(d_bias.ptr, 1)
     if grads["slopes"] is not None:
         grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
         states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
-        grads["key_table"] = table_from_band(launch, d_cols, k, heads, *x.key_table.shape[:2])[0]
+        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]
     if x.value is not None and wanted["value"]:
-        grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
+        grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads)[0]
     return list(grads.values())
 
 
@@ -236,15 +237,16 @@ def _reduce_rows(
         states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
     if not (wants_table or wants_bias):
         return
-    d_table, sums = table_from_band(
-        launch, d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, wants_bias
-    )
-    parts = {"table": d_table if wants_table else None, "bias": None if sums is None else sums / scale}
+    d_table, sums = table_from_band(launch, d_rows, states, x.q.shape[1], wants_bias)
+    parts = {
+        "table": d_table if wants_table else None, "bias": None if sums is None else sums._replace(factor=1.0 / scale),
+    }  # fmt: skip
     for name, part in parts.items():
         if part is not None and grads[name] is None:  # one block of queries: the whole span
             grads[name] = part
         elif part is not None:
-            grads[name][:, d_rows.lo - num.rows_lo : d_rows.hi - num.rows_lo + 1].add_(part)
+            some = grads[name][:, d_rows.lo - num.rows_lo : d_rows.hi - num.rows_lo + 1]
+            some.add_(sum_parts(launch, part, some.new_empty(some.shape)))
 
 
 # ---- bands ------------------------------------------------------------------------------------------------------------

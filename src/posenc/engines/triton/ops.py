@@ -18,6 +18,7 @@ from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
 from .device import is_traced, launch_on
 from .launch import mass_size, padded, run_backward, run_forward
 from .replay import describe, run_recorded
+from .tables import Parts, sum_parts
 
 
 def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
@@ -73,10 +74,16 @@ def backward(
     def run(launch, d_out, d_lse, out, lse, mass, *inputs):
         names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
         grads = run_backward(launch, d_out, d_lse, out, lse, mass, Inputs(*inputs), num, scale, dropout, names)
-        return [grads[number].to(inputs[number].dtype) for number in wanted]
+        return [finish_gradient(launch, grads[number], inputs[number]) for number in wanted]
 
     with launch_on(inputs.q):
         return run_recorded(key, given, run)
+
+
+def finish_gradient(launch, grad: Tensor | Parts, tensor: Tensor) -> Tensor:
+    if isinstance(grad, Parts):
+        return sum_parts(launch, grad, tensor.new_empty(tensor.shape))
+    return grad if grad.dtype == tensor.dtype else grad.to(tensor.dtype)
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
