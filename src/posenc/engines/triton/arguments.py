@@ -18,6 +18,7 @@ from ...core.mask import Mask
 from ...core.positions import Positions
 from ..lowering import Facts, LoweredPlan, Span
 from . import schedule
+from .launcher import Launch
 from .padding import key_bounds
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
@@ -116,9 +117,9 @@ class Tables:
 
 
 def kernel_arguments(
-    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, tables: Tables | None = None
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, tables: Tables | None = None, launch: Launch | None = None
 ) -> tuple[Inputs, Numbers, float]:
-    """Tensors, integers and the scale (1 where it is a tensor)."""
+    """Tensors, integers and the scale (1 where it is a tensor). launch: None where the operators are called that do it."""
     facts, plan = lowered.facts, lowered.plan
     tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
@@ -139,7 +140,7 @@ def kernel_arguments(
         for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
             tensors[name] = decay.float().expand(facts.batch, facts.heads, length).contiguous()
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
-    _add_masks(tensors, lowered.mask, facts)
+    _add_masks(tensors, lowered.mask, facts, launch)
     content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
     # by the plan's own spans, not by what a text reaches of them: lengths must not multiply the kernels
     if content and min(content) >= schedule.WIDE and facts.dtype != torch.float32 and "p_q" not in tensors:
@@ -220,10 +221,10 @@ def _two_axes(positions: Tensor) -> Tensor:
     return positions if positions.dim() == 2 else positions[None]
 
 
-def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts) -> None:
+def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Launch | None) -> None:
     if mask.key_mask is not None:
         tensors["key_mask"] = _bytes(mask.key_mask.contiguous())
-        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch)
+        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch, launch)
     if mask.documents is not None:
         tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
         tensors["doc_q_keys"], tensors["doc_k_queries"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)

@@ -41,7 +41,7 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
-    out = q.new_empty(batch, heads, q_length, v_size)
+    out = empty_in_order(q, v_size)
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
     mass = q.new_empty(0)
     if x.value is not None:
@@ -70,7 +70,7 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
             slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         launch(
-            forward, grid, _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_sums, 0, 0, 0),
+            forward, grid, _view(q), _view(k), _view(v), _view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
             slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
@@ -78,22 +78,32 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
         )  # fmt: skip
 
     if splits > 1:
-        out, lse = _merge_splits(split_out, split_sums, q_length, q.dtype)
+        lse = _merge_splits(split_out, split_sums, out)
     if x.value is not None:
         states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
-def _merge_splits(split_out: Tensor, split_sums: Tensor, q_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _merge_splits(split_out: Tensor, split_sums: Tensor, out: Tensor) -> Tensor:
     """Outputs [B, H, splits, Lq, Dv] of shares of the keys, with their maxima m_i and sums l_i [B, H, splits, 2, L] -> the
-    output and log-sum-exp of all keys."""
+    output, into out, and the log-sum-exp of all keys."""
     m_i, l_i = split_sums.unbind(3)
     m = m_i.amax(2, keepdim=True)
     weight = torch.exp2(m_i - m.masked_fill(m == float("-inf"), 0.0)) * l_i
     total = weight.sum(2)
     lse = (m.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
     weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
-    return (weight[..., :q_length, None] * split_out).sum(2).to(dtype), lse
+    out.copy_((weight[..., : out.shape[2], None] * split_out).sum(2))
+    return lse
+
+
+def empty_in_order(x: Tensor, size: int, dtype: torch.dtype | None = None) -> Tensor:
+    """[B, H, L, size] for x [B, H, L, D], in memory as x is where the heads of a token lie side by side, as projections put
+    them: what follows, and the projections' gradients, then need no copy."""
+    batch, heads, length, _ = x.shape
+    if x.stride(3) == 1 and x.stride(1) < x.stride(2):
+        return x.new_empty(batch, length, heads, size, dtype=dtype).transpose(1, 2)
+    return x.new_empty(batch, heads, length, size, dtype=dtype)
 
 
 def run_backward(
@@ -205,9 +215,9 @@ def _allocate_gradients(
     grads: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     sums = torch.float32 if blocks > 1 else k.dtype  # sums over blocks of queries are kept in float32
     grads["q"], grads["k"], grads["v"] = (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape, dtype=sums),
-        v.new_empty(v.shape, dtype=sums),
+        empty_in_order(q, q.shape[3]),
+        empty_in_order(k, k.shape[3], sums),
+        empty_in_order(v, v.shape[3], sums),
     )
     if blocks > 1 and bias_in_rows:
         grads["bias"] = torch.zeros_like(x.bias)

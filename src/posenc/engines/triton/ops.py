@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.functions import apply_function
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
 from .device import is_traced, launch_on
-from .launch import mass_size, padded, run_backward, run_forward
+from .launch import empty_in_order, mass_size, padded, run_backward, run_forward
 from .replay import describe, run_recorded
 from .tables import Parts, sum_parts
 
@@ -54,7 +54,7 @@ attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
 @attend_op.register_fake
 def _(tensors, present, numbers, scale, dropout):
     x = unpack(tensors, present)
-    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    out = empty_in_order(x.q, x.v.shape[3])
     lse = x.q.new_empty(*x.q.shape[:2], padded(x.q.shape[2]), dtype=torch.float32)
     if x.value is None:
         return out, lse, x.q.new_empty(0)
@@ -92,7 +92,11 @@ attend_backward = torch.library.custom_op("posenc::attend_backward", backward, m
 @attend_backward.register_fake
 def _(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
     inputs = unpack(tensors, present)
-    return [inputs[number].new_empty(inputs[number].shape) for number in wanted]
+    return [
+        empty_in_order(x, x.shape[3]) if number < 3 else x.new_empty(x.shape)
+        for number in wanted
+        for x in (inputs[number],)
+    ]
 
 
 def _differentiate(ctx, d_out, d_lse, needs: Sequence[bool], run) -> list[Tensor | None]:
@@ -136,16 +140,21 @@ class _Attention(torch.autograd.Function):
         return None, None, None, None, *_differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[4:], run)
 
 
-def _backward_once(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
-    return _FirstDerivative.apply(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors)
+def _backward_once(d_out, d_lse, out, lse, mass, tensors, *others):
+    return FirstDerivative.apply(_backward_of, others, d_out, d_lse, out, lse, mass, *tensors)
 
 
-class _FirstDerivative(torch.autograd.Function):
-    """`backward` where it may be differentiated itself (create_graph, torch.func): that raises."""
+def _backward_of(others, d_out, d_lse, out, lse, mass, *tensors):
+    return tuple(backward(d_out, d_lse, out, lse, mass, tensors, *others))
+
+
+class FirstDerivative(torch.autograd.Function):
+    """function(arguments, *tensors), a backward pass, where it may be differentiated itself (create_graph, torch.func): that
+    raises."""
 
     @staticmethod
-    def forward(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors):
-        return tuple(backward(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted))
+    def forward(function, arguments, *tensors):
+        return function(arguments, *tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

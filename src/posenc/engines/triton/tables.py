@@ -41,7 +41,9 @@ def expand_kernel(table, table_x, table_n, table_e, rows, out, rows_count, size,
     tl.store(out + x * rows_count * size + at, y.to(out.dtype.element_ty), mask=valid)
 
 
-def expand(launch: Launch, table: Tensor, index: Index, lo: int, hi: int, dtype: torch.dtype, flip: bool = False) -> Tensor:
+def expand(
+    launch: Launch, table: Tensor, index: Index, lo: int, hi: int, dtype: torch.dtype, flip: bool = False
+) -> Tensor:
     """[X, n] or [X, n, E] -> [X, hi - lo + 1, ..], contiguous; flip: from hi down to lo."""
     whole = index.rows is None and (lo, hi) == (index.lo, index.hi) and not flip
     if whole and table.dtype == dtype and table.is_contiguous():
@@ -102,7 +104,9 @@ def sum_parts_kernel(
             step = tl.load(order + step, mask=valid, other=0)
         at = (part // inner).to(tl.int64) * outer_stride + (part % inner).to(tl.int64) * inner_stride
         at += (x + head) * head_stride + (first + step) * steps_stride
-        total += tl.load(parts_of + (at[:, None] + e[None, :]), mask=valid[:, None] & (e < size)[None, :], other=0.0).to(tl.float32)
+        total += tl.load(
+            parts_of + (at[:, None] + e[None, :]), mask=valid[:, None] & (e < size)[None, :], other=0.0
+        ).to(tl.float32)
     y = tl.sum(total, 0) * factor
     tl.store(out + x * out_x + row * out_n + e * out_e, y.to(out.dtype.element_ty), mask=e < size)
 
