@@ -15,7 +15,7 @@ from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
-from .engines import plain_call, reference
+from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.lowering import LoweredPlan, lower_plan
 
@@ -48,14 +48,25 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
 
     A fully masked query gives zeros. The log-sum-exp includes the plan's sinks.
     """
-    if (
-        engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan
-        and not torch.compiler.is_compiling() and getattr(q, "is_cpu", False) and is_standard()
-    ):  # fmt: skip
-        if all(masks[name] is None for name in masks if name != "causal"):
-            out = plain_call.run(q, k, v, plan, masks.get("causal", False))
-            if out is not None:
-                return out
+    described = None
+    if plan is not None and not torch.compiler.is_compiling() and is_standard():
+        if (
+            getattr(q, "is_cpu", False)
+            and engine == "auto"
+            and dropout == 0.0
+            and not return_lse
+            and type(plan) is Plan
+        ):
+            if all(masks[name] is None for name in masks if name != "causal"):
+                out = plain_call.run(q, k, v, plan, masks.get("causal", False))
+                if out is not None:
+                    return out
+        described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
+        if described is not None:
+            known = known_calls.find(described[0])
+            if known is not None:
+                out, lse = known.run(plan, dropout, masks, described[1])
+                return (out, lse) if return_lse else out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
     sinks = None
@@ -70,6 +81,8 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     else:
         with no_autocast(q.device):
             out, lse = chosen.run(q, k, v, lowered)
+    if described is not None:
+        known_calls.keep(described[0], chosen, lowered, q, k, v)
     if sinks is not None:
         assert lse is not None  # the facts ask for it
         out, lse = join_sinks(out, lse, sinks)

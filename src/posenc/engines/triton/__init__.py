@@ -2,6 +2,7 @@
 
     arguments     LoweredPlan -> tensors and integers          launch        buffers and launches
     ops           operators and autograd                       schedule      tile sizes, warps, stages
+    prepared      equal calls as one autograd function         tables        rows of distances, and their gradients
     forward, backward_q, backward_k, preprocess                the attention kernels, made of
         masking         which tiles a block visits, which pairs are visible
         scores          the terms of a score                   band_layout   content terms, one number per token and distance
@@ -76,13 +77,16 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
-    from . import decode_launch
+    from . import decode_launch, prepared
     from .alignment import pad_heads
     from .arguments import kernel_arguments
     from .ops import attend
 
     if decode_launch.applies(lowered.facts):
         return decode_launch.run(q, k, v, lowered)
+    call = prepared.find(q, k, v, lowered)
+    if call is not None:
+        return call.run(lowered.plan, lowered.mask, prepared.collect(q, k, v, lowered.plan, lowered.mask))
     finish = None
     if lowered.facts.further_axes:
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)

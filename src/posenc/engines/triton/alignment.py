@@ -20,9 +20,14 @@ from .arguments import Inputs
 UNIT = 16  # numbers: what Triton knows of an integer argument is whether 16 divides it
 
 
+def is_padded(dtype: torch.dtype, size: int, v_size: int) -> bool:
+    """Whether heads of these sizes get more columns."""
+    return dtype != torch.float32 and bool(size % UNIT or v_size % UNIT)
+
+
 def pad_heads(x: Inputs) -> Inputs:
     """The same call with head sizes that are multiples of UNIT."""
-    if x.q.dtype == torch.float32 or (x.q.shape[3] % UNIT == 0 and x.v.shape[3] % UNIT == 0):
+    if not is_padded(x.q.dtype, x.q.shape[3], x.v.shape[3]):
         return x
     table = x.table if x.table is None or x.states is not None else _pad(x.table)
     key_table, value = (None if one is None else _pad(one) for one in (x.key_table, x.value))

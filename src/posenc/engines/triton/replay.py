@@ -7,7 +7,7 @@ recorded; from the third on, only the record runs:
     launch.py, second call                                     record: a function made of the lines
     out = q.new_empty(2, 8, 512, 64)                           t3 = empty([2, 8, 512, 64], dtype=.., device=..)
     tile = schedule.choose_tile(...)
-    launch(forward, 64, View(q, *q.stride()[:3]), ...)         c1(64, 1, 1, stream, .., View(t0, 262144, 32768, 64), ...)
+    launch(forward, 64, View(q, *q.stride()[:3]), ...)         c1(64, 1, 1, stream, .., (t0.data_ptr(), 262144, 32768, 64), ...)
     return out                                                 return t3
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
         self.alive: list = [self.inputs]  # a name is that of an object, whose id must not be given to another one
         self.space: dict[str, object] = {}
         self.lines: list[str] = []
+        self.pointers: set[str] = set()
         self.parameters = [self.name(x, "t") for x in self.inputs]
 
     def name(self, x, letter: str) -> str:
@@ -96,6 +97,20 @@ class Recorder(TorchDispatchMode):
         if x is None or isinstance(x, (bool, int, str)) or (isinstance(x, float) and math.isfinite(x)):
             return repr(x)
         return self.constant(x)
+
+    def write_argument(self, x) -> str:
+        """x as an argument of a compiled kernel, which takes tuples of any type, and addresses sooner than tensors."""
+        if isinstance(x, tuple):
+            return f"({''.join(f'{self.write_argument(element)}, ' for element in x)})"
+        if not isinstance(x, Tensor):
+            return self.write(x)
+        name = self.write(x)
+        if name in self.space:
+            return repr(x.data_ptr())
+        if name not in self.pointers:
+            self.pointers.add(name)
+            self.lines.append(f"p{name} = {name}.data_ptr()")
+        return f"p{name}"
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -130,12 +145,12 @@ class Recorder(TorchDispatchMode):
             compiled[(programs, 1, 1)](*args)
         # what compiled[grid] calls, without looking up the stream and hooks for each launch
         first = (write(compiled.function), write(compiled.packed_metadata), "None, None, None")
-        arguments = [f"{programs}, 1, 1, stream", *first, *map(write, args)]
+        arguments = [f"{programs}, 1, 1, stream", *first, *map(self.write_argument, args)]
         self.lines.append(f"{self.constant(compiled.run)}({', '.join(arguments)})")
 
     def finish(self, results) -> Callable:
         lines = [*self.lines, f"return {self.write(results)}"]
-        last_use = {name: number for number, line in enumerate(lines) for name in re.findall(r"\bt\d+\b", line)}
+        last_use = {name: number for number, line in enumerate(lines) for name in re.findall(r"\bp?(t\d+)\b", line)}
         ends: dict[int, list[str]] = {}
         for name, number in last_use.items():
             if number < len(lines) - 1:
