@@ -29,6 +29,7 @@ OUT = ROOT / "out" / "docs"
 STAMP = ROOT / "out" / ".docs-assembled"
 LANGUAGES = ("en", "zh")
 MARKER = re.compile(r"\{\{ (\w+) ([^}]+) \}\}")
+INCLUDE = re.compile(r"\{\{ include ([^}]+) \}\}")
 INCLUDED = {
     "DESIGN.md": "project/design.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -150,9 +151,7 @@ def draw(figure: str, name: str) -> str:
 
 def include(document: str, name: str, language: str = "en") -> str:
     """A document of the repository without its first heading; links to other documents become links to their pages."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    text = re.sub(r"\A# .*\n", "", text)
-    text = re.sub(r"<!-- [\w:]+ -->\n?", "", text)
+    text = re.sub(r"<!-- [\w:]+ -->\n?", "", body(document))
     base = os.path.dirname(document)
     pages = {**INCLUDED, **{f"docs/en/{page}": page for page in handwritten()}}
 
@@ -170,6 +169,11 @@ def include(document: str, name: str, language: str = "en") -> str:
     images = re.compile(r"!\[([^\]]*)\]\((?!http)([^)]+)\)")
     text = images.sub(lambda m: f"![{m[1]}]({image(os.path.normpath(os.path.join(base, m[2])), name)})", text)
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:)([^)#]*)(#[^)]*)?\)", link, text)
+
+
+def body(document: str) -> str:
+    """A document of the repository without its first heading, which is the page's own."""
+    return re.sub(r"\A# .*\n", "", (ROOT / document).read_text(encoding="utf-8"))
 
 
 def image(path: str, name: str) -> str:
