@@ -14,6 +14,7 @@ from posenc.engines import choose
 
 FENCE = re.compile(r"^(```+)(\w*)([^\n]*)\n(.*?)^\1\n?", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"^\$\$\n.*?^\$\$$", re.MULTILINE | re.DOTALL)
+PART = re.compile(FENCE.pattern + r"|(?:^\|[^\n]*\n?)+", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +35,11 @@ def code_blocks(text: str) -> list[Block]:
 def formulas(text: str) -> list[str]:
     """The displayed formulas, `$$` lines included."""
     return FORMULA.findall(text)
+
+
+def parts(text: str) -> list[str]:
+    """The fenced blocks and tables of a page, in order."""
+    return [m[0].rstrip("\n") for m in PART.finditer(text)]
 
 
 def headings(text: str) -> list[tuple[int, str]]:

@@ -54,20 +54,30 @@ def compare(english: str, chinese: str) -> list[str]:
 
 
 def compare_document(english: str, chinese: str) -> list[str]:
-    """A document of the repository and its Chinese page: the same headings. Tables and code may be shortened there."""
+    """A document of the repository and its Chinese page: the same headings, and as many tables and blocks of code."""
+    found = []
     levels = [[level for level, _ in markdown.headings(text)] for text in (english, chinese)]
-    return [] if levels[0] == levels[1] else [f"headings: levels {levels[0]} in English, {levels[1]} in Chinese"]
+    if levels[0] != levels[1]:
+        found.append(f"headings: levels {levels[0]} in English, {levels[1]} in Chinese")
+    counts = [len(markdown.parts(text)) for text in (english, chinese)]
+    if counts[0] != counts[1]:
+        found.append(
+            f"tables and blocks of code: {counts[0]} in English, {counts[1]} in Chinese; {{{{ part DOCUMENT n }}}} shows one"
+        )
+    return found
 
 
 def faults_of(page: str) -> list[str]:
     """What the Chinese page of an English one lacks."""
     english, chinese = ((assemble.DOCS / language / page).read_text(encoding="utf-8") for language in ("en", "zh"))
-    documents = re.findall(r"\{\{ include ([^}]+) \}\}", english)
-    if documents:
-        return compare_document(
-            *(assemble.INCLUDE.sub(lambda m: assemble.body(m[1]), text) for text in (english, chinese))
-        )
+    if assemble.INCLUDE.search(english):
+        return compare_document(_with_documents(english), _with_documents(chinese))
     return compare(english, chinese)
+
+
+def _with_documents(text: str) -> str:
+    text = assemble.INCLUDE.sub(lambda m: assemble.body(m[1].strip()), text)
+    return re.sub(r"(?<!`)\{\{ part ([^}]+) \}\}", lambda m: assemble.part(m[1].strip()), text)
 
 
 def faults() -> list[str]:

@@ -92,6 +92,25 @@ def test_a_page_out_of_step_is_found(english, chinese, fault):
     assert translation.compare(english, english.replace("```python\nx\n```", "x")) == [] or "```" in english
 
 
+def test_the_claims_have_the_same_numbers_in_both_languages():
+    """The English page is written by posenc claims, the Chinese one by hand."""
+    english, chinese = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8"), text("zh", "results/claims.md")
+    rows = [
+        [re.findall(r"\d+(?:\.\d+|e-\d+)?", row) for row in re.findall(r"^\|.*", one, re.MULTILINE)[2:]]
+        for one in (english, chinese)
+    ]
+    assert len(rows[0]) == len(rows[1]) >= 10
+    for number, (ours, theirs) in enumerate(zip(*rows, strict=True)):
+        assert sorted(ours) == sorted(theirs), number
+
+
+def test_a_document_out_of_step_is_found():
+    english = "# A\n\n## B\n\n| a |\n"
+    assert translation.compare_document(english, "# 一\n\n## 二\n\n| 甲 |\n") == []
+    assert "headings" in translation.compare_document(english, "# 一\n\n| 甲 |\n")[0]
+    assert "tables and blocks" in translation.compare_document(english, "# 一\n\n## 二\n")[0]
+
+
 def test_every_encoding_has_a_page_in_both_languages():
     for language in assemble.LANGUAGES:
         for name, page in encodings.pages(language).items():
