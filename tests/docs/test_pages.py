@@ -115,7 +115,9 @@ def test_every_encoding_has_a_page_in_both_languages():
     for language in assemble.LANGUAGES:
         for name, page in encodings.pages(language).items():
             assert page.startswith(f"# {Path(name).stem}\n")
-            assert page.count("\n## ") == 7, f"{language}: {name}"
+            assert page.count("\n## ") == 9, f"{language}: {name}"
+            wanted = ["Weights", "Pitfalls"] if language == "en" else ["权重", "易错之处"]
+            assert all(f"\n## {title}\n" in page for title in wanted), f"{language}: {name}"
     for name in ENCODINGS:
         own = [len(encodings.handwritten(name, language)) for language in assemble.LANGUAGES]
         assert min(own) > 60
