@@ -30,7 +30,14 @@ from .rotation import Rotation
 
 @dataclass(frozen=True)
 class Lookup:
-    """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination."""
+    """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
+
+    bias [H, n], dot_query and dot_key [H, n, D], add_value [H, n, D]. `attend` raises
+    ValueError for tables that do not fit the index.
+
+        >>> posenc.Lookup(posenc.index.clip(1, 1), bias=torch.zeros(4, 3)).bias.shape
+        torch.Size([4, 3])
+    """
 
     index: Index | Grid
     bias: Tensor | None = None  # [H or 1, n], added after scale
@@ -55,7 +62,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One layer's positional terms; see the module's formula. Encodings make plans, engines run them."""
+    """One layer's positional terms; see the module's formula. Encodings make plans, engines run them.
+
+    `attend` raises ValueError for tables, slopes or decays whose shapes do not fit.
+
+        >>> plan = posenc.Plan(posenc.Positions(3), slopes=torch.ones(1))  # [H]
+        >>> posenc.scores(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), plan)[0, 0, 2]
+        tensor([-2., -1.,  0.])
+    """
 
     positions: Positions
     # pre-pass

@@ -36,7 +36,15 @@ class Choice(NamedTuple):
 
 
 def register_engine(name: str, engine: Engine, *, before: str | None = "blocked") -> None:
-    """Add an engine under a name. `auto` tries it before the engine `before`; None: only calls that name it run it."""
+    """Add an engine under a name. `auto` tries it before the engine `before`; None: only calls that name it run it.
+
+    Raises ValueError for a name that is taken and TypeError for an engine without `supports` and `run`.
+
+        >>> from posenc.engines import blocked
+        >>> posenc.register_engine("mine", blocked)
+        >>> "mine" in posenc.ENGINES
+        True
+    """
     if name == "auto" or name in ENGINES:
         raise ValueError(f"the name {name!r} is taken; the engines are {', '.join(ENGINES)}")
     missing = [method for method in ("supports", "run") if not callable(getattr(engine, method, None))]

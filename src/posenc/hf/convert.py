@@ -24,7 +24,15 @@ Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same 
 
 
 def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
-    """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer."""
+    """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer.
+
+    Both take x [B, L, d_model]. Raises UnsupportedModel for another kind of layer.
+
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4))
+        >>> posenc.hf.to_posenc(model.layers[0].self_attn)(torch.randn(1, 5, 32)).shape
+        torch.Size([1, 5, 32])
+    """
     versions.check()
     make, pairs = _family(module)
     attention = make(module, shared)
@@ -37,7 +45,16 @@ def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
 
 
 def from_posenc(attention: Attention, module: nn.Module, shared: nn.Module | None = None) -> nn.Module:
-    """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer."""
+    """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer.
+
+    Raises UnsupportedModel for another kind of layer.
+
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4))
+        >>> there = model.layers[0].self_attn
+        >>> posenc.hf.from_posenc(posenc.hf.to_posenc(there), there) is there
+        True
+    """
     versions.check()
     _, pairs = _family(module)
     with torch.no_grad():

@@ -36,7 +36,11 @@ ABSOLUTE = (
 
 
 class UnsupportedModel(ValueError):
-    """A model, or a part of one, that posenc.hf does not support; nothing was changed."""
+    """A model, or a part of one, that posenc.hf does not support; nothing was changed.
+
+    >>> issubclass(posenc.hf.UnsupportedModel, Exception)
+    True
+    """
 
 
 def accelerate(
@@ -53,6 +57,14 @@ def accelerate(
                        that the model gets is this rank's part (posenc.parallel.split_sequence). T5, mT5, UMT5, DeBERTa,
                        BLOOM and MPT. Take the loss from the logits: labels that a model shifts by one token cross ranks
     strategy           "ulysses", "gather", "ring" or "auto"
+
+    Raises UnsupportedModel for a model without such attention, and changes nothing then.
+
+        >>> from transformers import T5Config, T5EncoderModel
+        >>> model = T5EncoderModel(T5Config(num_layers=1, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50)).eval()
+        >>> model = posenc.hf.accelerate(model)
+        >>> model(torch.zeros(1, 7, dtype=torch.long)).last_hidden_state.shape  # [B, L, d_model]
+        torch.Size([1, 7, 32])
     """
     versions.check()
     if engine != "auto" and engine not in ENGINES:
@@ -120,7 +132,15 @@ def _refuse_labels(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `accelerate` and `extend`; returns the same model."""
+    """Undo `accelerate` and `extend`; returns the same model.
+
+    Raises nothing: a model that was not changed stays as it is.
+
+        >>> from transformers import T5Config, T5EncoderModel
+        >>> model = T5EncoderModel(T5Config(num_layers=1, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50))
+        >>> posenc.hf.restore(posenc.hf.accelerate(model)) is model
+        True
+    """
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         importlib.import_module("posenc.hf.extension").undo(model)
     for module in model.modules():
@@ -162,7 +182,15 @@ class Report:
 
 
 def report(model: nn.Module, *, length: int = 512) -> Report:
-    """Which layers are swapped, and which engine would run each on inputs of this length."""
+    """Which layers are swapped, and which engine would run each on inputs of this length.
+
+    Raises nothing: where nothing is swapped, the report says so.
+
+        >>> from transformers import T5Config, T5EncoderModel
+        >>> model = T5EncoderModel(T5Config(num_layers=2, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50))
+        >>> len(posenc.hf.report(posenc.hf.accelerate(model)).layers)
+        2
+    """
     result = Report(type(model).__name__)
     for name, module in model.named_modules():
         if isinstance(module, Layer):

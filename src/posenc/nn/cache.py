@@ -250,6 +250,11 @@ class KVCache:
     is full, one copy for as many tokens as it holds. With it, storage for max_length tokens is made by the first
     forward (where gradients may be wanted, by the first one without), and nothing is ever copied; more tokens raise.
     Such a cache can serve steps of fixed shapes, for CUDA graphs: `cache.fix_shapes()` (graph_cache.py).
+
+        >>> layer, cache = posenc.Attention(64, 4, encoding="rope", causal=True), posenc.KVCache()
+        >>> y = layer(torch.randn(2, 7, 64), cache=cache)  # keys and values are [B, Hkv, L, D]
+        >>> cache.length
+        7
     """
 
     def __init__(self, max_length: int | None = None) -> None:

@@ -48,6 +48,12 @@ class ManyAxes(Encoding):
     pairs. Positions are [B, L, axes]; with `text`, a single axis stands for the same position on all of them. The first
     2 len(axis_of) channels of a head are rotated, the others pass. mrope and axial are such encodings, with the
     conventions of published models.
+
+    Raises OptionError for an axis_of that does not fit head_dim or frequencies.
+
+        >>> at = torch.zeros(1, 5, 3, dtype=torch.long)  # [B, L, axes]
+        >>> posenc.ManyAxes(head_dim=8, axis_of=(0, 0, 1, 2)).plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 5, 4])
     """
 
     columns: int | None = None
@@ -160,6 +166,12 @@ class AxialRoPE(ManyAxes):
     image, shift is uniform within ±shift for each axis, jitter log-uniform within [1/jitter, jitter] for each axis and
     rescale likewise for both. They are drawn anew for each plan, in training mode alone; layers share a draw by sharing
     a plan. The first `prefix` tokens (class and registers) are not rotated.
+
+    Raises OptionError for options of another convention and for a head_dim that the axes cannot share.
+
+        >>> at = posenc.rope.grid_positions(2, 3)  # [1, L, 2]
+        >>> posenc.AxialRoPE(head_dim=32, convention="pixtral").plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 6, 16])
     """
 
     def __init__(
@@ -281,6 +293,12 @@ class MRoPE(ManyAxes):
     Text has the same position on all three axes, and is then rotated exactly as by RoPE; positions with one axis are
     read that way. After an image text goes on (`posenc.rope.mixed_positions`). `sections` default to Qwen2-VL's shares,
     1/4, 3/8, 3/8 of the pairs. A scaling that follows the length takes the largest position of any axis + 1 for it.
+
+    Raises OptionError for sections that do not add up to the pairs.
+
+        >>> at = posenc.rope.mixed_positions([3, (2, 2)])  # three words, an image of 2 × 2: [1, L, 3]
+        >>> posenc.MRoPE(head_dim=32).plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 7, 16])
     """
 
     text = True
@@ -380,6 +398,11 @@ class Sinusoidal2D(Encoding):
     `first="columns"` puts the column's half first, as MAE's checkpoints do. Positions are [B, L, 2]: row, column.
     `prefix` tokens at the front (the class token) get nothing. With `columns`, positions of one axis are patch numbers
     of a grid that wide.
+
+    Raises OptionError where d_model is no multiple of 4.
+
+        >>> posenc.Sinusoidal2D(d_model=64).embed(torch.zeros(1, 6, 64), posenc.Positions(posenc.rope.grid_positions(2, 3))).shape
+        torch.Size([1, 6, 64])
     """
 
     absolute = True

@@ -50,6 +50,12 @@ def warm_up(
 
     Nothing is computed: kernels are found and left out. Parameters, their gradients, buffers of statistics aside, and the
     random numbers of the next step are as before. Returns (kernel, seconds) for each; [] on a CPU.
+
+    Raises what the function raises.
+
+        >>> layer = posenc.Attention(32, 2, encoding="t5")
+        >>> posenc.warm_up(layer, torch.randn(1, 8, 32))  # x [B, L, d_model], on a CPU
+        []
     """
     from . import launcher
 
