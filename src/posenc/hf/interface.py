@@ -114,6 +114,8 @@ def make_mask(
     local_size: int | None = None, **kwargs: Any,
 ) -> Mask | Tensor | None:  # fmt: skip
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
+    if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
+        return attention_mask
     found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
     if (
         found is not None
