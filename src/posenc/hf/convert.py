@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from .. import T5, Attention, DeBERTa, RoPE, XLNet
 from ..encodings.rope import convert as rotary
-from . import versions
 from .swap import UnsupportedModel
 
 Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same elements in the same order
@@ -33,7 +32,6 @@ def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
         >>> posenc.hf.to_posenc(model.layers[0].self_attn)(torch.randn(1, 5, 32)).shape
         torch.Size([1, 5, 32])
     """
-    versions.check()
     make, pairs = _family(module)
     attention = make(module, shared)
     weight = next(module.parameters())
@@ -55,7 +53,6 @@ def from_posenc(attention: Attention, module: nn.Module, shared: nn.Module | Non
         >>> posenc.hf.from_posenc(posenc.hf.to_posenc(there), there) is there
         True
     """
-    versions.check()
     _, pairs = _family(module)
     with torch.no_grad():
         both = pairs(attention, module, shared)

@@ -28,7 +28,6 @@ from .. import Positions, RoPE
 from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
-from . import versions
 from .layer import log_once
 from .swap import UnsupportedModel
 from .unrotated import UNROTATED, CosSin, GPTJAttention
@@ -81,7 +80,6 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
         >>> posenc.hf.extend(model, posenc.scaling.YaRN(factor=4.0, original=2048)).config.max_position_embeddings
         8192
     """
-    versions.check()
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         raise UnsupportedModel("this model is already extended; call posenc.hf.restore(model) first")
     original = getattr(scaling, "original", 1)
