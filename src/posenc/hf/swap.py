@@ -267,8 +267,11 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     if engine != "auto":
         return engine
     weight = next(module.parameters())
+    own = getattr(module.__dict__.get("posenc_part", type(module)), "on_cpu", None)
+    if own is not None and weight.device.type == "cpu":
+        return own
     heads, size, plan, options = sample(length)
-    q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
+    q = torch.empty(1, heads, plan.positions.q_length, size, device=weight.device, dtype=weight.dtype)
     return explain(q, q, q, plan, **options).engine
 
 
