@@ -29,7 +29,7 @@ MakeBias = Callable[..., Tensor]
 
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
-    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0,
+    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False,
 ) -> Tensor:  # fmt: skip
     """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
 
@@ -38,22 +38,35 @@ def run(
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
     if engine == "auto" and (q.is_cpu or torch.compiler.is_compiling()):
-        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout)
+        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared)
     else:
         out = attend(q, k, v, plan(), dropout=dropout, engine=engine, **options())
     return out.transpose(1, 2).flatten(2)
 
 
 def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0
-) -> Tensor:
-    """softmax(scale q·k + bias) v, [B, H, L, D]."""
-    if torch.compiler.is_compiling() or dropout > 0.0 or torch._C._are_functorch_transforms_active():
+    q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(scale q·k + bias) v, [B, H, L, D].
+
+    shared: all images have the same bias, which is small beside their scores. With gradients the plain formula, which keeps the
+    probabilities as the originals do, is then faster than blocks that are computed twice.
+    """
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors))
+    is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if is_traced or dropout > 0.0 or (wants_gradient and shared):
         bias = make(slice(0, q.shape[0]), slice(0, q.shape[2]), *tensors).to(q.dtype)
-        return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors)):
+        if is_traced or dropout > 0.0 or q.dtype not in (torch.float32, torch.float64):
+            return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
+        return _plain(q, k, v, bias, scale)
+    if wants_gradient:
         return _Blocks.apply(q, k, v, make, scale, *tensors)
     return _forward(q, k, v, make, tensors, scale)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1) @ v
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], scale: float) -> Tensor:
@@ -91,9 +104,15 @@ class _Blocks(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         q, k, v, out, *given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the gradients are differentiated again
+            bias = ctx.make(slice(0, q.shape[0]), slice(0, q.shape[2]), *given)
+            needs = [ctx.needs_input_grad[at] for at in (0, 1, 2, *range(5, 5 + len(given)))]
+            wanted = [x for x, need in zip((q, k, v, *given), needs, strict=True) if need]
+            found = iter(torch.autograd.grad(_plain(q, k, v, bias, ctx.scale), wanted, d_out, create_graph=True))
+            d_q, d_k, d_v, *others = [next(found) if need else None for need in needs]
+            return (d_q, d_k, d_v, None, None, *others)
         leaves = [x.detach().requires_grad_(need) for x, need in zip(given, ctx.needs_input_grad[5:], strict=True)]
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for images, rows in cut(*q.shape[:3], k.shape[2]):

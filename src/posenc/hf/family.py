@@ -36,6 +36,10 @@ FOLDERS = {
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling",
     **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
+    **dict.fromkeys(
+        ("sam", "sam_hq", "got_ocr2", "pp_formulanet", "slanext", "unlimited_ocr", "deepseek_ocr2", "seggpt", "vitdet"),
+        "decomposed",
+    ),
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
 

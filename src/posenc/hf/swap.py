@@ -293,6 +293,7 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                 found.refused.append(family)
                 continue
             is_known = False
+            originals = [part.original for part in family.parts]
             for part in family.parts:
                 if type(module) is part.original:
                     is_known = True
@@ -305,7 +306,9 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                             found.layers.add(id(module))
                     else:
                         found.refused.append(f"{name} ({type(module).__name__}) {reason}")
-                elif isinstance(module, part.original) and not isinstance(module, Part):
+                elif (
+                    isinstance(module, part.original) and not isinstance(module, Part) and type(module) not in originals
+                ):
                     found.refused.append(
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"

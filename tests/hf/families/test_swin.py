@@ -8,31 +8,27 @@ import torch
 from posenc import hf
 from posenc.hf import blocks, swin
 from tests.hf.compare import gradients_agree, outputs_agree
-from tests.hf.harness import Case, outcome, pairs, run_check, scatter
-from tests.seeds import seed
+from tests.hf.harness import outcome, pairs, run_check
+from tests.hf.tiny import tiny_case
 
 FOLDERS = {"swin": 4, "donut": 4, "maskformer": 4, "clap": 4, "swinv2": 4, "swin2sr": 2}
 
 
-def make(folder):
-    torch.manual_seed(seed(1))
-    return scatter(swin.tiny(folder)[0])
-
-
-def batch(folder):
-    inputs = {name: torch.cat((x, x[:1])) for name, x in swin.tiny(folder)[1].items()}
-    name = next(iter(inputs))
-    return {**inputs, name: torch.randn_like(inputs[name])}
-
-
 CASES = {
-    folder: Case(
-        lambda folder=folder: make(folder), lambda folder=folder: batch(folder), layers=layers,
-        way="interface, forward replaced" if folder == "swin" else "override", paddings=("none",),
+    folder: tiny_case(
+        swin, folder, layers=layers, way="interface, forward replaced" if folder == "swin" else "override", paddings=("none",),
         checkpoints=() if folder in ("clap", "swin2sr") else (False,),  # stages within stages: reentrant has no gradients
     )
     for folder, layers in FOLDERS.items()
 }  # fmt: skip
+
+
+def make(folder):
+    return CASES[folder].make()
+
+
+def batch(folder):
+    return CASES[folder].batch()
 
 
 @pytest.mark.parametrize(("case", "check"), pairs(CASES))
