@@ -229,9 +229,11 @@ def _allocate_gradients(
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
-        grads["decay_k"] = torch.zeros_like(x.decay_k)
+        grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
         # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
-        grads["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        grads["decay_q"] = (
+            torch.zeros_like(x.decay_q, dtype=torch.float32) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        )
     return grads
 
 
