@@ -16,10 +16,11 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
+from ...core.memo import Memo, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
 from ...core.phases import compute_phases, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
-from ...core.positions import Positions, Side
+from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation
 from .rope import (
     FrequencyDigits,
@@ -32,6 +33,8 @@ from .rope import (
     scale_phases,
 )
 from .scaling import Scaling
+
+_rotations = Memo(most=32, numbers=1 << 22)
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -95,7 +98,25 @@ class ManyAxes(Encoding):
         self._digits = split_frequencies(self.pair_frequencies)
 
     def rotation(self, positions: Positions) -> Rotation:
+        """Consecutive patches or tokens have the same rotation in each layer and call: it is made once."""
         device = self.device_of(positions)
+        sides = (*positions.q_axes, *positions.k_axes)
+        fixed = all(isinstance(side, Run) and isinstance(side.start, int) for side in sides)
+        if not fixed or self.length_dependent or not may_keep(device):
+            return self._rotation(positions, device)
+        key = (
+            *[(side.start, side.length) for side in sides if isinstance(side, Run)], self._digits, self.attention_factor,
+            self.axis_of, self.columns, self.text, self.offset, self.layout, device, self._device_marker.dtype,
+        )  # fmt: skip
+        found = _rotations.get(key)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = self._rotation(positions, device)
+            assert found.k is not None
+            _rotations.put(key, found, 4 * found.k[0].numel())
+        return found
+
+    def _rotation(self, positions: Positions, device: torch.device) -> Rotation:
         queries, keys = positions.q_axes, positions.k_axes
         digits, factor = self._frequency_digits(positions, device)
         both = self._phases(keys, digits, factor, device)
@@ -127,6 +148,8 @@ class ManyAxes(Encoding):
         dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
         return scale_phases(phases_at(p + self.offset, digits, dtype), factor)
 
+    length_dependent = False
+    """Whether frequencies depend on the sequence's length."""
     text = False
     """Whether positions with a single axis stand for the same position on all axes."""
     offset = 0
