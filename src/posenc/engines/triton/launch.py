@@ -36,15 +36,17 @@ ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
 MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout to more, but not to a thousand)
 
 
-def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer, or empty)."""
+def run_forward(
+    launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer) or None."""
     x = _with_aligned_rows(x)
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
     out = empty_in_order(q, v_size)
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
-    mass = q.new_empty(0)
+    mass = None
     if x.value is not None:
         mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.has_token_positions else q.dtype)
     if out.numel() == 0:
@@ -103,12 +105,13 @@ def empty_in_order(x: Tensor, size: int, dtype: torch.dtype | None = None) -> Te
     them: what follows, and the projections' gradients, then need no copy."""
     batch, heads, length, _ = x.shape
     if x.stride(3) == 1 and x.stride(1) < x.stride(2):
-        return x.new_empty(batch, length, heads, size, dtype=dtype).transpose(1, 2)
+        strides = (length * heads * size, size, heads * size, 1)
+        return torch.empty_strided((batch, heads, length, size), strides, dtype=dtype or x.dtype, device=x.device)
     return x.new_empty(batch, heads, length, size, dtype=dtype)
 
 
 def run_backward(
-    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
+    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor | None, x: Inputs, num: Numbers, scale: float,
     dropout: float, wanted: dict[str, bool],
 ) -> list[Tensor | Parts | None]:  # fmt: skip
     """The gradients of GRADIENTS; those of tables are still to be summed (sum_parts). d_lse: like lse, of the log-sum-exp in base 2."""

@@ -42,7 +42,8 @@ def forward(
     key = ("forward", inputs.q.device, num, scale, dropout, describe(inputs))
 
     def run(launch, *inputs):
-        return run_forward(launch, Inputs(*inputs), num, scale, dropout)
+        out, lse, mass = run_forward(launch, Inputs(*inputs), num, scale, dropout)
+        return out, lse, out.new_empty(0) if mass is None else mass
 
     with launch_on(inputs.q):
         return run_recorded(key, inputs, run)

@@ -142,7 +142,7 @@ class Call:
         if not self.has_gradient:
             return out, lse
         self.present = [number for number, x in enumerate(inputs) if x is not None]
-        return out, lse, mass, *[x for x in inputs if x is not None]
+        return out, lse, *[x for x in (*inputs, mass) if x is not None]
 
     # ---- backward -----------------------------------------------------------------------------------------------------
     def backward(self, needs: tuple[bool, ...], d_out, d_lse, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -169,7 +169,8 @@ class Call:
             return results
 
     def _backward(self, launch, needs, d_out, d_lse, saved) -> tuple[Tensor | None, ...]:
-        out, lse, mass, *tensors = saved
+        out, lse, *tensors = saved
+        mass = tensors.pop() if len(tensors) > len(self.present) else None
         inputs: list[Tensor | None] = [None] * len(INPUTS)
         for number, tensor in zip(self.present, tensors, strict=True):
             inputs[number] = tensor
