@@ -59,6 +59,7 @@ def test_a_chapter_s_code_makes_its_drawn_values_and_the_number_changes_them(num
     for view in views:
         values = np.asarray(torch.as_tensor(run(view.code)["drawn"]).double())
         drawn = [z for p in view.panels() for z in ([p.z] if isinstance(p, Heat) else p.series.values())]
+        assert all(len(y) == len(p.x) for p in view.panels() if isinstance(p, Lines) for y in p.series.values())
         assert any(z.shape == values.shape and np.allclose(z, values, atol=1e-5, equal_nan=True) for z in drawn)
     assert (
         len({str([(p.z if isinstance(p, Heat) else list(p.series.values())) for p in v.panels()]) for v in views}) > 1
