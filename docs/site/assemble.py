@@ -38,6 +38,7 @@ INCLUDED = {
     "SECURITY.md": "project/security.md",
     "docs/lab.md": "results/lab.md",
     "docs/claims.md": "results/claims.md",
+    "docs/uses.md": "results/uses.md",
     "docs/rotary.md": "guides/rotary.md",
     "bench/results/README.md": "results/benchmarks-full.md",
     "README.md": "index.md",

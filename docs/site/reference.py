@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+import sys
 from typing import Any
 
 import torch
@@ -69,8 +70,10 @@ def run_examples(name: str, one: Any) -> list[str]:
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False)
     torch.manual_seed(0)
+    hook = sys.excepthook  # a process group replaces it for good
     with markdown.registries_restored():
         runner.run(test, out=report.append)
+    sys.excepthook = hook
     return [f"{name}: an example prints something else:\n{''.join(report)}"] if runner.failures else []
 
 
@@ -83,8 +86,6 @@ def faults() -> list[str]:
 
 
 if __name__ == "__main__":
-    import sys
-
     sentences = faults()
     print("\n".join(sentences) or f"{len(public_names())} names")
     sys.exit(bool(sentences))

@@ -65,8 +65,9 @@ def learned_resize(rows: int = 128, words: Translation = ENGLISH) -> list[Panel]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         table = Learned(max_length=64, d_model=8)
         table.table.copy_(sinusoid(torch.arange(64), 8, base=50.0))
+        before = array(table.table[:, 2]).copy()  # resize changes the table
         after = array(table.resize(rows).table[:, 2])
-    before, names = array(table.table[:, 2]), [words("rows", rows=64), words("rows resized", rows=rows)]
+    names = [words("rows", rows=64), words("rows resized", rows=rows)]
     axes = words("position"), words("value")
     return [
         Lines(words("table title"), np.arange(64), {names[0]: before}, *axes),
