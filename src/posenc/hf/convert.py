@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from .. import T5, Attention, DeBERTa, RoPE, XLNet
 from ..encodings.rope import convert as rotary
-from . import versions
 from .swap import UnsupportedModel
 
 Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same elements in the same order
@@ -25,7 +24,6 @@ Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same 
 
 def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
     """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer."""
-    versions.check()
     make, pairs = _family(module)
     attention = make(module, shared)
     weight = next(module.parameters())
@@ -38,7 +36,6 @@ def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
 
 def from_posenc(attention: Attention, module: nn.Module, shared: nn.Module | None = None) -> nn.Module:
     """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer."""
-    versions.check()
     _, pairs = _family(module)
     with torch.no_grad():
         both = pairs(attention, module, shared)

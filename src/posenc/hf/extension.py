@@ -28,7 +28,6 @@ from .. import Positions, RoPE
 from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
-from . import versions
 from .layer import log_once
 from .swap import UnsupportedModel
 from .unrotated import UNROTATED, CosSin, GPTJAttention
@@ -74,7 +73,6 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
     The configuration gets transformers' own fields for the scaling. `restore` undoes both. Everything is checked before
     anything is changed.
     """
-    versions.check()
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         raise UnsupportedModel("this model is already extended; call posenc.hf.restore(model) first")
     original = getattr(scaling, "original", 1)

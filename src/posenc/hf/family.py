@@ -104,7 +104,7 @@ class Family:
     """`tiny(folder)` -> (a random model of this folder of transformers.models, the inputs of a call), both small."""
 
     tiny: Callable[[str], tuple[nn.Module, dict[str, Any]]]
-    parts: tuple[type, ...] = ()
+    parts: tuple[Any, ...] = ()
     """InterfacePart, InterfaceLayer, Part and Layer subclasses."""
     hooks: Mapping[type, Callable] = field(default_factory=dict)
     """Class of transformers (or its Part) -> a forward pre-hook, for modules that are not parts."""
@@ -163,11 +163,11 @@ def load(folder: str) -> Family | str:
     return family if reason is None else f"{folder} is refused with transformers {transformers.__version__}: {reason}"
 
 
-def _changed(part: type) -> str | None:
+def _changed(part: Any) -> str | None:
     """What the original has no longer."""
     for method, names in getattr(part, "relies_on", {}).items():
-        found = getattr(part.original, method, None)  # type: ignore[attr-defined]
-        where = f"{part.original.__name__}.{method}"  # type: ignore[attr-defined]
+        found = getattr(part.original, method, None)
+        where = f"{part.original.__name__}.{method}"
         if found is None:
             return f"{where} is gone"
         given = [name for name in inspect.signature(found).parameters if name != "self"]

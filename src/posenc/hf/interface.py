@@ -114,6 +114,8 @@ def make_mask(
     local_size: int | None = None, **kwargs: Any,
 ) -> Mask | Tensor | None:  # fmt: skip
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
+    if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
+        return attention_mask
     found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
     if (
         found is not None
@@ -207,9 +209,14 @@ def attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options = _options(attention_mask, query, causal, context is not None)
     wants = bool(kwargs.get("output_attentions"))
-    make = None if layer is None else layer.plan_of(module, position_bias, scaling, query, kwargs)
+    make = (
+        None
+        if layer is None
+        else layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
+    )
     if make is None and position_bias is not None:
-        options["mask"] = _add(options.get("mask"), position_bias)
+        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
+        options["mask"] = _add(options.get("mask"), bias)
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):

@@ -61,9 +61,14 @@ def accelerate(
         raise ValueError(f"strategy={strategy!r} goes with context_parallel=mesh['cp']")
     expected = _outcome(model) if verify else None
     install(model, engine=engine, context=context)
-    if expected is not None and (reason := _difference(expected, _outcome(model))):
-        restore(model)
-        raise UnsupportedModel(f"nothing was changed, because this model {reason}")
+    if expected is not None:
+        try:
+            reason = _difference(expected, _outcome(model))
+        except Exception as error:  # whatever a model that nobody has seen raises
+            reason = f"raises {type(error).__name__}: {error}"
+        if reason is not None:
+            restore(model)
+            raise UnsupportedModel(f"nothing was changed, because this model, accelerated, {reason}")
     return model
 
 
@@ -128,7 +133,9 @@ def _set_implementation(model: nn.Module) -> None:
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration in a model that has an attention implementation, outer ones first."""
     found: dict[int, Any] = {}
-    todo = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")]
+    todo: list[Any] = [
+        module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")
+    ]
     while todo:
         config: Any = todo.pop(0)
         if id(config) not in found:
@@ -137,12 +144,14 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-@cache
-def calls_interface(cls: type) -> bool:
+def _calls_interface(cls: Any) -> bool:
     """Whether modules of this class call transformers' attention interface themselves."""
     forward = getattr(cls, "forward", None)
     code = getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+calls_interface: Callable[[Any], bool] = cache(_calls_interface)
 
 
 def _refuse_context(model: nn.Module, found: _Found) -> list[str]:
@@ -230,6 +239,7 @@ def report(model: nn.Module, *, length: int = 512) -> Report:
     result = Report(type(model).__name__)
     for name, module in model.named_modules():
         own = module.__dict__
+        sample: Callable[[int], Any]
         if isinstance(module, Layer):
             encoding, sample, way = module.encoding, module.posenc_sample, OVERRIDE
         elif (
@@ -277,7 +287,7 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
 
 @dataclass
 class _Found:
-    parts: list[tuple[nn.Module, type]] = field(default_factory=list)
+    parts: list[tuple[nn.Module, Any]] = field(default_factory=list)
     hooks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     layers: set[int] = field(default_factory=set)
@@ -359,8 +369,8 @@ def _outcome(model: Any) -> tuple[Any, dict[str, Any]]:
     model.zero_grad()
     with torch.enable_grad():
         output = families.first(model(**inputs))
-        real = inputs.get("attention_mask")
-        if real is not None and output.shape[:2] == real.shape and "decoder_input_ids" not in inputs:
+        real = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
+        if real is not None and output.shape[:2] == real.shape:
             output = output[real.bool()]
         output.float().square().sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -17,6 +17,7 @@ from tests.hf.harness import Case, pairs, run_check, scatter
 SIZES = dict(
     vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, relative_attention_num_buckets=8,
     relative_attention_max_distance=20, decoder_start_token_id=0,
+    attn_implementation="eager",  # with "sdpa" UMT5's decoder sees later tokens in transformers 5.16
 )  # fmt: skip
 
 
