@@ -27,6 +27,11 @@ MakeBias = Callable[..., Tensor]
 """(images, rows, *tensors) -> [b or 1, H or 1, rows, Lk], by differentiable operations; images and rows are slices."""
 
 
+def in_blocks(module: Any, q: Tensor) -> bool:
+    """Whether `run` runs this call in blocks."""
+    return q.is_cpu and module.__dict__.get("posenc_engine", "auto") == "auto"
+
+
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
     options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False,
@@ -37,7 +42,7 @@ def run(
     """
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
-    if engine == "auto" and (q.is_cpu or torch.compiler.is_compiling()):
+    if in_blocks(module, q):
         out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared)
     else:
         out = attend(q, k, v, plan(), dropout=dropout, engine=engine, **options())
@@ -114,16 +119,17 @@ class _Blocks(torch.autograd.Function):
             d_q, d_k, d_v, *others = [next(found) if need else None for need in needs]
             return (d_q, d_k, d_v, None, None, *others)
         leaves = [x.detach().requires_grad_(need) for x, need in zip(given, ctx.needs_input_grad[5:], strict=True)]
+        precision = torch.promote_types(q.dtype, torch.float32)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for images, rows in cut(*q.shape[:3], k.shape[2]):
             q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
             with torch.enable_grad():
                 bias = ctx.make(images, rows, *leaves)
-            scores = (q_i @ k_i.transpose(-1, -2)).float().mul_(ctx.scale).add_(bias.detach())
+            scores = (q_i @ k_i.transpose(-1, -2)).to(precision).mul_(ctx.scale).add_(bias.detach())
             p = scores.softmax(-1)
             d_v[images] += p.to(v.dtype).transpose(-1, -2) @ d_i
-            delta = (d_i * out[images, :, rows]).float().sum(-1, keepdim=True)
-            d_s = (d_i @ v_i.transpose(-1, -2)).float().sub_(delta).mul_(p)
+            delta = (d_i * out[images, :, rows]).to(precision).sum(-1, keepdim=True)
+            d_s = (d_i @ v_i.transpose(-1, -2)).to(precision).sub_(delta).mul_(p)
             if bias.requires_grad:
                 torch.autograd.backward(bias, _sum_to(d_s, bias).to(bias.dtype))
             d_s = d_s.mul_(ctx.scale).to(q.dtype)
