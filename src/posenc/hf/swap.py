@@ -144,12 +144,14 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-@cache
-def calls_interface(cls: Any) -> bool:
+def _calls_interface(cls: Any) -> bool:
     """Whether modules of this class call transformers' attention interface themselves."""
     forward = getattr(cls, "forward", None)
     code = getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+calls_interface: Callable[[Any], bool] = cache(_calls_interface)
 
 
 def _refuse_context(model: nn.Module, found: _Found) -> list[str]:
