@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .. import Plan, Positions, attend
+from ..core.precision import autocast_is_on
 from ..functional import scores
 from .layer import log_once
 
@@ -204,6 +205,9 @@ def attention(
     dropout: float = 0.0, position_bias: Any = None, is_causal: bool | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """[B, H, L, D] each -> (out [B, L, H, D], probabilities where output_attentions is True, else None)."""
+    if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
+        lower = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(lower), key.to(lower), value.to(lower)
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
