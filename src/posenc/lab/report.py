@@ -84,7 +84,7 @@ def _body(results: Results, words: Words) -> list[Markup]:
     parts = [tag("h1", words.title(results.experiment["title"])), summary.as_html(results, words)]
     for task in results.tasks():
         parts.append(fold(words("details task", task=task["task"]), *_every_length(results, task, words)))
-        if len(results.steps(task)) > 1:
+        if results.steps(task):
             parts.append(fold(words("details steps", task=task["task"]), *_every_step(results, task, words)))
     parts += _published(results, words)
     if evidence.stronger_than(results) is not None:

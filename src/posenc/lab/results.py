@@ -109,14 +109,14 @@ class Results:
         return mean(values) if values else None
 
     def steps(self, task: dict[str, Any]) -> list[int]:
-        """The numbers of training steps after which there are results, the last one of all."""
+        """The numbers of training steps after which there are results, where trainings were tested midway."""
         found = {
             test["step"]
             for training in self.trainings
             if training["settings"]["task"] == task["task"]
             for test in training.get("midway", ())
         }
-        return [*sorted(found), task["steps"]]
+        return [*sorted(found), task["steps"]] if found else []
 
     def rates(self, task: dict[str, Any], encoding: str) -> dict[float, Mean | str]:
         """The learning-rate check: score at the training size for each rate, first seed only."""
