@@ -112,3 +112,11 @@ def test_what_warm_up_finds_can_be_sent_to_another_process():
     described = warm_up._described((View(torch.zeros(4), 16, 3, None),)[0])
     assert described == pickle.loads(pickle.dumps(described)) and described.ptr.dtype == torch.float32
     assert described.ptr.data_ptr() == 0 or described.ptr.data_ptr() % 16 == described.ptr.address
+
+
+def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
+    from posenc.engines.triton import warm_up
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
+    with pytest.raises(RuntimeError, match="could not compile sqrt: "):
+        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, 2, False))

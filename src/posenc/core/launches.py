@@ -31,6 +31,11 @@ def launch_known(key: tuple, compile: Callable, programs: int, device: torch.dev
     launch_compiled(compiled, programs, torch._C._cuda_getCurrentRawStream(device.index), args)
 
 
+def find_known(key: tuple):
+    """What launch_known keeps under a key, or None."""
+    return _variants.get(key)
+
+
 def launch_compiled(compiled, programs: int, stream: int, args: Sequence) -> None:
     """Launch a compiled kernel whose handles exist (`compiled._init_handles()`). args: all of its arguments, constants
     included. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
