@@ -57,6 +57,27 @@ def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -
     return tuple([(stride & 15 == 0, stride < 1 << 31) for stride in strides]), tuple(aligned)
 
 
+def compile_kernel(kernel, args: tuple, options: dict, not_specialised: frozenset[str] = frozenset()):
+    """The compiled kernel for arguments like these, from Triton's caches if it is there."""
+    parameters = zip(kernel.params, args, strict=False)
+    return kernel.warmup(*[typical_argument(*pair, not_specialised) for pair in parameters], grid=(1,), **options)
+
+
+def typical_argument(parameter, x, not_specialised: frozenset[str] = frozenset()):
+    """An argument for which Triton compiles the variant that serves x. not_specialised: fields of tuples of which it need not
+    know whether they are divisible by 16."""
+    return x if parameter.is_constexpr else make_typical(x, not parameter.do_not_specialize, not_specialised)
+
+
+def make_typical(x, divisible: bool = True, not_specialised: frozenset[str] = frozenset()):
+    if isinstance(x, tuple):
+        fields = zip(x._fields, x, strict=True)  # type: ignore[attr-defined]
+        return type(x)(*(make_typical(field, name not in not_specialised, not_specialised) for name, field in fields))
+    if isinstance(x, int) and not isinstance(x, bool):
+        return typical_integer(x, divisible)
+    return 1.0 if isinstance(x, float) else x
+
+
 def typical_integer(x: int, divisible: bool = True) -> int:
     """An integer for which Triton compiles the variant that serves x: it specialises on 1 and on multiples of 16."""
     wide = 0 if -(2**31) <= x < 2**31 else 2**33  # a kernel takes it as int32 or as int64

@@ -169,12 +169,7 @@ _ready: dict[tuple, _Ready] = {}
 
 
 def _compile(args: tuple, warps: int):
-    parameters = zip(_rotate_kernel.params, args, strict=True)
-    typical = [
-        launches.typical_integer(x) if type(x) is int and not parameter.is_constexpr else x
-        for parameter, x in parameters
-    ]
-    return _rotate_kernel.warmup(*typical, grid=(1,), num_warps=warps)
+    return launches.compile_kernel(_rotate_kernel, args, {"num_warps": warps})
 
 
 def _on_device(device: torch.device):
