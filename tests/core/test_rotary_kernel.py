@@ -55,6 +55,43 @@ def test_the_kernel_by_the_interpreter(some):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_launch_that_is_ready_differs_in_addresses_alone(monkeypatch):
+    pytest.importorskip("triton")
+    from posenc.core import launches, rotary_kernel
+
+    class Compiled:
+        function = packed_metadata = None
+
+        def _init_handles(self):
+            pass
+
+        def run(self, *args):
+            taken.append(args[9:])
+
+    monkeypatch.setattr(launches, "INTERPRETED", False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(rotary_kernel, "_compile", lambda *_: Compiled())
+    monkeypatch.setattr(rotary_kernel, "_ready", {})
+    monkeypatch.setattr(launches, "_variants", {})
+    taken, given = [], []
+    for _ in range(2):
+        q, k = torch.randn(2, 5, 4, 8).transpose(1, 2), torch.randn(2, 2, 5, 8)
+        given.append((q, k, torch.randn(1, 5, 4), torch.randn(1, 5, 4)))
+        outs = rotary_kernel.rotate_tensors((q, k), *given[-1][2:], "half")
+        assert [x.stride() for x in outs] == [q.stride(), k.stride()]
+        given[-1] += outs
+    first, second = taken
+    for number, (before, after) in enumerate(zip(first, second, strict=True)):
+        if isinstance(before, torch.Tensor):
+            place = next(at for at, x in enumerate(given[0]) if x is before)
+            assert after == given[1][place].data_ptr(), number
+        else:
+            assert after == before, number
+    rotary_kernel.rotate_tensors((given[0][0], given[0][1]), *given[0][2:4], "interleaved")
+    rotary_kernel.rotate_tensors((given[0][0],), *given[0][2:4], "half")
+    assert len(rotary_kernel._ready) == 3
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_on_the_device():

@@ -2,6 +2,7 @@
 
 import ctypes
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,10 +91,13 @@ def test_lengths_do_not_multiply_variants():
     def band(lo, hi, origin, pitch):
         return Band(None, 64, 32, pitch, 16, 0, origin, lo, hi, None, 64, None, None)
 
-    first, second = launcher.make_typical(band(-128, 128, 1, 272)), launcher.make_typical(band(-3, 16, 0, 48))
+    def typical(x):
+        return launcher.typical_argument(SimpleNamespace(is_constexpr=False, do_not_specialize=False), x)
+
+    first, second = typical(band(-128, 128, 1, 272)), typical(band(-3, 16, 0, 48))
     assert first == second
-    assert launcher.make_typical(band(-3, 16, 0, 50)) != second, "divisibility of a stride is needed for wide loads"
-    assert launcher.make_typical(2**40 + 1) > 2**31, "the type is kept"
+    assert typical(band(-3, 16, 0, 50)) != second, "divisibility of a stride is needed for wide loads"
+    assert typical(2**40 + 1) > 2**31, "the type is kept"
 
 
 def test_warm_up_changes_nothing_on_a_cpu():
@@ -112,3 +116,11 @@ def test_what_warm_up_finds_can_be_sent_to_another_process():
     described = warm_up._described((View(torch.zeros(4), 16, 3, None),)[0])
     assert described == pickle.loads(pickle.dumps(described)) and described.ptr.dtype == torch.float32
     assert described.ptr.data_ptr() == 0 or described.ptr.data_ptr() % 16 == described.ptr.address
+
+
+def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
+    from posenc.engines.triton import warm_up
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
+    with pytest.raises(RuntimeError, match="could not compile sqrt: "):
+        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, 2, False))

@@ -187,11 +187,12 @@ def one_query(name: str, batch: int, heads: int, kv_heads: int, keys: int, size:
     k, v = (torch.randn(batch, kv_heads, keys, size, device=device, dtype=dtype) for _ in range(2))
     encoding = make_encoding(name, heads, size, device, dtype, causal=True)
     positions, own = Positions((keys - 1, 1), keys), Positions((keys - 1, 1))
+    rotation = encoding.rotation(own)  # made once for all layers, as the angles by hand below
+    rotation = None if rotation is None else replace(rotation, k=None)
 
     def plan() -> Plan:
         terms = encoding.terms(positions)
-        rotation = encoding.rotation(own)
-        return terms if rotation is None else replace(terms, rotate=replace(rotation, k=None))
+        return terms if rotation is None else terms.with_rotation(rotation)
 
     def ours() -> list[Tensor]:
         with torch.no_grad():

@@ -247,10 +247,49 @@ def step_through_lengths(device: str, layers: int = 12, lengths=LENGTHS, batch: 
     return result
 
 
+# ---- cold start ---------------------------------------------------------------------------------------------------------
+def cold_start(name: str, warm: bool, device: str) -> dict[str, Any]:
+    """Seconds of the first training step of an accelerated model in this process, and of the second; `warm`: after warm_up."""
+    from .. import hf, warm_up
+
+    model, ids = hf.accelerate(make(name, 12, device).to(torch.bfloat16)).train(), tokens(16, 128, device)
+    found: dict[str, Any] = {"model": name, "warm_up": None}
+    if warm:
+        began = time.perf_counter()
+        kernels = warm_up(model, input_ids=ids, progress=False)
+        found |= {"warm_up": time.perf_counter() - began, "kernels": dict(kernels)}
+    for step in ("first", "second"):
+        began = time.perf_counter()
+        model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found[step] = time.perf_counter() - began
+    return found
+
+
+def cold_starts(device: str) -> None:
+    """Each in a fresh process with an empty cache of kernels, a line of JSON each."""
+    for name in ("t5", "deberta"):
+        for warm in ((), ("--warm-up",)):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-m", "posenc.bench.uses_models", "--device", device, "--cold", name, *warm]
+                subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": folder}, check=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="DeBERTa's steps as lengths change; prints JSON")
+    parser = argparse.ArgumentParser(description="DeBERTa's steps as lengths change, or cold starts; prints JSON")
     parser.add_argument("--device", default="cuda")
-    print(json.dumps(step_through_lengths(parser.parse_args().device)))
+    parser.add_argument(
+        "--cold", choices=("t5", "deberta", "all"), help="the first step of a model; all: four processes"
+    )
+    parser.add_argument("--warm-up", action="store_true", help="posenc.warm_up before it")
+    given = parser.parse_args()
+    if given.cold == "all":
+        cold_starts(given.device)
+    elif given.cold is not None:
+        print(json.dumps(cold_start(given.cold, given.warm_up, given.device)), flush=True)
+    else:
+        print(json.dumps(step_through_lengths(given.device)))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def launch_known(key: tuple, compile: Callable, programs: int, device: torch.dev
     launch_compiled(compiled, programs, torch._C._cuda_getCurrentRawStream(device.index), args)
 
 
+def find_known(key: tuple):
+    """What launch_known keeps under a key, or None."""
+    return _variants.get(key)
+
+
 def launch_compiled(compiled, programs: int, stream: int, args: Sequence) -> None:
     """Launch a compiled kernel whose handles exist (`compiled._init_handles()`). args: all of its arguments, constants
     included. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
@@ -50,6 +55,27 @@ def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -
         return True
     aligned = [tensor is None or tensor.data_ptr() & 15 == 0 for tensor in tensors]
     return tuple([(stride & 15 == 0, stride < 1 << 31) for stride in strides]), tuple(aligned)
+
+
+def compile_kernel(kernel, args: tuple, options: dict, not_specialised: frozenset[str] = frozenset()):
+    """The compiled kernel for arguments like these, from Triton's caches if it is there."""
+    parameters = zip(kernel.params, args, strict=False)
+    return kernel.warmup(*[typical_argument(*pair, not_specialised) for pair in parameters], grid=(1,), **options)
+
+
+def typical_argument(parameter, x, not_specialised: frozenset[str] = frozenset()):
+    """An argument for which Triton compiles the variant that serves x. not_specialised: fields of tuples of which it need not
+    know whether they are divisible by 16."""
+    return x if parameter.is_constexpr else make_typical(x, not parameter.do_not_specialize, not_specialised)
+
+
+def make_typical(x, divisible: bool = True, not_specialised: frozenset[str] = frozenset()):
+    if isinstance(x, tuple):
+        fields = zip(x._fields, x, strict=True)  # type: ignore[attr-defined]
+        return type(x)(*(make_typical(field, name not in not_specialised, not_specialised) for name, field in fields))
+    if isinstance(x, int) and not isinstance(x, bool):
+        return typical_integer(x, divisible)
+    return 1.0 if isinstance(x, float) else x
 
 
 def typical_integer(x: int, divisible: bool = True) -> int:

@@ -145,7 +145,7 @@ def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) 
 def _rotate(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, ...]:
     """In eager code; as an autograd function where a derivative may be wanted."""
     if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-        return _OnePass.apply(cos, sin, layout, False, *tensors)
+        return _apply_one_pass(cos, sin, layout, False, *tensors)
     return _rotate_eagerly(tensors, cos, sin, layout, False)
 
 
@@ -212,9 +212,19 @@ class _OnePass(torch.autograd.Function):
 
 def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tuple[Tensor | None, ...]:
     """Rotate the gradients that there are."""
-    there = [x for x in tensors if x is not None]
-    rotated = iter(_OnePass.apply(*ctx.saved_tensors, ctx.layout, inverse, *there) if there else ())
-    return tuple(None if x is None else next(rotated) for x in tensors)
+    there = tuple([x for x in tensors if x is not None])
+    if not there:
+        return tensors
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        rotated = iter(_OnePass.apply(*ctx.saved_tensors, ctx.layout, inverse, *there))
+    else:
+        cos, sin = ctx.saved_tensors
+        rotated = iter(_rotate_eagerly(there, cos, sin, ctx.layout, inverse))
+    return tuple([None if x is None else next(rotated) for x in tensors])
+
+
+_apply_one_pass = super(torch.autograd.Function, _OnePass).apply
+"""Function.apply looks at each argument first, for torch.func; `_eager` is not inside one."""
 
 
 def _rotate_eagerly(

@@ -6,7 +6,7 @@
 The key holds everything that these steps read: of each tensor its shape, strides, dtype, device, alignment and whether it needs
 a gradient; numbers, positions and indices as values; modes of PyTorch. Values of tensors are not part of it: nothing is read from
 the device. What is rare or of changing structure (further axes, token positions, functions, traced code) has no key, and
-takes the long way.
+takes the long way. A few queries without gradients decode: their keys grow with every step, so the key leaves their number out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .lowering import Facts, LoweredPlan
 PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 MASKS = frozenset(("causal", "window", "key_mask", "documents", "mask"))
 MOST = 1024
+FEW, DECODING = 16, "decoding"
+"""So many queries without a gradient are a decoding step."""
 _known = Memo(MOST, MOST)
 
 
@@ -55,35 +57,48 @@ def describe(
         return None  # a warning may be due
     if isinstance(documents, Tensor):
         documents = documents, documents
-    tensors: list[Any] = [q, k, v]
+    tables: list[Any] = []
     indices = []
     for x in plan.lookups:
         if x.query_shift is not None:
             return None
         indices.append(x.index)
-        tensors += (x.bias, x.dot_query, x.states, x.dot_key, x.add_value)
-    tensors += (plan.slopes, get("key_mask"), *(documents or (None, None)), get("mask"))
+        tables += (x.bias, x.dot_query, x.states, x.dot_key, x.add_value)
+    tables.append(plan.slopes)
+    hiding = (get("key_mask"), *(documents or (None, None)), get("mask"))
+    phases: tuple = ()
     rotation = None
     if rotate is not None:
-        tensors += (*(rotate.q or (None, None)), *(rotate.k or (None, None)))
-        rotation = rotate.layout, rotate.values, rotate.magnitude, rotate.polar, rotate.q is None, rotate.k is None
-    facts: list[Any] = []
+        phases = (*(rotate.q or (None, None)), *(rotate.k or (None, None)))
+        rotation = rotate.layout, rotate.values, rotate.magnitude, rotate.polar
+    tensors = [q, k, v, *tables, *hiding, *phases]
     for x in tensors:
         if type(x) not in PLAIN:
             return None  # subclasses have ways of their own; what is no tensor is wrong
+    graph = torch.is_grad_enabled()
+    if window is not None and not isinstance(window, int):
+        window = tuple(window)
+    facts: list[Any] = [
+        engine, dropout, return_lse, causal, window, scale, rotation, graph, torch.are_deterministic_algorithms_enabled(),
+        positions.q_length, *indices,
+    ]  # fmt: skip
+    if positions.q_length <= FEW and not graph and not dropout and documents is None:
+        if k.dim() != 4 or k.shape[:3] != v.shape[:3] or not 0 < k.shape[2] == positions.k_length:
+            return None
+        facts += (DECODING, positions.offset + positions.k_length, positions.k_length == positions.q_length)
+        facts += (k.shape[:2], k.shape[3], k.dtype, k.get_device(), v.shape[3], v.dtype, v.get_device())
+        for x in (q, *tables, *phases):
+            facts += (None,) if x is None else (x.shape, x.dtype, x.get_device())
+        for x in hiding:  # `make_mask` looks at their shapes
+            facts += (None,) if x is None else (x.dtype, x.requires_grad)
+        return tuple(facts), tensors
+    facts += (positions.offset, positions.k_length)
+    for x in tensors:
         if x is None:
             facts.append(None)
         else:
             facts += (x.shape, x.stride(), x.dtype, x.get_device(), x.requires_grad, x.data_ptr() & 15)
-    try:
-        hash(window)
-    except TypeError:
-        return None
-    key = (
-        engine, dropout, return_lse, causal, window, scale, positions.offset, positions.q_length, positions.k_length, rotation,
-        torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), *indices, *facts,
-    )  # fmt: skip
-    return key, tensors
+    return tuple(facts), tensors
 
 
 def find(key: tuple) -> Known | None:
@@ -92,23 +107,27 @@ def find(key: tuple) -> Known | None:
 
 def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor, v: Tensor) -> None:
     """After the engine has run the call. q, k and v: as the engine got them."""
+    if getattr(engine, "reads_raw_plan", False):
+        return
     call = None
-    if engine is triton and lowered.plan.rotate is None:
+    decodes = DECODING in key
+    if engine is triton:
         from .triton import decode_launch, prepared
 
         if not decode_launch.applies(lowered.facts):
-            call = prepared.find(q, k, v, lowered)
-    if not getattr(engine, "reads_raw_plan", False):
-        _known.put(key, Known(engine, lowered.facts, call), 1)
+            call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
+            if call is None:
+                return
+    _known.put(key, Known(engine, lowered.facts, call, decodes), 1)
 
 
 class Known:
-    """What was decided: the engine and its facts; call: what the triton engine has prepared."""
+    """What was decided: the engine and its facts; call: what the triton engine has prepared; decodes: for any number of keys."""
 
-    __slots__ = ("call", "engine", "facts")
+    __slots__ = ("call", "decodes", "engine", "facts")
 
-    def __init__(self, engine: Engine, facts: Facts, call):
-        self.engine, self.facts, self.call = engine, facts, call
+    def __init__(self, engine: Engine, facts: Facts, call, decodes: bool):
+        self.engine, self.facts, self.call, self.decodes = engine, facts, call, decodes
 
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
@@ -122,7 +141,8 @@ class Known:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
         mask: Mask = make_mask(q, k, **masks)
-        lowered = LoweredPlan(plan, mask, self.facts, dropout, False)
+        facts = self.facts._replace(k_length=k.shape[2]) if self.decodes else self.facts
+        lowered = LoweredPlan(plan, mask, facts, dropout, False)
         rotate = plan.rotate
         if rotate is not None:
             if rotate.values:

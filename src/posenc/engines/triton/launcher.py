@@ -22,7 +22,7 @@ from .structs import NOT_SPECIALISED
 
 __all__ = [
     "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "launch", "launch_compiled", "launch_known",
-    "make_typical", "trailing_arguments",
+    "trailing_arguments", "typical_argument",
 ]  # fmt: skip
 
 Launch = Callable[..., None]
@@ -54,30 +54,13 @@ def launch_known(key: tuple, kernel, programs: int, device: torch.device, args: 
 
 def compile_kernel(kernel, args: tuple, constants: dict):
     """The compiled kernel for arguments like these, from Triton's caches if it is there."""
-    typical = [typical_argument(parameter, x) for parameter, x in zip(kernel.params, args, strict=False)]
-    return kernel.warmup(*typical, grid=(1,), **constants)
+    return launches.compile_kernel(kernel, args, constants, NOT_SPECIALISED)
 
 
 def typical_argument(parameter, x):
-    return x if parameter.is_constexpr else _int_like(x) if parameter.do_not_specialize else make_typical(x)
-
-
-def _int_like(x):
-    """Any integer of the same type, for a parameter that Triton does not specialise."""
-    if isinstance(x, int) and not isinstance(x, bool):
-        return 3 if -(2**31) <= x < 2**31 else 2**33
-    return 1.0 if isinstance(x, float) else x
+    return launches.typical_argument(parameter, x, NOT_SPECIALISED)
 
 
 def trailing_arguments(kernel, args: tuple, constants: dict) -> tuple:
     """The constants that are parameters of the kernel, in its order; the others are options of the compiler."""
     return tuple(constants[name] for name in kernel.arg_names[len(args) :])
-
-
-def make_typical(x, name: str = ""):
-    """A value for which Triton compiles the variant that serves x. name: the field that x is."""
-    if isinstance(x, tuple):
-        return type(x)(*(make_typical(field, name) for name, field in zip(x._fields, x, strict=True)))  # type: ignore[attr-defined]
-    if isinstance(x, int) and not isinstance(x, bool):
-        return launches.typical_integer(x, name not in NOT_SPECIALISED)
-    return x

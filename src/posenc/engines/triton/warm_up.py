@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -104,25 +108,65 @@ def _described(x):
 
 
 def _compile_all(kernels: list[Kernel], processes: int, progress: bool) -> Iterator[tuple[str, float]]:
-    device = torch.cuda.current_device()
-    context = get_context("spawn")  # a forked process could not use CUDA
-    with ProcessPoolExecutor(min(processes, len(kernels)), mp_context=context) as pool:
-        jobs = {pool.submit(_compile, kernel, device): kernel for kernel in kernels}
-        for number, job in enumerate(as_completed(jobs), 1):
-            seconds = job.result()
-            if progress:
-                ends = "\n" if number == len(jobs) else ""
-                print(f"\rposenc: {number} of {len(jobs)} kernels compiled", end=ends, flush=True)
-            yield jobs[job].name, seconds
+    """By processes of this module (`python -m`): those of multiprocessing would run the caller's script once more."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    command = [sys.executable, "-m", __name__, str(torch.cuda.current_device())]
+    jobs = list(reversed(kernels))
+    done: SimpleQueue = SimpleQueue()
+
+    def work() -> None:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            try:
+                while jobs:
+                    kernel = jobs.pop()
+                    pickle.dump(kernel, child.stdin)
+                    child.stdin.flush()
+                    done.put((kernel.name, pickle.load(child.stdout)))
+            except (EOFError, OSError, IndexError, pickle.PickleError) as error:
+                if not isinstance(error, IndexError):  # another thread took the last one
+                    done.put(("", f"a process that compiles has ended: {error!r}"))
+
+    for _ in range(min(processes, len(kernels))):
+        Thread(target=work, daemon=True).start()
+    for number in range(1, len(kernels) + 1):
+        name, taken = done.get()
+        if not isinstance(taken, float):
+            raise RuntimeError(f"warm_up could not compile {name}: {taken}")
+        if progress:
+            ends = "\n" if number == len(kernels) else ""
+            print(f"\rposenc: {number} of {len(kernels)} kernels compiled", end=ends, flush=True)
+        yield name, taken
+
+
+def main() -> None:
+    """Kernels from the standard input, each answered by the seconds that it took, or by an error's text."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what compilers print must not be among the answers
+    while True:
+        try:
+            kernel = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer: float | str = _compile(kernel, int(sys.argv[1]))
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 def _compile(kernel: Kernel, device: int) -> float:
-    import time
+    from triton.runtime import driver
 
     began = time.perf_counter()
     torch.cuda.set_device(device)
     function = getattr(importlib.import_module(kernel.module), kernel.name)
-    function.warmup(*kernel.arguments, grid=(1,), **dict(kernel.constants))
+    compiled = function.warmup(*kernel.arguments, grid=(1,), **dict(kernel.constants))
+    driver.active.launcher_cls(compiled.src, compiled.metadata)  # before Triton 3.7 C code, compiled and cached too
     return time.perf_counter() - began
 
 
@@ -140,3 +184,7 @@ def _tensors(x) -> Iterator[Tensor]:
 def _leaves(function: Callable, inputs) -> list[Tensor]:
     own = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     return [*own, *(x for x in _tensors(inputs) if x.is_leaf)]
+
+
+if __name__ == "__main__":
+    main()
