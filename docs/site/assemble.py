@@ -40,6 +40,7 @@ INCLUDED = {
     "docs/claims.md": "results/claims.md",
     "docs/uses.md": "results/uses.md",
     "docs/rotary.md": "guides/rotary.md",
+    "docs/parallel.md": "guides/parallel.md",
     "bench/results/README.md": "results/benchmarks-full.md",
     "README.md": "index.md",
 }
