@@ -184,7 +184,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     if folder == "bloom":
         model: Any = modeling_bloom.BloomModel(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2))
     else:
-        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=32))
+        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=192))
     return model, tiny_text()
 
 

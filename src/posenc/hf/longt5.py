@@ -166,7 +166,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         encoder_attention_type="transient-global", decoder_start_token_id=0, attn_implementation="eager",
     )  # fmt: skip
     text = tiny_text()
-    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :9]}
+    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :165]}
 
 
 FAMILY = Family(

@@ -84,7 +84,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
 
     config = MPNetConfig(
         vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=32,
+        max_position_embeddings=192,
     )  # fmt: skip
     return MPNetModel(config), tiny_text()
 

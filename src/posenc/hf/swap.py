@@ -124,7 +124,7 @@ def _prepare(module: Any, part: type[InterfacePart]) -> None:
     if issubclass(part, InterfaceLayer):
         module.__dict__["posenc_layer"] = part
     families.replace_methods(module, part)
-    if part.hook is not None:
+    if part.hook is not None and part.needs_hook(module):
         module.__dict__["posenc_hook"] = module.register_forward_pre_hook(part.hook, with_kwargs=True)
 
 
