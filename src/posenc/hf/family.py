@@ -35,6 +35,7 @@ FOLDERS = {
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm", "beit": "beit", "data2vec": "beit",
+    **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
     **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
     **dict.fromkeys(
         ("sam", "sam_hq", "got_ocr2", "pp_formulanet", "slanext", "unlimited_ocr", "deepseek_ocr2", "seggpt", "vitdet"),
