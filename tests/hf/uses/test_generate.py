@@ -80,12 +80,18 @@ def test_continuous_batching_is_refused_and_sdpa_serves_it():
     original, model = pair("llama")
     if not hasattr(model, "generate_batch"):
         pytest.skip("this transformers has no continuous batching")
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
     config = GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=1, pad_token_id=0)
+    blocks = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)
     prompts = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15]]
     with pytest.raises(ValueError, match="posenc is not supported for continuous batching.*'sdpa'"):
         model.generate_batch(inputs=prompts, generation_config=config)
     model.set_attn_implementation("sdpa")
-    outputs = [one.generate_batch(inputs=prompts, generation_config=config, warmup=False) for one in (original, model)]
+    outputs = [
+        one.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=blocks, warmup=False)
+        for one in (original, model)
+    ]
     wanted, found = ({name: one.generated_tokens for name, one in output.items()} for output in outputs)
     assert found == wanted
     assert all(len(tokens) == 5 for tokens in found.values())
