@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from .. import gluon
 from . import schedule
 from .arguments import GRADIENTS, Inputs, Numbers
 from .backward_k import backward_k
@@ -49,6 +50,10 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
+    if gluon.refuse(x, num, dropout) is None:
+        from ..gluon.launch import run_forward as run_gluon
+
+        return run_gluon(launch, x, num, scale, out, lse)
 
     kind = x.kind(num)
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)

@@ -87,6 +87,9 @@ class Recorder(TorchDispatchMode):
         """x as an expression."""
         if isinstance(x, Tensor):
             return self.names.get(id(x)) or self.constant(x)
+        if type(x).__name__ == "TensorDescriptor":  # of the Gluon kernels, made anew for the tensor of each call
+            fields = (x.base, list(x.shape), list(x.strides), x.block_shape, x.layout)
+            return f"{self.constant(type(x))}({', '.join(map(self.write, fields))})"
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             self.space[type(x).__name__] = type(x)
             return f"{type(x).__name__}({', '.join(map(self.write, x))})"
