@@ -18,6 +18,7 @@ from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
+AUTOMATIC = False  # whether the triton engine uses it where `refuse` permits
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = (64, 128)
 SHORTEST = 1024  # queries and keys: below, the triton engine's kernels are as fast
@@ -37,6 +38,8 @@ VERSION = _version()
 
 def refuse(x: Inputs, num: Numbers, dropout: float) -> str | None:
     """Why the kernel cannot run this call, or None."""
+    if not AUTOMATIC:
+        return "it is not switched on"
     if VERSION not in TESTED:
         return f"it is tested with Triton {', '.join(TESTED)}, found {VERSION}"
     if not x.q.is_cuda or torch.version.hip is not None or capability(x.q.device) != (9, 0):
