@@ -159,6 +159,9 @@ class Memory:
     def permute(self, order):
         return Memory(self.data.permute(*order))
 
+    def load(self, layout):
+        return Register(self.data.clone())
+
     def store(self, value):
         self.data.copy_(raw(value))
 

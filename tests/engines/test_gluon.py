@@ -16,7 +16,7 @@ from tests import budget
 from tests.engines import gluon_emulator
 
 LOG2E = 1.4426950408889634
-TILE = gluon_launch.Tile(3, 128, 2, 2, True, (160, 32))
+TILE = gluon_launch.Tile(3, 128, 2, True, False, (160, 32))
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,11 @@ def emulate(module):
 
     def launch(called, programs, *args, **constants):
         if called is gluon_launch.pad_bias:
-            bias, _, span, padded, before, width, _ = args
-            padded.copy_(bias[:, (torch.arange(width) - before).clamp(0, span - 1)] * LOG2E)
+            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
+            r = first + torch.arange(width)
+            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
+            if causal:
+                table[:, r > last] = float("-inf")
             return
         descriptors, pointers, scale, sizes = args[:4], args[4:7], args[7], args[8:]
         constants.pop("num_warps")
@@ -82,7 +85,8 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 
 
 @pytest.mark.parametrize(
-    "tile", [(2, 128, 2, 1, True, (240, 24)), (3, 64, 4, 2, False, (160, 32)), (3, 128, 3, 1, False, (160, 32))]
+    "tile",
+    [(2, 128, 2, True, True, (240, 24)), (3, 64, 4, False, False, (160, 32)), (3, 128, 3, False, False, (160, 32))],
 )
 def test_tiles(kernel, monkeypatch, tile):
     check(

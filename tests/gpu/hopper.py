@@ -21,20 +21,23 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LENGTHS = (1, 63, 64, 65, 127, 129, 1000, 4096)
 TILES = {
-    "3x128": (3, 128, 3, 2, True, (160, 32)),
-    "3x128 free": (3, 128, 3, 2, False, (160, 32)),
-    "3x128 4 stages": (3, 128, 4, 2, True, (160, 32)),
-    "3x64": (3, 64, 5, 2, True, (160, 32)),
-    "2x128": (2, 128, 3, 2, True, (240, 24)),
-    "2x128 wide": (2, 128, 2, 1, True, (240, 24)),
-    "2x128 wide free": (2, 128, 2, 1, False, (240, 24)),
-    "3x64 wide": (3, 64, 3, 1, True, (160, 32)),
-    "3x64 wide free": (3, 64, 3, 1, False, (160, 32)),
+    "3x128": (3, 128, 4, True, False, (160, 32)),
+    "3x128 free": (3, 128, 4, False, False, (160, 32)),
+    "3x128 3 stages": (3, 128, 3, True, False, (160, 32)),
+    "3x64": (3, 64, 6, True, False, (160, 32)),
+    "2x128": (2, 128, 4, True, False, (240, 24)),
+    "2x128 q": (2, 128, 4, True, True, (240, 24)),
+    "3x64 wide": (3, 64, 4, True, False, (160, 32)),
+    "3x64 wide free": (3, 64, 4, False, False, (160, 32)),
+    "2x128 wide": (2, 128, 2, True, False, (240, 24)),
+    "2x128 wide q": (2, 128, 2, True, True, (240, 24)),
+    "2x128 wide q free": (2, 128, 2, False, True, (240, 24)),
+    "2x64 wide q": (2, 64, 4, True, True, (240, 24)),
 }
-"""Consumers, keys, stages, queue, turns, registers."""
+"""Consumers, keys, stages, turns, queries in registers, registers."""
 BY_SIZE = {
-    64: ["3x128", "3x128 free", "3x128 4 stages", "3x64", "2x128"],
-    128: ["2x128 wide", "2x128 wide free", "3x64 wide", "3x64 wide free"],
+    64: ["3x128", "3x128 free", "3x128 3 stages", "3x64", "2x128", "2x128 q"],
+    128: ["3x64 wide", "3x64 wide free", "2x128 wide", "2x128 wide q", "2x128 wide q free", "2x64 wide q"],
 }
 STALL = {"check": 75.0, "time": 45.0, "warm": 75.0}  # seconds for one job, compilation included
 
@@ -46,7 +49,7 @@ def checks(only):
     for terms, causal in product(("t5", "none", "alibi", "both"), (False, True)):
         for tile in ("3x128", "3x128 free", "3x64") if terms == "t5" else ("3x128",):
             groups.append([case(tile, terms, causal, 64, "bfloat16", *more) for more in shapes(terms, causal)])
-        for tile in ("2x128 wide", "3x64 wide") if terms == "t5" else ("2x128 wide",):
+        for tile in ("3x64 wide", "2x128 wide q") if terms == "t5" else ("3x64 wide",):
             if terms in ("t5", "alibi"):
                 groups.append([case(tile, terms, causal, 128, "bfloat16", *more) for more in shapes(terms, causal)])
     groups.append([case("3x128", "clip", True, 64, "float16", *more) for more in shapes("clip", True)])
@@ -80,7 +83,8 @@ def timings(only):
     jobs = []
     for batch, heads, length, size, causal in (
         (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (2, 32, 8192, 128, True), (1, 16, 16384, 64, False),
-        (1, 16, 16384, 64, True), (4, 16, 4096, 128, True), (16, 12, 1024, 64, False), (16, 12, 2048, 64, True),
+        (1, 16, 16384, 64, True), (4, 16, 4096, 128, True), (4, 16, 4096, 128, False), (16, 12, 1024, 64, False),
+        (16, 12, 2048, 64, True), (32, 12, 512, 64, False),
     ):  # fmt: skip
         shape = {"batch": batch, "heads": heads, "length": length, "size": size, "causal": causal, "kind": "time"}
         about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"

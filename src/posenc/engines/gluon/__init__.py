@@ -59,7 +59,7 @@ def refuse_call(x: Inputs, num: Numbers, dropout: float) -> str | None:
         return f"it knows biases by distance and slopes, not {', '.join(extra)}"
     if dropout > 0.0:
         return "it has no dropout"
-    if num.left >= 0:
+    if num.left >= 0 or num.right > 0:
         return "it has no window"
     if min(q.shape[2], k.shape[2]) < SHORTEST:
         return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"

@@ -17,7 +17,8 @@ The tiles of a block come in this order, which is the same for all its consumers
 
     far       visible to all queries of the block, and every distance at or beyond one end of the table: the bias is one number,
               which goes into the row's maximum; the products with values run beside the softmax
-    near      each pair reads the table and, where a tile is not visible to all, its mask
+    near      all others: the table's numbers, divided by the scale, are what the product of queries and keys begins with, instead of
+              zero. Where causal, the table ends with -inf, which is the mask
 
 A consumer skips the last tiles where only later queries of the block see them.
 
@@ -65,22 +66,20 @@ def find_block(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def count_tiles(end, q_length, k_length, right, BN: gl.constexpr, CAUSAL: gl.constexpr):
+def count_tiles(end, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
     """How many tiles of keys the queries before `end` may see."""
     keys = k_length
     if CAUSAL:
-        keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length) + right)
+        keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length))
     return (gl.maximum(keys, 0) + BN - 1) // BN
 
 
 @gluon.jit
-def split_tiles(
-    m0, n, q_length, k_length, right, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr
-):  # fmt: skip
+def split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
     """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles."""
     seen = k_length
     if CAUSAL:
-        seen = gl.minimum(seen, m0 + (k_length - q_length) + right + 1)
+        seen = gl.minimum(seen, m0 + (k_length - q_length) + 1)
     clear = gl.minimum(gl.maximum(seen, 0) // BN, n)
     left1 = gl.minimum(gl.maximum(lo + m0 - offset + 1, 0) // BN, clear)
     right0 = gl.maximum((gl.maximum(hi + m0 + BM - 1 - offset, 0) + BN - 1) // BN, left1)
@@ -112,69 +111,75 @@ def pass_turn(CID: gl.constexpr):
 
 
 @gluon.jit
-def row_max(s, S_L: gl.constexpr):
+def by_eights(x):
+    """[rows, columns] -> [rows, columns // 8, 8]. A thread has all elements along the middle axis, so that what depends on it is a
+    constant of the compiled code: an offset of a load, a number to compare with."""
+    return gl.reshape(x, [x.shape[0], x.shape[1] // 8, 8])
+
+
+@gluon.jit
+def coordinates(x):
+    """Row, column // 8 and column % 8 of what by_eights gave."""
+    L: gl.constexpr = x.type.layout
+    row = gl.arange(0, x.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    eight = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, L)))
+    column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    row = gl.expand_dims(gl.expand_dims(row, 1), 2)
+    return row, gl.expand_dims(gl.expand_dims(eight, 0), 2), gl.expand_dims(gl.expand_dims(column, 0), 1)
+
+
+@gluon.jit
+def row_max(x, S_L: gl.constexpr):
     """Maxima of rows, first over each thread's own columns."""
-    m = gl.max(gl.max(gl.reshape(s, [s.shape[0], s.shape[1] // 8, 8]), 1), 1)
-    return gl.convert_layout(m, gl.SliceLayout(1, S_L))
+    return gl.convert_layout(gl.max(gl.max(x, 1), 1), gl.SliceLayout(1, S_L))
 
 
 @gluon.jit
-def partial_sums(p):
-    """Sums of rows over each thread's own columns, [rows, 8]: added up once, after the last tile."""
-    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
-
-
-@gluon.jit
-def scale_rows(x, factor):
-    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
-
-
-@gluon.jit
-def far_softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, SLOPES: gl.constexpr):
-    """Probabilities and new maxima of a far tile: s * scale + shift; with SLOPES plus slope * (the distance dist + j - i)."""
-    if SLOPES:
-        columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L)).to(gl.float32)
-        rows = gl.arange(0, s.shape[0], gl.SliceLayout(1, S_L)).to(gl.float32)
-        s = s * scale + gl.expand_dims(slope * (columns + dist.to(gl.float32)), 0)
-        shift = shift - slope * rows
-        m_new = gl.maximum(m, row_max(s, S_L) + shift)
-        base = gl.where(m_new == float("-inf"), 0.0, m_new)
-        p = gl.exp2(s - gl.expand_dims(base - shift, 1))
+def along_rows(factor, x):
+    """[rows] in a shape that broadcasts against x, which has two or three axes."""
+    L: gl.constexpr = x.type.layout
+    if len(x.shape) == 2:
+        return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, L)), 1)
     else:
-        m_new = gl.maximum(m, row_max(s, S_L) * scale + shift)
-        base = gl.where(m_new == float("-inf"), 0.0, m_new)
-        p = gl.exp2(s * scale - gl.expand_dims(base - shift, 1))
-    return p, gl.exp2(m - base), m_new
+        factor = gl.convert_layout(factor, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+        return gl.expand_dims(gl.expand_dims(factor, 1), 2)
 
 
 @gluon.jit
-def near_softmax(
-    s, m, scale, table, slope, dist, keys, limit, S_L: gl.constexpr, BIAS: gl.constexpr, SLOPES: gl.constexpr,
-    CAUSAL: gl.constexpr, lo, hi,
+def load_table(
+    table, scale, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
-    """The same of a near tile. dist: of its first key and first query; keys: how many of its keys there are; limit: the largest
-    j - i of a visible pair, both counted within the tile."""
-    BN: gl.constexpr = s.shape[1]
-    rows = gl.expand_dims(gl.arange(0, s.shape[0], gl.SliceLayout(1, S_L)), 1)
-    columns = gl.expand_dims(gl.arange(0, BN, gl.SliceLayout(0, S_L)), 0)
-    s = s * scale
-    if BIAS:
-        # beyond the span, any tile reads the same numbers: the table need not be longer
-        first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
-        s = s + gl.load((table + first) + (columns - rows))
+    """The table's numbers for a tile, dist being the distance of its first key and first query."""
+    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
+    # beyond the span, any tile reads the same numbers: the table need not be longer
+    first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
+    x = gl.load((table + first + (column - row)) + 8 * eight)
+    return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
+def softmax(
+    s, m, scale, shift, slope, dist, keys, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr
+):  # fmt: skip
+    """Probabilities (by_eights), the factor of earlier sums, and the new maxima of the tile of scores s * scale + shift - slope |r|,
+    r = dist + j - i; slope has the sign of -r in a far tile. keys: how many keys of the tile there are."""
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    if NEAR and not CAUSAL:
+        x = gl.where(8 * eight < keys - column, x, float("-inf"))
     if SLOPES:
-        s = s - slope * gl.abs((columns - rows + dist).to(gl.float32))
-    is_masked = keys < BN
-    if CAUSAL:
-        is_masked = is_masked | (limit < BN - 1)
-    if is_masked:
-        end = gl.zeros_like(rows) + keys
-        if CAUSAL:
-            end = gl.minimum(end, rows + limit + 1)
-        s = gl.where(columns < end, s, float("-inf"))
-    m_new = gl.maximum(m, row_max(s, S_L))
-    base = gl.where(m_new == float("-inf"), 0.0, m_new)
-    p = gl.exp2(s - gl.expand_dims(base, 1))
+        if NEAR:
+            x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
+        else:
+            x = x * scale + (slope * (column + dist).to(gl.float32) + slope * (8 * eight).to(gl.float32))
+            shift = shift - slope * gl.arange(0, ROWS, gl.SliceLayout(1, S_L)).to(gl.float32)
+        m_new = gl.maximum(m, row_max(x, S_L) + shift)
+        base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(x - along_rows(base - shift, x))
+    else:
+        m_new = gl.maximum(m, row_max(x, S_L) * scale + shift)
+        base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(x * scale - along_rows(base - shift, x))
     return p, gl.exp2(m - base), m_new
 
 
@@ -185,7 +190,7 @@ def produce(
 ):  # fmt: skip
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = load
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, right, offset, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     count = (q_length + BM - 1) // BM
@@ -196,8 +201,8 @@ def produce(
         b = bh // heads
         h = bh % heads
         m0 = block * BM
-        n = gl.maximum(count_tiles(m0 + BM, q_length, k_length, right, BN, CAUSAL), 1)
-        left1, right0, right1 = split_tiles(m0, n, q_length, k_length, right, offset, lo, hi, BM, BN, CAUSAL)
+        n = gl.maximum(count_tiles(m0 + BM, q_length, k_length, BN, CAUSAL), 1)
+        left1, right0, right1 = split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
         before = -BN  # outside the tensor: zeros
         for t in range(n + 1):
             n0 = find_tile(t, left1, right0, right1) * BN
@@ -223,69 +228,50 @@ def produce(
 
 
 @gluon.jit
-def step_far(
-    q, p, m, l, acc, step, scale, shift, slope, dist, k_smem, v_smem, full, empty, S_L: gl.constexpr, P_L: gl.constexpr,
-    CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, SLOPES: gl.constexpr,
+def take_step(
+    q, p, m, l, acc, step, scale, shift, slope, dist, keys, table, lo, hi, k_smem, v_smem, full, empty, S_L: gl.constexpr,
+    P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, NEAR: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     at = step % STAGES
-    if TURNS:
-        wait_turn(CID)
-    zero = gl.zeros([ROWS, BN], gl.float32, S_L)
-    keys = k_smem.index(at).reshape([BN, D])
-    values = v_smem.index(at).reshape([BN, D])
-    s_new = warpgroup_mma(q, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
-    acc_new = warpgroup_mma(p, values, acc, is_async=True)
+    k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
+    v_tile = v_smem.index(at).reshape([BN, D])
+    if NEAR and TABLE:
+        begin = load_table(table, scale, dist, lo, hi, BN, S_L)
+        if TURNS:
+            wait_turn(CID)
+        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
+    else:
+        if TURNS:
+            wait_turn(CID)
+        zero = gl.zeros([ROWS, BN], gl.float32, S_L)
+        s_new = warpgroup_mma(q, k_tile, zero, use_acc=False, is_async=True)
+    acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
     if TURNS:
         pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
-    p_new, alpha, m = far_softmax(s, m, scale, shift, slope, dist, S_L, SLOPES)
-    l = scale_rows(l, alpha) + partial_sums(p_new)
+    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, keys, S_L, NEAR, SLOPES, CAUSAL)
+    l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
     # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
     # the softmax, and nothing overlaps.
     mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=(acc_new,))
     mbarrier.arrive(empty.index(at))
-    return gl.convert_layout(p_new.to(v_smem.dtype), P_L), m, l, scale_rows(acc, alpha)
-
-
-@gluon.jit
-def step_near(
-    q, p, m, l, acc, step, scale, table, slope, dist, keys_left, limit, lo, hi, k_smem, v_smem, full, empty,
-    S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    BIAS: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
-    """The same, but nothing runs beside the softmax: the table's numbers need the registers, and ptxas permits no branch."""
-    BN: gl.constexpr = k_smem.shape[3]
-    D: gl.constexpr = k_smem.shape[4]
-    at = step % STAGES
-    if TURNS:
-        wait_turn(CID)
-    zero = gl.zeros([ROWS, BN], gl.float32, S_L)
-    keys = k_smem.index(at).reshape([BN, D])
-    values = v_smem.index(at).reshape([BN, D])
-    s_new = warpgroup_mma(q, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
-    acc_new = warpgroup_mma(p, values, acc, is_async=True)
-    if TURNS:
-        pass_turn((CID + 1) % NC)
-    s, acc = warpgroup_mma_wait(0, deps=(s_new, acc_new))
-    mbarrier.arrive(empty.index(at))
-    p_new, alpha, m = near_softmax(s, m, scale, table, slope, dist, keys_left, limit, S_L, BIAS, SLOPES, CAUSAL, lo, hi)
-    l = scale_rows(l, alpha) + partial_sums(p_new)
-    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
-    return gl.convert_layout(p_new.to(v_smem.dtype), P_L), m, l, scale_rows(acc, alpha)
+    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, BN]), P_L)
+    return p, m, l, acc * along_rows(alpha, acc)
 
 
 @gluon.jit
 def consume(
     use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr,
-    TURNS: gl.constexpr, BIAS: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, bias_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, right, offset, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
@@ -300,46 +286,47 @@ def consume(
     for turn in range(count_blocks(batch_heads * count, program, programs)):
         bh, block = find_block(turn, program, programs, count, batch_heads, section)
         m0 = block * BM + CID * ROWS
-        n = gl.maximum(count_tiles(block * BM + BM, q_length, k_length, right, BN, CAUSAL), 1)
-        own = gl.maximum(count_tiles(m0 + ROWS, q_length, k_length, right, BN, CAUSAL), 1)
+        n = gl.maximum(count_tiles(block * BM + BM, q_length, k_length, BN, CAUSAL), 1)
+        own = gl.maximum(count_tiles(m0 + ROWS, q_length, k_length, BN, CAUSAL), 1)
         own = gl.where(m0 < q_length, own, 0)
-        left1, right0, right1 = split_tiles(block * BM, n, q_length, k_length, right, offset, lo, hi, BM, BN, CAUSAL)
+        left1, right0, right1 = split_tiles(block * BM, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
         far = gl.minimum(left1 + (right1 - right0), own)
-        table = bias_ptr
+        table = table_ptr
         shift = 0.0
         shift_right = 0.0
-        if BIAS:
-            width = hi - lo + 1 + 2 * PAD
-            table = bias_ptr + (bh % heads) * width
-            shift = gl.load(table)
-            shift_right = gl.load(table + (width - 1))
+        if TABLE:
+            table = table_ptr + (bh % heads) * row
+            shift = gl.load(table) * scale
+            shift_right = gl.load(table + (hi - lo + 2 * PAD)) * scale
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
         at_q = turn % QUEUE * NC + CID
         q = q_smem.index(at_q).reshape([ROWS, D])
         mbarrier.wait(q_full.index(at_q), (turn // QUEUE) & 1)
+        if QREG:
+            q = q.load(gl.DotOperandLayout(0, S_L, 2))
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
         nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
-        l = partial_sums(nothing)
+        l = gl.sum(by_eights(nothing), 1)
         p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
         acc = gl.zeros([ROWS, D], gl.float32, O_L)
         for t in range(far):
             n0 = find_tile(t, left1, right0, right1) * BN
             is_left = t < left1
-            p, m, l, acc = step_far(
+            p, m, l, acc = take_step(
                 q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope),
-                n0 - m0 + offset, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, SLOPES,
+                n0 - m0 + offset, BN, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
+                TABLE, SLOPES, CAUSAL,
             )  # fmt: skip
             step += 1
         for t in range(far, own):
             n0 = find_tile(t, left1, right0, right1) * BN
-            p, m, l, acc = step_near(
-                q, p, m, l, acc, step, scale, table, slope, n0 - m0 + offset, k_length - n0,
-                m0 - n0 + (k_length - q_length) + right, lo, hi, k_smem, v_smem, full, empty,
-                S_L, P_L, CID, NC, STAGES, TURNS, BIAS, SLOPES, CAUSAL,
+            p, m, l, acc = take_step(
+                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, table, lo, hi, k_smem, v_smem, full,
+                empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL,
             )  # fmt: skip
             step += 1
 
@@ -361,7 +348,7 @@ def consume(
             gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
             tma.store_wait(0)
             gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store(scale_rows(acc, inverse).to(v_smem.dtype))
+            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
             fence_async_shared()
             tma.async_copy_shared_to_global(o_desc, [bh // heads, bh % heads, m0, 0], o_smem.index(CID))
         for _ in range(own, n):
@@ -378,21 +365,21 @@ def consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "right", "offset", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def forward(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
-    bias_ptr,  # float32 [H, PAD + span + PAD], base 2, constant before and after the span (pad_bias); or unused
+    table_ptr,  # float32 [H or 1, PAD + span + PAD], constant before and after the span (launch.pad_bias); or unused
     slopes_ptr,  # float32 [H], or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, right, offset, lo, hi,
-    NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi,
+    NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr,
     SLOPES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. right: the largest visible j - i, aligned at the ends (CAUSAL); r = j - i + offset; lo, hi: the span of the
-    table, or of nothing: a span beyond every distance, so that all tiles are far. QUEUE: blocks of queries in shared memory."""
+    """out and lse. r = j - i + offset; lo, hi: the span of the table, or, without one, of nothing, beyond every distance, so that all
+    tiles are far; row: the table's stride over heads. QUEUE: blocks of queries in shared memory; QREG: a block's queries in registers."""
     DTYPE: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
     BN: gl.constexpr = k_desc.block_shape[2]
@@ -415,19 +402,19 @@ def forward(
 
     load = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
     bars = (q_full, q_empty, full, empty)
-    use = (o_desc, lse_ptr, bias_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
-    sizes = (q_length, k_length, heads, group, batch_heads, section, right, offset, lo, hi)
+    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     if NC == 2:
         gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, BIAS, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, BIAS, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
             (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, BIAS, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, BIAS, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 2, NC, STAGES, QUEUE, TURNS, BIAS, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 2, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
             (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
