@@ -27,6 +27,8 @@ TILES = {
     "3x64": (3, 64, 6, True, False, (160, 32)),
     "2x128": (2, 128, 4, True, False, (240, 24)),
     "2x128 q": (2, 128, 4, True, True, (240, 24)),
+    "3x128 16 heads": (3, 128, 4, True, False, (160, 32), 16),
+    "3x64 wide 16 heads": (3, 64, 4, True, False, (160, 32), 16),
     "3x64 wide": (3, 64, 4, True, False, (160, 32)),
     "3x64 wide free": (3, 64, 4, False, False, (160, 32)),
     "2x128 wide": (2, 128, 2, True, False, (240, 24)),
@@ -36,8 +38,16 @@ TILES = {
 }
 """Consumers, keys, stages, turns, queries in registers, registers."""
 BY_SIZE = {
-    64: ["3x128", "3x128 free", "3x128 3 stages", "3x64", "2x128", "2x128 q"],
-    128: ["3x64 wide", "3x64 wide free", "2x128 wide", "2x128 wide q", "2x128 wide q free", "2x64 wide q"],
+    64: ["3x128", "3x128 free", "3x128 3 stages", "3x64", "2x128", "2x128 q", "3x128 16 heads"],
+    128: [
+        "3x64 wide",
+        "3x64 wide free",
+        "2x128 wide",
+        "2x128 wide q",
+        "2x128 wide q free",
+        "2x64 wide q",
+        "3x64 wide 16 heads",
+    ],
 }
 STALL = {"check": 75.0, "time": 45.0, "warm": 75.0}  # seconds for one job, compilation included
 
@@ -95,6 +105,8 @@ def timings(only):
             tiles["none"], tiles["alibi"] = BY_SIZE[size][:2], BY_SIZE[size][:1]
         for terms, names in tiles.items():
             for tile in names:
+                if "heads" in tile and not causal:
+                    continue
                 jobs.append({**shape, "name": f"{about} | {terms} [{tile}]", "tile": tile, "terms": terms})
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 

@@ -55,7 +55,7 @@ def count_blocks(blocks, program, programs):
 def find_block(turn, program, programs, count, batch_heads, section):
     """The head (of all batch rows) and the block of queries that a program takes in its turn.
 
-    `section` heads at a time, whose keys stay in the L2 cache; of these, blocks with the most keys first. Every other turn goes
+    `section` heads at a time, and of these the blocks with the most keys first. Every other turn goes
     backwards through the programs, so that none gets the longer one each time.
     """
     index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
@@ -158,25 +158,31 @@ def load_table(
 
 
 @gluon.jit
+def slope_of_pairs(slope, BN: gl.constexpr, S_L: gl.constexpr):
+    """slope * (j - i) for a tile."""
+    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
+    x = slope * (column - row).to(gl.float32) + slope * (8 * eight).to(gl.float32)
+    return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
 def softmax(
     s, m, scale, shift, slope, dist, keys, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr
 ):  # fmt: skip
     """Probabilities (by_eights), the factor of earlier sums, and the new maxima of the tile of scores s * scale + shift - slope |r|,
-    r = dist + j - i; slope has the sign of -r in a far tile. keys: how many keys of the tile there are."""
+    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i). keys: how many there are."""
     x = by_eights(s)
     row, eight, column = coordinates(x)
     if NEAR and not CAUSAL:
         x = gl.where(8 * eight < keys - column, x, float("-inf"))
-    if SLOPES:
-        if NEAR:
-            x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
-        else:
-            x = x * scale + (slope * (column + dist).to(gl.float32) + slope * (8 * eight).to(gl.float32))
-            shift = shift - slope * gl.arange(0, ROWS, gl.SliceLayout(1, S_L)).to(gl.float32)
-        m_new = gl.maximum(m, row_max(x, S_L) + shift)
+    if NEAR and SLOPES:
+        x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
+        m_new = gl.maximum(m, row_max(x, S_L))
         base = gl.where(m_new == float("-inf"), 0.0, m_new)
-        p = gl.exp2(x - along_rows(base - shift, x))
+        p = gl.exp2(x - along_rows(base, x))
     else:
+        if SLOPES:
+            shift = shift + slope * dist.to(gl.float32)
         m_new = gl.maximum(m, row_max(x, S_L) * scale + shift)
         base = gl.where(m_new == float("-inf"), 0.0, m_new)
         p = gl.exp2(x * scale - along_rows(base - shift, x))
@@ -241,6 +247,11 @@ def take_step(
     v_tile = v_smem.index(at).reshape([BN, D])
     if NEAR and TABLE:
         begin = load_table(table, scale, dist, lo, hi, BN, S_L)
+        if TURNS:
+            wait_turn(CID)
+        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
+    elif SLOPES and not NEAR:
+        begin = slope_of_pairs(slope / scale, BN, S_L)
         if TURNS:
             wait_turn(CID)
         s_new = warpgroup_mma(q, k_tile, begin, is_async=True)

@@ -16,7 +16,6 @@ from ..triton.launcher import Launch
 from .kernel import PAD, ROWS, forward
 
 LOG2E = 1.4426950408889634
-CACHED = 1 << 24  # bytes of keys and values that causal blocks share in the L2 cache
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -27,6 +26,7 @@ class Tile(NamedTuple):
     turns: bool  # whether consumers take turns with the tensor cores
     in_registers: bool  # whether queries are
     registers: tuple[int, int]  # of a consumer and of the producer; 512 threads share 65,536, or 384 with two consumers
+    heads: int = 0  # of all batch rows, whose blocks are taken together where causal; 0: all
 
 
 TILES = {64: Tile(3, 128, 4, True, False, (160, 32)), 128: Tile(3, 64, 4, True, False, (160, 32))}
@@ -73,11 +73,11 @@ def run_forward(
         width = width if rows > 1 else 0
     blocks = batch * heads * -(-q_length // (ROWS.value * tile.consumers))
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    section = max(1, CACHED // (2 * k_length * size * q.element_size())) * group if causal else 1
+    section = min(tile.heads or batch * heads, batch * heads) if causal else 1
     launch(
         forward, min(blocks, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
         _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, scale * LOG2E, q_length, k_length,
-        heads, group, batch * heads, min(section, batch * heads), num.offset, width, lo, hi,
+        heads, group, batch * heads, section, num.offset, width, lo, hi,
         NC=tile.consumers, STAGES=tile.stages, QUEUE=1, TURNS=tile.turns, QREG=tile.in_registers,
         TABLE=table is not lse, SLOPES=x.slopes is not None, CAUSAL=causal, CONSUMER_REGISTERS=tile.registers[0],
         PRODUCER_REGISTERS=tile.registers[1], num_warps=4,
