@@ -14,7 +14,7 @@ from importlib import metadata
 
 import torch
 
-from ..triton.arguments import Inputs, Numbers
+from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
@@ -22,6 +22,8 @@ AUTOMATIC = False  # whether the triton engine uses it where `refuse` permits
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = (64, 128)
 SHORTEST = 1024  # queries and keys: below, the triton engine's kernels are as fast
+SMALLEST = 2.0**-40
+WIDEST = 1 << 20  # distances of a causal table
 READS = {"q", "k", "v", "bias", "slopes"}
 
 
@@ -36,19 +38,22 @@ def _version() -> str:
 VERSION = _version()
 
 
-def refuse(x: Inputs, num: Numbers, dropout: float) -> str | None:
+def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel cannot run this call, or None."""
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+
+
+def refuse_device(device: torch.device) -> str | None:
     if not AUTOMATIC:
         return "it is not switched on"
     if VERSION not in TESTED:
         return f"it is tested with Triton {', '.join(TESTED)}, found {VERSION}"
-    if not x.q.is_cuda or torch.version.hip is not None or capability(x.q.device) != (9, 0):
+    if device.type != "cuda" or torch.version.hip is not None or capability(device) != (9, 0):
         return "it needs a GPU of compute capability 9.0"
-    return refuse_call(x, num, dropout)
+    return None
 
 
-def refuse_call(x: Inputs, num: Numbers, dropout: float) -> str | None:
-    """`refuse`, whatever the device."""
+def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     q, k, v = x.q, x.k, x.v
     if q.dtype not in DTYPES:
         return f"it computes in bfloat16 or float16, not {q.dtype}"
@@ -61,6 +66,10 @@ def refuse_call(x: Inputs, num: Numbers, dropout: float) -> str | None:
         return "it has no dropout"
     if num.left >= 0 or num.right > 0:
         return "it has no window"
+    if scale < SMALLEST:
+        return f"the bias is divided by the scale, which must be at least {SMALLEST}, got {scale}"
+    if num.right == 0 and num.lo != FAR and abs(k.shape[2] - q.shape[2] + num.offset - num.lo) > WIDEST:
+        return f"the last visible distance is more than {WIDEST} from the table's first"
     if min(q.shape[2], k.shape[2]) < SHORTEST:
         return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"
     if any(bad_strides(tensor) for tensor in (q, k, v)):

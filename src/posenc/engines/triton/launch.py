@@ -50,7 +50,7 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
-    if gluon.refuse(x, num, dropout) is None:
+    if gluon.refuse(x, num, scale, dropout) is None:
         from ..gluon.launch import run_forward as run_gluon
 
         return run_gluon(launch, x, num, scale, out, lse)
