@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-slow test-cpu test-seeds fuzz fuzz-today test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-serve clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz fuzz-today test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-test docs-serve clean
 
 help:
 	@echo "make demo         train and compare the encodings; the report is out/quick/report.html (ARGS='--lang zh': in Chinese)"
@@ -21,7 +21,8 @@ help:
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make docs         the documentation site, out/site/index.html; links, anchors and code are checked"
-	@echo "make docs-serve   the same at http://127.0.0.1:8000"
+	@echo "make docs-test    the same, then opened in a browser"
+	@echo "make docs-serve   the site at http://127.0.0.1:8000 while you write"
 	@echo "make lint, format, types, bench, bench-table, figures, clean"
 
 demo: $(VENV)/.demo
@@ -106,6 +107,9 @@ figures: $(VENV)/.dev
 MATHJAX := $(VENV)/mathjax
 docs: $(VENV)/.docs
 	$(ONE_THREAD) $(PY) -m docs.site
+
+docs-test: docs $(VENV)/.dev
+	$(PYTEST) -m slow tests/docs $(ARGS)
 
 docs-serve: $(VENV)/.docs
 	$(PY) -m docs.site --serve

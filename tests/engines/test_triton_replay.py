@@ -1,9 +1,11 @@
 """Records of launches without a kernel; triton_cases.group_replay runs recorded kernels."""
 
+import ctypes
 import pickle
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 
@@ -28,6 +30,58 @@ def test_a_record_must_not_read_values():
             with pytest.raises(RuntimeError, match="must not depend"):
                 replay.run_recorded(("values",), [x], lambda launch, x: x * float(x.sum()))
     replay._programs.clear()
+
+
+class CopyKernel:
+    """A kernel that copies two numbers from one address to another, compiled."""
+
+    arg_names = ("to", "origin")
+    function = packed_metadata = None
+
+    def __getitem__(self, grid):
+        return lambda *tensors: self.copy(*(x.data_ptr() for x in tensors))
+
+    def run(self, x, y, z, stream, function, metadata, launch, enter, leave, *addresses):
+        self.copy(*addresses)
+
+    def copy(self, to, origin):
+        ctypes.memmove(to, origin, 8)
+
+
+def test_buffers_that_only_kernels_use_are_one_allocation(monkeypatch):
+    for name, value in (
+        ("INTERPRETED", False),
+        ("current_stream", lambda device: 0),
+        ("compile_kernel", lambda *_: copy),
+    ):
+        monkeypatch.setattr(launcher, name, value)
+    copy, kept = CopyKernel(), []
+
+    def run(launch, x):
+        first, second = x.new_empty(3, 2), x.new_empty(40, 2)
+        launch(copy, 1, first[1], x[2:3, 1:].expand(1, 2))  # a view of a view of an input
+        launch(copy, 1, second.view(-1)[7:], first[1:].flatten())
+        out = x.new_empty(2)
+        launch(copy, 1, out.detach(), second.flatten()[7:9])
+        return out, x.t()
+
+    for number in range(4):
+        x = torch.arange(12.0).view(4, 3) + number
+        with CountAllocations() as count:
+            out, turned = replay.run_recorded(("copy",), [x], run)
+        kept.append(count.number)
+        assert out.tolist() == [7.0 + number, 8.0 + number] and torch.equal(turned, x.t())
+        assert turned.data_ptr() == x.data_ptr()
+    replay._programs.clear()
+    assert kept == [3, 3, 2, 2], "the output, and one for all others"
+
+
+class CountAllocations(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += "empty" in str(function)
+        return function(*args, **(kwargs or {}))
 
 
 def test_lengths_do_not_multiply_variants():

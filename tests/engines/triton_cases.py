@@ -239,6 +239,29 @@ def group_chunks():
     check(q, k, v, plan_of(("exact",), q, k, v), window=(20, 3))
 
 
+def group_decay():
+    """Sums of gates, which grow with the text, keep the digits of their differences: forward, backward and for one query."""
+    q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 40, 40, 16))
+    total = (
+        torch.nn.functional.logsigmoid(torch.randn(1, 2, 40, dtype=torch.float64)).cumsum(-1) - 3e5
+    ).requires_grad_()
+    leaves = (q, k, v, total)
+    for rows in (slice(None), slice(39, 40)):
+        plan = Plan(Positions((rows.start or 0, 40 - (rows.start or 0)), 40), decay=(total[..., rows], total))
+        ours, exact = (
+            attend(*(x.to(dtype) for x in (q[:, :, rows], k, v)), plan, causal=True, engine=engine)
+            for dtype, engine in ((torch.float32, "triton"), (torch.float64, "reference"))
+        )
+        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+        weight = torch.randn_like(exact)
+        grads = (torch.autograd.grad((x * weight).sum(), leaves) for x in (ours, exact))
+        for one, other in zip(*grads):
+            assert (one - other).abs().max() < 1e-5 * other.abs().max()
+    with torch.no_grad():
+        ours = attend(q[:, :, 39:], k, v, plan, causal=True, engine="triton")
+        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
 def group_dropout():
     """The same weights are dropped forward and backward, and the mean is kept."""
     q, k, v = (x.float().requires_grad_() for x in tensors(1, 1, 1, 20, 33, 16))
@@ -440,7 +463,7 @@ def group_operator():
 
 def check_replay(slots, options):
     """From its third call on, a step is replayed: the same bits as without a record, for other numbers and other tensors."""
-    from posenc.engines.triton import replay
+    from posenc.engines.triton import prepared
 
     def step(q, k, v, tables):
         leaves = [x.clone().requires_grad_() for x in (q, k, v, *tables)]
@@ -453,12 +476,21 @@ def check_replay(slots, options):
     draws = [([torch.randn(x) for x in shapes], [torch.randn(x) for x in slots.values()]) for _ in range(4)]
     expected = []
     for qkv, tables in draws:
-        replay._programs.clear()
+        forget()
         expected.append(step(*qkv, tables))
-    replay._programs.clear()
+    forget()
     for (qkv, tables), wanted in zip(draws, expected, strict=True):
         assert all(map(torch.equal, step(*qkv, tables), wanted))
-    assert len(replay._programs) == 2 and all(replay._programs.values())
+    ((call, _),) = prepared._calls._entries.values()
+    assert call.program is not None and len(call.backwards) == 1 and all(call.backwards.values())
+
+
+def forget():
+    from posenc.engines import known_calls
+    from posenc.engines.triton import prepared, replay
+
+    for kept in (known_calls._known, prepared._calls, replay._programs):
+        kept.clear()
 
 
 def group_replay_tables():
@@ -466,16 +498,64 @@ def group_replay_tables():
 
 
 def group_replay():
-    from posenc.engines.triton import replay
-
     check_replay({}, {"causal": True, "key_mask": torch.arange(20)[None] < 19})
     x, y, z = (torch.randn(1, 1, 16, 16) for _ in range(3))
-    replay._programs.clear()
+    forget()
     for _ in range(3):
         attend(x, x, x, engine="triton")  # one tensor given three times
     replayed = attend(x, y, z, engine="triton")
-    replay._programs.clear()
+    forget()
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
+
+
+def group_known():
+    """A call that is known takes the way of its facts, and nothing that is part of the key is overlooked."""
+    from posenc.engines import known_calls
+    from posenc.engines.triton import prepared
+
+    q, k, v = (x.float() for x in tensors(1, 2, 1, 17, 17, 16))
+    buckets = index.log_buckets(8, 12, causal=False)
+    for number in range(3):  # one after the other: first sight, record, replay
+        q, k, v = (torch.randn_like(x) for x in (q, k, v))
+        tables = {
+            "bias": torch.randn(8, 2).t(), "dot_query": torch.randn(1, 8, 16), "dot_key": torch.randn(2, 8, 16),
+        }  # fmt: skip
+        check(q, k, v, Plan(Positions(17), lookups=(Lookup(buckets, **tables),), scale=0.3 + number * 0))
+    assert len(known_calls._known) == len(prepared._calls) == 1
+    table = torch.randn(8, 2, requires_grad=True)
+
+    def step(x=q, table=table, **options):
+        plan = Plan(Positions(17), lookups=(Lookup(buckets, bias=table.t()),))
+        return attend(x, k, v, plan, engine="triton", **options)
+
+    first = step()
+    for _ in range(3):
+        assert torch.equal(step(), first) and step().requires_grad
+    (grad,) = torch.autograd.grad(step().sum(), table)
+    assert grad.stride() == table.stride()
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(step(), first) and not step().requires_grad
+    with torch.inference_mode():
+        assert torch.equal(step(), first)
+    assert not step(table=table.detach()).requires_grad
+    assert torch.equal(step(x=q.expand(1, 2, 17, 16).transpose(1, 2).contiguous().transpose(1, 2)), first)
+    for options in ({"causal": True}, {"window": 3}, {"key_mask": torch.arange(17)[None] < 9}, {"return_lse": True}):
+        for _ in range(3):
+            found = step(**options)
+            found = found[0] if isinstance(found, tuple) else found
+            assert torch.equal(found, first) == ("return_lse" in options)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(step(), first)
+    with pytest.raises(ValueError, match="heads"):
+        step(table=torch.randn(8, 3))
+    with pytest.raises(TypeError, match="no_such_mask"):
+        step(no_such_mask=None)
+    half = torch.func.grad(lambda x: step(x=x).sum())(q)
+    (whole,) = torch.autograd.grad(step(x=(leaf := q.clone().requires_grad_())).sum(), leaf)
+    assert torch.equal(half, whole)
+    dropped = {float(step(dropout=0.5).sum()) for _ in range(5)}
+    assert len(dropped) == 5, "every call draws anew"
 
 
 if __name__ == "__main__":

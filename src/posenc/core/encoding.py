@@ -57,6 +57,11 @@ class Encoding(_Recorded):
     terms      3. scores, 4. values: lookups, slopes, ...     relative encodings
 
     One instance serves one layer or many: sharing a table is sharing the module.
+
+    `plan` raises ValueError where an encoding needs x or host and gets none.
+
+        >>> posenc.create("clipped", heads=2).plan(posenc.Positions(4)).lookups[0].bias.shape  # [H, n]
+        torch.Size([2, 33])
     """
 
     absolute = False

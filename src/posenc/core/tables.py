@@ -28,7 +28,7 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
 
 
 @cache_in_eager_mode(maxsize=256)
-def _rows(index: Index, lo: int, hi: int) -> tuple[int, ...]:
+def rows_of(index: Index, lo: int, hi: int) -> tuple[int, ...]:
     steps = [min(max(r, index.lo), index.hi) - index.lo for r in range(lo, hi + 1)]
     return tuple(steps) if index.rows is None else tuple(index.rows[step] for step in steps)
 
@@ -40,7 +40,7 @@ def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[in
 
     Repeated ends are summed first: a row with many readers would make all others as long.
     """
-    rows = _rows(index, lo, hi)
+    rows = rows_of(index, lo, hi)
     before, after = 0, 0
     while before + 1 < len(rows) and rows[before + 1] == rows[0]:
         before += 1
@@ -62,7 +62,7 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
-        return table.index_select(1, constant(_rows(index, lo, hi), table.device))
+        return table.index_select(1, constant(rows_of(index, lo, hi), table.device))
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -19,6 +19,7 @@ from .. import Plan, Positions
 from ..core import formulas
 from ..core.constants import constant
 from . import masks
+from .family import Family, tiny_text
 from .layer import Layer, NoAttentions, Part, split
 
 
@@ -177,5 +178,18 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-PARTS = (BloomAttention, BloomModel, MptAttention, MptBlock)
-HOOKS = {modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt}
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import BloomConfig, MptConfig
+
+    if folder == "bloom":
+        model: Any = modeling_bloom.BloomModel(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2))
+    else:
+        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=32))
+    return model, tiny_text()
+
+
+FAMILY = Family(
+    tiny,
+    parts=(BloomAttention, BloomModel, MptAttention, MptBlock),
+    hooks={modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt},
+)

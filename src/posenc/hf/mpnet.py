@@ -17,6 +17,7 @@ from transformers.models.mpnet import modeling_mpnet
 from .. import Lookup, Plan, Positions
 from ..core import index
 from . import masks
+from .family import Family, tiny_text
 from .layer import Layer, Part, split
 
 BUCKETS = index.log_buckets(32, 128, causal=False)
@@ -78,5 +79,18 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-PARTS = (MPNetSelfAttention, MPNetEncoder)
-HOOKS = {modeling_mpnet.MPNetModel: before_model}
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import MPNetConfig, MPNetModel
+
+    config = MPNetConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return MPNetModel(config), tiny_text()
+
+
+FAMILY = Family(
+    tiny,
+    parts=(MPNetSelfAttention, MPNetEncoder),
+    hooks={modeling_mpnet.MPNetModel: before_model},
+)

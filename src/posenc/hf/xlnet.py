@@ -23,6 +23,7 @@ from transformers.models.xlnet import modeling_xlnet
 from .. import Index, Lookup, Plan, Positions, attend, merge
 from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
+from .family import Family, tiny_text
 from .layer import Layer, NoAttentions, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
@@ -183,5 +184,16 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-PARTS = (XLNetRelativeAttention,)
-HOOKS = {modeling_xlnet.XLNetModel: before_model}
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import XLNetConfig, XLNetModel
+
+    model = XLNetModel(XLNetConfig(vocab_size=32, d_model=16, n_layer=2, n_head=2, d_inner=16))
+    text = tiny_text()
+    return model, {**text, "token_type_ids": (text["input_ids"] > 15).long()}
+
+
+FAMILY = Family(
+    tiny,
+    parts=(XLNetRelativeAttention,),
+    hooks={modeling_xlnet.XLNetModel: before_model},
+)

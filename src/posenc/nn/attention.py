@@ -44,6 +44,11 @@ class Attention(nn.Module):
     strategy   how attention crosses the ranks: "ulysses", "gather", "ring" or "auto"
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
                pickle) can go on with a copy of the cache
+
+    Raises OptionError for sizes and options that do not fit, ValueError for an x of another shape.
+
+        >>> posenc.Attention(64, 4, encoding="t5", causal=True)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

@@ -90,6 +90,7 @@ class LayerCache:
                 "make a longer KVCache(max_length=...), or crop it"
             )
         differentiable = differentiable or (torch.is_grad_enabled() and k.requires_grad)
+        differentiable = differentiable or torch.compiler.is_exporting()  # a program writes to no storage of its caller
         if self._k is None or self._v is None:
             if self.max_length is None or differentiable:
                 return Appended(k, v, (k, v), length, False)  # the caller's own: never written to
@@ -250,6 +251,11 @@ class KVCache:
     is full, one copy for as many tokens as it holds. With it, storage for max_length tokens is made by the first
     forward (where gradients may be wanted, by the first one without), and nothing is ever copied; more tokens raise.
     Such a cache can serve steps of fixed shapes, for CUDA graphs: `cache.fix_shapes()` (graph_cache.py).
+
+        >>> layer, cache = posenc.Attention(64, 4, encoding="rope", causal=True), posenc.KVCache()
+        >>> y = layer(torch.randn(2, 7, 64), cache=cache)  # keys and values are [B, Hkv, L, D]
+        >>> cache.length
+        7
     """
 
     def __init__(self, max_length: int | None = None) -> None:

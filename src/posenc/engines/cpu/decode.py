@@ -155,8 +155,9 @@ def _add_content(
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             mask = add(mask, found * scale)
-    if plan.decay is not None:
-        c_q, c_k = plan.decay
+    decay = plan.decay_in(precision)
+    if decay is not None:
+        c_q, c_k = decay
         mask = add(mask, (c_q[..., None] - c_k[..., -keys:].unsqueeze(2)).to(precision))
     return mask
 

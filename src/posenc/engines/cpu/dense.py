@@ -10,6 +10,7 @@ tables' numbers are the same, whichever way they were or were not changed since.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache, wraps
 
 import torch
@@ -23,6 +24,8 @@ from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 
 NEG_INF = float("-inf")
+ALL = slice(None)
+BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -340,29 +343,41 @@ class _Attend(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        batch, heads, q_length, size = q.shape
-        _, kv_heads, k_length, v_size = v.shape
-        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-        scaled = q.to(mask.dtype).reshape(stacks, rows, size) * ctx.scale
-        keys = k.to(mask.dtype).reshape(stacks, k_length, size)
-        values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
-        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
-        p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-        g = grad.to(p.dtype).reshape(stacks, rows, v_size)
-        d_v = torch.bmm(p.transpose(1, 2), g)
-        d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
-        d_q = torch.bmm(d_s, keys).mul_(ctx.scale)
-        d_k = torch.bmm(d_s.transpose(1, 2), scaled)
-        d_mask = None
-        if ctx.needs_input_grad[3]:
-            d_mask = d_s.view(batch, heads, q_length, k_length)
-            for axis, length in enumerate(mask.shape):
-                if length == 1 and d_mask.shape[axis] > 1:
-                    d_mask = d_mask.sum(axis, keepdim=True)
-        return (
-            d_q.view(q.shape).to(q.dtype),
-            d_k.view(k.shape).to(k.dtype),
-            d_v.view(v.shape).to(v.dtype),
-            d_mask,
-            None,
-        )
+        d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if ctx.needs_input_grad[3] else None
+        group = q.shape[1] // k.shape[1]
+        for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
+            own = slice(heads.start * group, heads.stop * group)
+            at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
+            found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], ctx.scale)
+            d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
+            if d_mask is not None:
+                d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
+        return d_q, d_k, d_v, d_mask, None
+
+
+def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and key heads whose scores stay in a core's cache together. numbers: scores of a key head."""
+    heads = min(kv_heads, max(1, BLOCK // numbers))
+    rows = max(1, BLOCK // (kv_heads * numbers))
+    for row in range(0, batch, rows):
+        for head in range(0, kv_heads, heads):
+            yield slice(row, min(row + rows, batch)), slice(head, min(head + heads, kv_heads))
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Of q, k, v and the scores [B, H, Lq, Lk]."""
+    batch, heads, q_length, size = q.shape
+    _, kv_heads, k_length, v_size = v.shape
+    stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+    scaled = q.to(mask.dtype).reshape(stacks, rows, size) * scale
+    keys = k.to(mask.dtype).reshape(stacks, k_length, size)
+    values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
+    whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+    p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
+    g = grad.to(p.dtype).reshape(stacks, rows, v_size)
+    d_v = torch.bmm(p.transpose(1, 2), g)
+    d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+    d_q = torch.bmm(d_s, keys).mul_(scale)
+    d_k = torch.bmm(d_s.transpose(1, 2), scaled)
+    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)

@@ -18,6 +18,7 @@ from ...core.mask import Mask
 from ...core.positions import Positions
 from ..lowering import Facts, LoweredPlan, Span
 from . import schedule
+from .launcher import Launch
 from .padding import key_bounds
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
@@ -93,10 +94,34 @@ INPUTS = Inputs._fields
 GRADIENTS = INPUTS[: INPUTS.index("starts")]
 
 
-def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Inputs, Numbers, float]:
-    """Tensors, integers and the scale (1 where it is a tensor)."""
+class Tables:
+    """A row for each distance lo .. hi, by operations that autograd and torch.compile see."""
+
+    def __init__(self, lowered: LoweredPlan):
+        self.lowered = lowered
+
+    def bias(self, lo: int, hi: int) -> Tensor | None:
+        return self.lowered.bias_table(lo, hi)
+
+    def query(self, q: Tensor, lo: int, hi: int) -> tuple[Tensor | None, Tensor | None]:
+        """And the states."""
+        return self.lowered.query_table(q, lo, hi)
+
+    def key(self, lo: int, hi: int) -> Tensor | None:
+        """By -r: from hi down to lo."""
+        table = self.lowered.key_table(lo, hi)
+        return None if table is None else table.flip(1)
+
+    def value(self, lo: int, hi: int) -> Tensor | None:
+        return self.lowered.value_table(lo, hi)
+
+
+def kernel_arguments(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, tables: Tables | None = None, launch: Launch | None = None
+) -> tuple[Inputs, Numbers, float]:
+    """Tensors, integers and the scale (1 where it is a tensor). launch: None where the operators are called that do it."""
     facts, plan = lowered.facts, lowered.plan
-    tensors, numbers = _tables(q, lowered)
+    tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
     if plan.slopes is not None:
         tensors["slopes"] = plan.slopes.float().contiguous()
@@ -113,9 +138,9 @@ def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
         scale = 1.0
     if plan.decay is not None:
         for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
-            tensors[name] = decay.float().expand(facts.batch, facts.heads, length).contiguous()
+            tensors[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
-    _add_masks(tensors, lowered.mask, facts)
+    _add_masks(tensors, lowered.mask, facts, launch)
     content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
     # by the plan's own spans, not by what a text reaches of them: lengths must not multiply the kernels
     if content and min(content) >= schedule.WIDE and facts.dtype != torch.float32 and "p_q" not in tensors:
@@ -127,7 +152,12 @@ def kernel_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
     return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
 
 
-def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[str, int]]:
+def as_single(decay: Tensor) -> Tensor:
+    """float32, unless it is float64: sums over long texts, of which kernels subtract two before they round."""
+    return decay if decay.dtype == torch.float64 else decay.float()
+
+
+def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, Tensor], dict[str, int]]:
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
@@ -137,21 +167,20 @@ def _tables(q: Tensor, lowered: LoweredPlan) -> tuple[dict[str, Tensor], dict[st
     numbers: dict[str, int] = {}
     if bias_span is not None:
         numbers["bias_lo"], numbers["bias_hi"] = bias_span
-        bias = lowered.bias_table(*bias_span)
-        tensors["bias"] = None if bias is None else bias.expand(facts.heads, -1)
+        bias = tables.bias(*bias_span)
+        tensors["bias"] = bias if bias is None or bias.shape[0] == facts.heads else bias.expand(facts.heads, -1)
     if query_span is not None:
         span = _band_span(query_span, visible)
         numbers["rows_lo"], numbers["rows_hi"] = span
-        tensors["table"], tensors["states"] = lowered.query_table(q, *span)
+        tensors["table"], tensors["states"] = tables.query(q, *span)
     if key_span is not None:
         lo, hi = _band_span(key_span, visible)
         numbers["cols_lo"], numbers["cols_hi"] = -hi, -lo
-        table = lowered.key_table(lo, hi)
-        tensors["key_table"] = None if table is None else table.flip(1)
+        tensors["key_table"] = tables.key(lo, hi)
     if value_span is not None:
         span = _band_span(value_span, visible)
         numbers["mass_lo"], numbers["mass_hi"] = span
-        tensors["value"] = lowered.value_table(*span)
+        tensors["value"] = tables.value(*span)
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, numbers
 
 
@@ -197,10 +226,10 @@ def _two_axes(positions: Tensor) -> Tensor:
     return positions if positions.dim() == 2 else positions[None]
 
 
-def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts) -> None:
+def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Launch | None) -> None:
     if mask.key_mask is not None:
         tensors["key_mask"] = _bytes(mask.key_mask.contiguous())
-        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch)
+        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch, launch)
     if mask.documents is not None:
         tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
         tensors["doc_q_keys"], tensors["doc_k_queries"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)

@@ -30,6 +30,7 @@ from .band_layout import Band, make_band, round_up, to_float
 from .bf16x3 import split_bf16x3
 from .launcher import Launch
 from .structs import View
+from .tables import Parts
 from .tiles import matmul
 
 
@@ -289,10 +290,10 @@ def table_from_band_kernel(
 
 
 def table_from_band(
-    launch: Launch, band: Band, states: Tensor, heads: int, table_heads: int, span: int, with_sums: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """The band, transposed, times states [B, H or Hkv, tokens, E] -> [H or 1, span, E], float32; with_sums: and the band's sums
-    over tokens, [H or 1, span]."""
+    launch: Launch, band: Band, states: Tensor, heads: int, with_sums: bool = False
+) -> tuple[Parts, Parts | None]:
+    """The band, transposed, times states [B, H or Hkv, tokens, E] -> parts of [H, span, E]; with_sums: and of the band's sums
+    over tokens, [H, span]."""
     batch, own_heads, tokens, size = states.shape
     block_size = max(16, schedule.next_power_of_2(size))
     columns, rows = round_up(band.hi - band.origin + 8, 8), band.hi - band.origin + 1
@@ -314,13 +315,5 @@ def table_from_band(
             heads, heads // own_heads, batch, tokens, columns, rows, size, block_size, tile.queries, tile.keys, parts,
             STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
-    near = slice(band.lo - band.origin, band.lo - band.origin + span)
-
-    def reduce(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        over = [dim for dim, wanted in ((0, table_heads < heads), (1, True)) if wanted and x.shape[dim] > 1]
-        x = x[:, :, near]
-        return (x.sum(over, keepdim=True) if over else x).squeeze(1)
-
-    return reduce(total), reduce(sums)
+    first = band.lo - band.origin
+    return Parts(total, 0, first), None if sums is None else Parts(sums, 0, first)

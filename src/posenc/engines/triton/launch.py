@@ -20,6 +20,7 @@ from torch import Tensor
 from ...core.constants import constant
 from .. import gluon
 from . import schedule
+from .alignment import align_rows
 from .arguments import GRADIENTS, Inputs, Numbers
 from .backward_k import backward_k
 from .backward_q import backward_q
@@ -29,21 +30,24 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
+from .tables import Parts, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
 MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout to more, but not to a thousand)
 
 
-def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer, or empty)."""
-    x = _with_contiguous_rows(x)
+def run_forward(
+    launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer) or None."""
+    x = _with_aligned_rows(x)
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
-    out = q.new_empty(batch, heads, q_length, v_size)
+    out = empty_in_order(q, v_size)
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
-    mass = q.new_empty(0)
+    mass = None
     if x.value is not None:
         mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.has_token_positions else q.dtype)
     if out.numel() == 0:
@@ -74,7 +78,7 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
             slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         launch(
-            forward, grid, _view(q), _view(k), _view(v), View(split_out, *out.stride()[:3]), View(split_sums, 0, 0, 0),
+            forward, grid, _view(q), _view(k), _view(v), _view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
             slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
@@ -82,32 +86,43 @@ def run_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: 
         )  # fmt: skip
 
     if splits > 1:
-        out, lse = _merge_splits(split_out, split_sums, q_length, q.dtype)
+        lse = _merge_splits(split_out, split_sums, out)
     if x.value is not None:
         states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
-def _merge_splits(split_out: Tensor, split_sums: Tensor, q_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _merge_splits(split_out: Tensor, split_sums: Tensor, out: Tensor) -> Tensor:
     """Outputs [B, H, splits, Lq, Dv] of shares of the keys, with their maxima m_i and sums l_i [B, H, splits, 2, L] -> the
-    output and log-sum-exp of all keys."""
+    output, into out, and the log-sum-exp of all keys."""
     m_i, l_i = split_sums.unbind(3)
     m = m_i.amax(2, keepdim=True)
     weight = torch.exp2(m_i - m.masked_fill(m == float("-inf"), 0.0)) * l_i
     total = weight.sum(2)
     lse = (m.squeeze(2) + total.log2()).masked_fill(total == 0.0, float("inf"))
     weight = weight / total.masked_fill(total == 0.0, 1.0)[:, :, None]
-    return (weight[..., :q_length, None] * split_out).sum(2).to(dtype), lse
+    out.copy_((weight[..., : out.shape[2], None] * split_out).sum(2))
+    return lse
+
+
+def empty_in_order(x: Tensor, size: int, dtype: torch.dtype | None = None) -> Tensor:
+    """[B, H, L, size] for x [B, H, L, D], in memory as x is where the heads of a token lie side by side, as projections put
+    them: what follows, and the projections' gradients, then need no copy."""
+    batch, heads, length, _ = x.shape
+    if x.stride(3) == 1 and x.stride(1) < x.stride(2):
+        strides = (length * heads * size, size, heads * size, 1)
+        return torch.empty_strided((batch, heads, length, size), strides, dtype=dtype or x.dtype, device=x.device)
+    return x.new_empty(batch, heads, length, size, dtype=dtype)
 
 
 def run_backward(
-    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor, x: Inputs, num: Numbers, scale: float,
+    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, mass: Tensor | None, x: Inputs, num: Numbers, scale: float,
     dropout: float, wanted: dict[str, bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of GRADIENTS. d_lse: like lse, of the log-sum-exp in base 2."""
+) -> list[Tensor | Parts | None]:  # fmt: skip
+    """The gradients of GRADIENTS; those of tables are still to be summed (sum_parts). d_lse: like lse, of the log-sum-exp in base 2."""
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
-    x, do = _with_contiguous_rows(x), _contiguous_rows(do)
+    x, do = _with_aligned_rows(x), align_rows(do)
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
@@ -188,16 +203,16 @@ def run_backward(
     if d_bias is not None:  # after the loop: _reduce_rows adds to a bias that is there
         if x.has_token_positions:
             ones = q.new_ones(batch, heads, q_length, 1, dtype=torch.float32)
-            grads["bias"] = table_from_band(launch, d_bias, ones, heads, heads, x.bias.shape[1])[0][..., 0]
+            grads["bias"] = table_from_band(launch, d_bias, ones, heads)[0]
         else:
-            grads["bias"] = d_bias.ptr.sum((0, 2))
+            grads["bias"] = Parts(d_bias.ptr, 1)
     if grads["slopes"] is not None:
         grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
         states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
-        grads["key_table"] = table_from_band(launch, d_cols, k, heads, *x.key_table.shape[:2])[0]
+        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]
     if x.value is not None and wanted["value"]:
-        grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
+        grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads)[0]
     return list(grads.values())
 
 
@@ -209,9 +224,9 @@ def _allocate_gradients(
     grads: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     sums = torch.float32 if blocks > 1 else k.dtype  # sums over blocks of queries are kept in float32
     grads["q"], grads["k"], grads["v"] = (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape, dtype=sums),
-        v.new_empty(v.shape, dtype=sums),
+        empty_in_order(q, q.shape[3]),
+        empty_in_order(k, k.shape[3], sums),
+        empty_in_order(v, v.shape[3], sums),
     )
     if blocks > 1 and bias_in_rows:
         grads["bias"] = torch.zeros_like(x.bias)
@@ -222,9 +237,11 @@ def _allocate_gradients(
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
-        grads["decay_k"] = torch.zeros_like(x.decay_k)
+        grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
         # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
-        grads["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        grads["decay_q"] = (
+            torch.zeros_like(x.decay_q, dtype=torch.float32) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        )
     return grads
 
 
@@ -241,15 +258,16 @@ def _reduce_rows(
         states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
     if not (wants_table or wants_bias):
         return
-    d_table, sums = table_from_band(
-        launch, d_rows, states, x.q.shape[1], x.table.shape[0], d_rows.hi - d_rows.lo + 1, wants_bias
-    )
-    parts = {"table": d_table if wants_table else None, "bias": None if sums is None else sums / scale}
+    d_table, sums = table_from_band(launch, d_rows, states, x.q.shape[1], wants_bias)
+    parts = {
+        "table": d_table if wants_table else None, "bias": None if sums is None else sums._replace(factor=1.0 / scale),
+    }  # fmt: skip
     for name, part in parts.items():
         if part is not None and grads[name] is None:  # one block of queries: the whole span
             grads[name] = part
         elif part is not None:
-            grads[name][:, d_rows.lo - num.rows_lo : d_rows.hi - num.rows_lo + 1].add_(part)
+            some = grads[name][:, d_rows.lo - num.rows_lo : d_rows.hi - num.rows_lo + 1]
+            some.add_(sum_parts(launch, part, some.new_empty(some.shape)))
 
 
 # ---- bands ------------------------------------------------------------------------------------------------------------
@@ -392,9 +410,5 @@ def _batch_stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
-def _with_contiguous_rows(x: Inputs) -> Inputs:
-    return x._replace(q=_contiguous_rows(x.q), k=_contiguous_rows(x.k), v=_contiguous_rows(x.v))
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _with_aligned_rows(x: Inputs) -> Inputs:
+    return x._replace(q=align_rows(x.q), k=align_rows(x.k), v=align_rows(x.v))

@@ -16,8 +16,9 @@ from torch import Tensor
 from ...core.functions import apply_function
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
 from .device import is_traced, launch_on
-from .launch import mass_size, padded, run_backward, run_forward
+from .launch import empty_in_order, mass_size, padded, run_backward, run_forward
 from .replay import describe, run_recorded
+from .tables import Parts, sum_parts
 
 
 def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
@@ -41,7 +42,8 @@ def forward(
     key = ("forward", inputs.q.device, num, scale, dropout, describe(inputs))
 
     def run(launch, *inputs):
-        return run_forward(launch, Inputs(*inputs), num, scale, dropout)
+        out, lse, mass = run_forward(launch, Inputs(*inputs), num, scale, dropout)
+        return out, lse, out.new_empty(0) if mass is None else mass
 
     with launch_on(inputs.q):
         return run_recorded(key, inputs, run)
@@ -53,7 +55,7 @@ attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
 @attend_op.register_fake
 def _(tensors, present, numbers, scale, dropout):
     x = unpack(tensors, present)
-    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    out = empty_in_order(x.q, x.v.shape[3])
     lse = x.q.new_empty(*x.q.shape[:2], padded(x.q.shape[2]), dtype=torch.float32)
     if x.value is None:
         return out, lse, x.q.new_empty(0)
@@ -73,10 +75,16 @@ def backward(
     def run(launch, d_out, d_lse, out, lse, mass, *inputs):
         names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
         grads = run_backward(launch, d_out, d_lse, out, lse, mass, Inputs(*inputs), num, scale, dropout, names)
-        return [grads[number].to(inputs[number].dtype) for number in wanted]
+        return [finish_gradient(launch, grads[number], inputs[number]) for number in wanted]
 
     with launch_on(inputs.q):
         return run_recorded(key, given, run)
+
+
+def finish_gradient(launch, grad: Tensor | Parts, tensor: Tensor) -> Tensor:
+    if isinstance(grad, Parts):
+        return sum_parts(launch, grad, tensor.new_empty(tensor.shape))
+    return grad if grad.dtype == tensor.dtype else grad.to(tensor.dtype)
 
 
 attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
@@ -85,7 +93,11 @@ attend_backward = torch.library.custom_op("posenc::attend_backward", backward, m
 @attend_backward.register_fake
 def _(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
     inputs = unpack(tensors, present)
-    return [inputs[number].new_empty(inputs[number].shape) for number in wanted]
+    return [
+        empty_in_order(x, x.shape[3]) if number < 3 else x.new_empty(x.shape)
+        for number in wanted
+        for x in (inputs[number],)
+    ]
 
 
 def _differentiate(ctx, d_out, d_lse, needs: Sequence[bool], run) -> list[Tensor | None]:
@@ -129,16 +141,21 @@ class _Attention(torch.autograd.Function):
         return None, None, None, None, *_differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[4:], run)
 
 
-def _backward_once(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
-    return _FirstDerivative.apply(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors)
+def _backward_once(d_out, d_lse, out, lse, mass, tensors, *others):
+    return FirstDerivative.apply(_backward_of, others, d_out, d_lse, out, lse, mass, *tensors)
 
 
-class _FirstDerivative(torch.autograd.Function):
-    """`backward` where it may be differentiated itself (create_graph, torch.func): that raises."""
+def _backward_of(others, d_out, d_lse, out, lse, mass, *tensors):
+    return tuple(backward(d_out, d_lse, out, lse, mass, tensors, *others))
+
+
+class FirstDerivative(torch.autograd.Function):
+    """function(arguments, *tensors), a backward pass, where it may be differentiated itself (create_graph, torch.func): that
+    raises."""
 
     @staticmethod
-    def forward(present, numbers, scale, dropout, wanted, d_out, d_lse, out, lse, mass, *tensors):
-        return tuple(backward(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted))
+    def forward(function, arguments, *tensors):
+        return function(arguments, *tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

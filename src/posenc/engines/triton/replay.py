@@ -7,11 +7,12 @@ recorded; from the third on, only the record runs:
     launch.py, second call                                     record: a function made of the lines
     out = q.new_empty(2, 8, 512, 64)                           t3 = empty([2, 8, 512, 64], dtype=.., device=..)
     tile = schedule.choose_tile(...)
-    launch(forward, 64, View(q, *q.stride()[:3]), ...)         c1(64, 1, 1, stream, .., View(t0, 262144, 32768, 64), ...)
+    launch(forward, 64, View(q, *q.stride()[:3]), ...)         c1(64, 1, 1, stream, .., (t0.data_ptr(), 262144, 32768, 64), ...)
     return out                                                 return t3
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
-by the call itself must be a constant.
+by the call itself must be a constant. Kernels take addresses, so a view that only they read is none in the record, but a sum, and
+small buffers that only they use are one allocation.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from . import launcher
 ALLOCATIONS = {
     torch.ops.aten.new_empty.default: torch.empty,
     torch.ops.aten.empty_like.default: torch.empty,
+    torch.ops.aten.empty_strided.default: torch.empty,
     torch.ops.aten.new_zeros.default: torch.zeros,
 }
+SHARED = 1 << 24  # bytes: larger buffers are freed as soon as they are used
+ALIGNED = 512  # bytes, as PyTorch's own allocations
 MOST = 1024  # keys that are remembered
 _programs: dict[tuple, Callable | None] = {}
 
@@ -69,6 +73,12 @@ class Recorder(TorchDispatchMode):
         self.alive: list = [self.inputs]  # a name is that of an object, whose id must not be given to another one
         self.space: dict[str, object] = {}
         self.lines: list[str] = []
+        self.pointers: set[str] = set()
+        self.views: dict[
+            int, tuple
+        ] = {}  # by the id of what a view's operator returned: the operator and its arguments
+        self.buffers: dict[str, int] = {}  # names of empty ones: bytes
+        self.shared: set[str] = set()  # those in one allocation
         self.parameters = [self.name(x, "t") for x in self.inputs]
 
     def name(self, x, letter: str) -> str:
@@ -86,6 +96,8 @@ class Recorder(TorchDispatchMode):
     def write(self, x) -> str:
         """x as an expression."""
         if isinstance(x, Tensor):
+            if id(x) in self.views and id(x) not in self.names:
+                self._write_view(x)
             return self.names.get(id(x)) or self.constant(x)
         if type(x).__name__ == "TensorDescriptor":  # of the Gluon kernels, made anew for the tensor of each call
             fields = (x.base, list(x.shape), list(x.strides), x.block_shape, x.layout)
@@ -100,20 +112,65 @@ class Recorder(TorchDispatchMode):
             return repr(x)
         return self.constant(x)
 
+    def _write_view(self, x: Tensor) -> None:
+        """A view that is needed as a tensor."""
+        function, args, kwargs = self.views[id(x)]
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            self.names[id(x)] = self.write(args[0])
+        else:
+            call = self._write_call(function, args, kwargs)
+            self.lines.append(f"{self.name(x, 't')} = {call}")
+
+    def _write_call(self, function, args, kwargs) -> str:
+        arguments = [*map(self.write, args), *(f"{name}={self.write(x)}" for name, x in kwargs.items())]
+        return f"{self.constant(function)}({', '.join(arguments)})"
+
+    def write_argument(self, x) -> str:
+        """x as an argument of a compiled kernel, which takes tuples of any type, and addresses sooner than tensors."""
+        if isinstance(x, tuple):
+            return f"({''.join(f'{self.write_argument(element)}, ' for element in x)})"
+        if not isinstance(x, Tensor):
+            return self.write(x)
+        base = x
+        while id(base) in self.views and id(base) not in self.names:
+            base = self.views[id(base)][1][0]
+        name = self.write(base)
+        if name in self.space:
+            return repr(x.data_ptr())
+        if name not in self.pointers:
+            self.pointers.add(name)
+            self.lines.append(f"p{name} = {name}.data_ptr()")
+        offset = x.data_ptr() - base.data_ptr() if x.numel() else 0
+        return f"p{name} + {offset}" if offset else f"p{name}"
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        arguments = [*map(self.write, args), *(f"{name}={self.write(x)}" for name, x in kwargs.items())]
-        call = f"{self.constant(function)}({', '.join(arguments)})"
+        if _is_view(function):
+            result = function(*args, **kwargs)
+            self.views[id(result)] = function, args, kwargs
+            self.alive.append(result)
+            return result
+        call = self._write_call(function, args, kwargs)
         result = function(*args, **kwargs)
         if isinstance(result, (tuple, list)):
             call = f"{', '.join(self.name(x, 't') for x in result)}, = {call}"
         elif not isinstance(result, Tensor):
             raise RuntimeError(f"{function} reads a tensor's values; a launch must not depend on them")
-        elif id(result) not in self.names:  # operations in place return what they were given
-            if function in ALLOCATIONS and result.is_contiguous():  # half the price of a call of an operator
-                options = f"dtype={self.write(result.dtype)}, device={self.write(result.device)}"
-                call = f"{self.constant(ALLOCATIONS[function])}({self.write(list(result.shape))}, {options})"
-            call = f"{self.name(result, 't')} = {call}"
+        elif (
+            id(result) not in self.names and id(result) not in self.views
+        ):  # operations in place return what they were given
+            name = self.name(result, "t")
+            if function in ALLOCATIONS:  # half the price of a call of an operator
+                make, size = ALLOCATIONS[function], self.write(list(result.shape))
+                if make is not torch.zeros:
+                    make = torch.empty if result.is_contiguous() else torch.empty_strided
+                    size += "" if make is torch.empty else f", {self.write(list(result.stride()))}"
+                if make is not torch.zeros or result.is_contiguous():
+                    options = f"dtype={self.write(result.dtype)}, device={self.write(result.device)}"
+                    call = f"{self.constant(make)}({size}, {options})"
+                if make is torch.empty:
+                    self.buffers[name] = result.nbytes
+            call = f"{name} = {call}"
         self.lines.append(call)
         return result
 
@@ -133,15 +190,16 @@ class Recorder(TorchDispatchMode):
             compiled[(programs, 1, 1)](*args)
         # what compiled[grid] calls, without looking up the stream and hooks for each launch
         first = (write(compiled.function), write(compiled.packed_metadata), "None, None, None")
-        arguments = [f"{programs}, 1, 1, stream", *first, *map(write, args)]
+        arguments = [f"{programs}, 1, 1, stream", *first, *map(self.write_argument, args)]
         self.lines.append(f"{self.constant(compiled.run)}({', '.join(arguments)})")
 
     def finish(self, results) -> Callable:
-        lines = [*self.lines, f"return {self.write(results)}"]
-        last_use = {name: number for number, line in enumerate(lines) for name in re.findall(r"\bt\d+\b", line)}
+        returned = f"return {self.write(results)}"
+        lines = self._share_buffers([*self.lines, returned])
+        last_use = {name: number for number, line in enumerate(lines) for name in re.findall(r"\bp?(t\d+)\b", line)}
         ends: dict[int, list[str]] = {}
         for name, number in last_use.items():
-            if number < len(lines) - 1:
+            if number < len(lines) - 1 and name not in self.shared:
                 ends.setdefault(number, []).append(name)
         source = [f"def replay({', '.join(self.parameters)}):"]
         if not launcher.INTERPRETED:
@@ -154,3 +212,33 @@ class Recorder(TorchDispatchMode):
                 source.append(f"    del {', '.join(ends[number])}")  # memory is free for what follows
         exec("\n".join(source), self.space)
         return self.space["replay"]  # type: ignore[return-value]
+
+    def _share_buffers(self, lines: list[str]) -> list[str]:
+        """One allocation for all small buffers of which addresses alone are used."""
+        uses: dict[str, list[int]] = {}
+        for number, line in enumerate(lines):
+            for name in re.findall(r"\bt\d+\b", line):
+                uses.setdefault(name, []).append(number)
+        replaced: dict[int, str | None] = {}
+        total = 0
+        small = [name for name, size in self.buffers.items() if name in self.pointers and size <= SHARED]
+        small = [name for name in small if len(uses[name]) == 2]
+        if len(small) < 2:
+            return lines
+        for name in small:
+            allocated, addressed = uses[name]
+            replaced |= {allocated: None, addressed: f"p{name} = pt + {total}"}
+            total += -(-self.buffers[name] // ALIGNED) * ALIGNED
+        self.shared.update(small)
+        assert self.inputs[0] is not None
+        options = f"dtype={self.write(torch.uint8)}, device={self.write(self.inputs[0].device)}"
+        first = [f"shared = {self.constant(torch.empty)}([{total}], {options})", "pt = shared.data_ptr()"]
+        kept = (replaced.get(number, line) for number, line in enumerate(lines))
+        return [*first, *(line for line in kept if line is not None)]
+
+
+def _is_view(function) -> bool:
+    """Whether an operator returns one tensor that is a view of its first argument."""
+    returns = function._schema.returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    return alias is not None and not alias.is_write and isinstance(returns[0].type, torch.TensorType)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.memo import Memo
+
 
 class Pointer(NamedTuple):
     """What Triton reads of a tensor: dtype and whether its address is divisible by 16."""
@@ -62,6 +64,12 @@ def warm_up(
 
     Nothing is computed: kernels are found and left out. Parameters, their gradients, buffers of statistics aside, and the
     random numbers of the next step are as before. Returns (kernel, seconds) for each; [] on a CPU.
+
+    Raises what the function raises.
+
+        >>> layer = posenc.Attention(32, 2, encoding="t5")
+        >>> posenc.warm_up(layer, torch.randn(1, 8, 32))  # x [B, L, d_model], on a CPU
+        []
     """
     from . import launcher
 
@@ -80,8 +88,9 @@ def warm_up(
 
 @contextmanager
 def _recording(launcher, found: dict[Kernel, None]) -> Iterator[None]:
-    """Launches are recorded and left out."""
-    from . import replay
+    """Launches are recorded and left out; calls take none of what was prepared before, and leave nothing behind."""
+    from .. import known_calls
+    from . import prepared, replay
 
     def record(kernel, args: tuple, constants: dict) -> None:
         arguments = tuple(
@@ -89,15 +98,14 @@ def _recording(launcher, found: dict[Kernel, None]) -> Iterator[None]:
         )
         found[Kernel(kernel.__module__, kernel.__name__, arguments, tuple(constants.items()))] = None
 
-    compile_kernel, programs = launcher.compile_kernel, dict(replay._programs)
+    compile_kernel, kept = launcher.compile_kernel, (known_calls._known, prepared._calls, replay._programs)
     launcher.compile_kernel = record
-    replay._programs.clear()
+    known_calls._known, prepared._calls, replay._programs = Memo(64, 64), Memo(64, 64), {}
     try:
         yield
     finally:
         launcher.compile_kernel = compile_kernel
-        replay._programs.clear()
-        replay._programs.update(programs)
+        known_calls._known, prepared._calls, replay._programs = kept
 
 
 def _described(x):

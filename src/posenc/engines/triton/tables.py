@@ -1,0 +1,157 @@
+"""Tables with a row for each distance, made from tables of buckets by one launch, and their gradients by another.
+
+    expand       [X, n, ..] -> [X, span, ..]       the row of each distance
+    sum_parts    what programs, batch rows and distances have summed apart -> [X, n, ..], in one order, without atomics
+
+core/tables.py does the same with PyTorch's operations, a dozen of them, where autograd or torch.compile must see them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.constants import constant
+from ...core.index import Index
+from ...core.tables import rows_of
+from .launcher import Launch
+from .schedule import cdiv, next_power_of_2
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["table_x", "table_n", "table_e", "rows_count", "size"])
+def expand_kernel(table, table_x, table_n, table_e, rows, out, rows_count, size, BLOCK: tl.constexpr):
+    """out[x, s, e] = table[x, rows[s], e]; one program for each block of (s, e)."""
+    blocks = tl.cdiv(rows_count * size, BLOCK)
+    pid = tl.program_id(0)
+    x = (pid // blocks).to(tl.int64)
+    at = pid % blocks * BLOCK + tl.arange(0, BLOCK)
+    valid = at < rows_count * size
+    step, e = at // size, at % size
+    row = step
+    if rows is not None:
+        row = tl.load(rows + step, mask=valid, other=0)
+    y = tl.load(table + x * table_x + row * table_n + e * table_e, mask=valid, other=0.0)
+    tl.store(out + x * rows_count * size + at, y.to(out.dtype.element_ty), mask=valid)
+
+
+def expand(
+    launch: Launch, table: Tensor, index: Index, lo: int, hi: int, dtype: torch.dtype, flip: bool = False
+) -> Tensor:
+    """[X, n] or [X, n, E] -> [X, hi - lo + 1, ..], contiguous; flip: from hi down to lo."""
+    whole = index.rows is None and (lo, hi) == (index.lo, index.hi) and not flip
+    if whole and table.dtype == dtype and table.is_contiguous():
+        return table
+    count, size = hi - lo + 1, 1 if table.dim() == 2 else table.shape[2]
+    out = table.new_empty(table.shape[0], count, *table.shape[2:], dtype=dtype)
+    if out.numel():
+        rows = None if whole else _device_rows(index, lo, hi, flip, table.device)
+        programs = table.shape[0] * cdiv(count * size, BLOCK)
+        launch(
+            expand_kernel, programs, table, *table.stride()[:2], 1 if table.dim() == 2 else table.stride(2), rows, out,
+            count, size, BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+class Parts(NamedTuple):
+    """The gradient of a table with a row for each distance, before it is summed up."""
+
+    tensor: Tensor  # [B, H, P, span] (axis 1) or [H, P, span, E] (axis 0), float32: to be summed over B and P
+    axis: int  # of the heads
+    first: int = 0  # the step of the span's first distance
+    factor: float = 1.0  # of the sum
+
+    def strides(self) -> tuple[int, int, int, int, int, int]:
+        """Number of the outer parts and their stride, of the inner ones, and the strides of x and of distances."""
+        shape, strides = self.tensor.shape, self.tensor.stride()
+        if self.axis == 1:
+            return shape[0], strides[0], shape[2], strides[2], strides[1], strides[3]
+        return 1, 0, shape[1], strides[1], strides[0], strides[2]
+
+
+@triton.jit(do_not_specialize=["outer_stride", "inner", "inner_stride", "heads", "head_stride", "parts", "steps_stride", "first", "out_x",
+                               "out_n", "out_e", "n", "size", "factor"])  # fmt: skip
+def sum_parts_kernel(
+    parts_of, outer_stride, inner, inner_stride, heads, head_stride, parts, steps_stride, order, begins, first, out, out_x, out_n, out_e, n, size,
+    factor, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """One program for each head, row and block of channels: the sum over the row's distances and all parts (of all heads, where
+    they share the table). order: the distances by row; begins [n + 1]: where each row's begin; None: one distance for each."""
+    blocks = tl.cdiv(size, BLOCK_E)
+    pid = tl.program_id(0)
+    e = pid % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
+    row = pid // blocks % n
+    x = (pid // blocks // n).to(tl.int64)
+    begin, end = row, row + 1
+    if begins is not None:
+        begin, end = tl.load(begins + row), tl.load(begins + row + 1)
+    count = end - begin
+    total = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
+    for t0 in range(0, parts * heads * count, BLOCK_T):
+        t = t0 + tl.arange(0, BLOCK_T)
+        valid = t < parts * heads * count
+        step = begin + t % tl.maximum(count, 1)
+        part = t // tl.maximum(count, 1)
+        head, part = part // parts, part % parts
+        if order is not None:
+            step = tl.load(order + step, mask=valid, other=0)
+        at = (part // inner).to(tl.int64) * outer_stride + (part % inner).to(tl.int64) * inner_stride
+        at += (x + head) * head_stride + (first + step) * steps_stride
+        total += tl.load(
+            parts_of + (at[:, None] + e[None, :]), mask=valid[:, None] & (e < size)[None, :], other=0.0
+        ).to(tl.float32)
+    y = tl.sum(total, 0) * factor
+    tl.store(out + x * out_x + row * out_n + e * out_e, y.to(out.dtype.element_ty), mask=e < size)
+
+
+def sum_parts(
+    launch: Launch, parts: Parts, out: Tensor, index: Index | None = None, lo: int = 0, hi: int = 0, flip: bool = False
+) -> Tensor:
+    """Into out, the gradient of a table [X, n] or [X, n, E] of which `expand(.., index, lo, hi, flip)` was used; None: of the
+    expanded table itself. X is the number of heads, or 1."""
+    outer, outer_stride, inner, inner_stride, head_stride, steps_stride = parts.strides()
+    if not out.numel():
+        return out
+    heads = parts.tensor.shape[parts.axis] // out.shape[0]
+    n, size = out.shape[1], 1 if out.dim() == 2 else out.shape[2]
+    out_strides = (*out.stride()[:2], 1 if out.dim() == 2 else out.stride(2))
+    order = begins = None
+    if index is None or (index.rows is None and (lo, hi) == (index.lo, index.hi) and not flip):
+        if size == 1 and steps_stride == 1:  # neighbouring distances are read together, as channels are
+            n, size, out_strides = 1, n, (out_strides[0], 0, out_strides[1])
+    else:
+        order, begins = _device_readers(index, lo, hi, flip, n, out.device)
+    block_e = min(128, max(16, next_power_of_2(size))) if size > 1 else 1
+    block_t = 32 if begins is None else 16 if size > 1 else 256
+    launch(
+        sum_parts_kernel, out.shape[0] * n * cdiv(size, block_e), parts.tensor, outer_stride, inner, inner_stride, heads, head_stride,
+        outer * inner, steps_stride, order, begins, parts.first, out, *out_strides, n, size, parts.factor, block_t, block_e, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=256)
+def _device_rows(index: Index, lo: int, hi: int, flip: bool, device: torch.device) -> Tensor:
+    rows = rows_of(index, lo, hi)
+    return constant(rows[::-1] if flip else rows, device, torch.int32)
+
+
+@lru_cache(maxsize=256)
+def _device_readers(index: Index, lo: int, hi: int, flip: bool, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Distances by the row that they read, and where each row's begin."""
+    rows = rows_of(index, lo, hi)
+    rows = rows[::-1] if flip else rows
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    begins = [0] * (n + 1)
+    for row in rows:
+        begins[row + 1] += 1
+    for row in range(n):
+        begins[row + 1] += begins[row]
+    return constant(tuple(order), device, torch.int32), constant(tuple(begins), device, torch.int32)
