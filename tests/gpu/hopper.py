@@ -244,7 +244,7 @@ def check_step(job):
     from tests import budget
     from tests.plans import mapped
 
-    gluon.AUTOMATIC, gluon.SHORTEST = True, 1
+    gluon.SHORTEST, gluon.FEWEST = 1, 1
     q, k, v = (x.requires_grad_() for x in make_tensors(1, 4, 2, 1100, 1100, 64, torch.bfloat16, ""))
     plan = mapped(make_plan(job["terms"], 4, 1100, 1100, 0, 128, job["causal"]), lambda name, x: x.requires_grad_())
     leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
@@ -293,7 +293,7 @@ def measure(job):
     with torch.no_grad():
         before = time_graph(cudnn)
         if job["tile"] is None:
-            gluon.AUTOMATIC = False
+            gluon.FEWEST = 1 << 30
             found = {"flash": time_graph(plain(SDPBackend.FLASH_ATTENTION))}
             found["triton"] = time_graph(lambda: attend(q, k, v, plan, causal=causal, engine="triton"))
         else:

@@ -18,10 +18,12 @@ from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
-AUTOMATIC = False  # whether the triton engine uses it where `refuse` permits
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = (64, 128)
-SHORTEST = 1024  # queries and keys: below, the triton engine's kernels are as fast
+SHORTEST = 512  # queries and keys
+FEWEST = (
+    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
+)
 SMALLEST = 2.0**-40
 WIDEST = 1 << 20  # distances of a causal table
 READS = {"q", "k", "v", "bias", "slopes"}
@@ -44,8 +46,6 @@ def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
 
 
 def refuse_device(device: torch.device) -> str | None:
-    if not AUTOMATIC:
-        return "it is not switched on"
     if VERSION not in TESTED:
         return f"it is tested with Triton {', '.join(TESTED)}, found {VERSION}"
     if device.type != "cuda" or torch.version.hip is not None or capability(device) != (9, 0):
@@ -72,6 +72,9 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
         return f"the last visible distance is more than {WIDEST} from the table's first"
     if min(q.shape[2], k.shape[2]) < SHORTEST:
         return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"
+    blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // 192)
+    if blocks < FEWEST:
+        return f"it needs {FEWEST} blocks of 192 queries to fill a device, got {blocks}"
     if any(bad_strides(tensor) for tensor in (q, k, v)):
         return "the copy engine needs rows that begin at multiples of 16 bytes and strides above zero"
     return None
