@@ -94,7 +94,8 @@ def timings(only):
     for batch, heads, length, size, causal in (
         (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (2, 32, 8192, 128, True), (1, 16, 16384, 64, False),
         (1, 16, 16384, 64, True), (4, 16, 4096, 128, True), (4, 16, 4096, 128, False), (16, 12, 1024, 64, False),
-        (16, 12, 2048, 64, True), (32, 12, 512, 64, False),
+        (16, 12, 2048, 64, True), (32, 12, 512, 64, False), (64, 12, 256, 64, False), (64, 12, 128, 64, False), (8, 12, 512, 64, False),
+        (4, 12, 512, 64, True), (1, 12, 1024, 64, False), (1, 12, 2048, 64, True), (1, 32, 2048, 128, True), (2, 12, 1024, 64, False),
     ):  # fmt: skip
         shape = {"batch": batch, "heads": heads, "length": length, "size": size, "causal": causal, "kind": "time"}
         about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
