@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from .. import gluon
 from . import schedule
 from .alignment import align_rows
 from .arguments import GRADIENTS, Inputs, Numbers
@@ -53,6 +54,10 @@ def run_forward(
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
+    if gluon.refuse(x, num, scale, dropout) is None:
+        from ..gluon.launch import run_forward as run_gluon
+
+        return run_gluon(launch, x, num, scale, out, lse)
 
     kind = x.kind(num)
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
