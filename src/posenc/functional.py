@@ -52,8 +52,9 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         engine == "auto" and dropout == 0.0 and not return_lse and type(plan) is Plan
         and not torch.compiler.is_compiling() and getattr(q, "is_cpu", False) and is_standard()
     ):  # fmt: skip
-        if all(masks[name] is None for name in masks if name != "causal"):
-            out = plain_call.run(q, k, v, plan, masks.get("causal", False))
+        causal = masks.get("causal", False)
+        if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
+            out = plain_call.run(q, k, v, plan, causal)
             if out is not None:
                 return out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)

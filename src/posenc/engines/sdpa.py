@@ -16,6 +16,14 @@ from . import blocked, dense_bias
 from .lowering import LoweredPlan
 
 reads_raw_plan = False
+VECTOR = 16
+"""Numbers in the widest vector register of a CPU, AVX-512's."""
+
+
+def hides_nan(q: Tensor, keys: int) -> bool:
+    """Whether PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed. It
+    takes the maximum of a query's scores by vectors, which keep NaN, and of what is left number by number, which does not."""
+    return keys < VECTOR and holds_nan(q)
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -42,8 +50,7 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
-    # PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed
-    if q.is_cpu and not torch.compiler.is_compiling() and holds_nan(q):
+    if q.is_cpu and not torch.compiler.is_compiling() and hides_nan(q, k.shape[2]):
         return blocked.run(q, k, v, lowered)
     scale = lowered.scale
     assert isinstance(scale, float)
