@@ -40,7 +40,7 @@ def plans(heads=4, queries=12, keys=12):
 
 @pytest.mark.parametrize("name", list(plans()))
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(12, 12, 4), (1, 9, 2), (5, 9, 4)])
+@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(12, 12, 4), (1, 9, 2), (1, 20, 1), (5, 9, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_results_are_those_of_the_reference(name, causal, queries, keys, kv_heads, dtype):
     q, k, v = tensors(queries=queries, keys=keys, kv_heads=kv_heads, dtype=dtype)

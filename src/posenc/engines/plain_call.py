@@ -15,13 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Plan
 from . import rules_cpu, triton
 from .cpu import dense
-from .sdpa import hides_nan
+from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -80,10 +79,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     if hides_nan(q, k_length):
         return None
     scale = plan.scale
-    out = scaled_dot_product_attention(
-        q, k, v, mask, 0.0, causal and mask is None and q_length > 1,
-        scale=None if scale is None else float(scale), enable_gqa=heads != kv_heads,
-    )  # fmt: skip
+    out = fused_attention(
+        q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
+    )
     if mask is not None and causal and q_length > 1 and dense.sees_masked(out):
         return None
     return out
