@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import fields
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def plans(heads=4, queries=12, keys=12):
 
 @pytest.mark.parametrize("name", list(plans()))
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(12, 12, 4), (1, 9, 2), (5, 9, 4)])
+@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(12, 12, 4), (1, 9, 2), (1, 20, 1), (5, 9, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_results_are_those_of_the_reference(name, causal, queries, keys, kv_heads, dtype):
     q, k, v = tensors(queries=queries, keys=keys, kv_heads=kv_heads, dtype=dtype)
@@ -54,6 +55,15 @@ def test_results_are_those_of_the_reference(name, causal, queries, keys, kv_head
         if taken is not None:
             assert torch.equal(taken, ours)
             assert explain(q, k, v, plan, causal=causal).engine == ("sdpa" if name in ("none", "rope") else "cpu")
+
+
+def test_no_slot_is_overlooked():
+    """`plain_call.run` names the slots that it takes and those that it refuses: a new one belongs to either."""
+    taken = {"positions", "rotate", "lookups", "scale", "slopes", "pair_axes"}
+    refused = {"shift", "cosine", "append", "decay", "pair", "sinks"}
+    assert {one.name for one in fields(Plan)} == taken | refused
+    tables = {"index", "bias", "dot_query", "dot_key", "add_value"}
+    assert {one.name for one in fields(Lookup)} == tables | {"states", "query_shift"}  # which go with dot_query
 
 
 def test_the_common_calls_are_taken():

@@ -74,6 +74,10 @@ class Encoding(_Recorded):
     """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
     embeds = False
     """Whether `embed` does anything: set for each class that has its own."""
+    rotates = False
+    """Whether there is a rotation: set for each class that has its own."""
+    keeps = False
+    """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
@@ -81,6 +85,8 @@ class Encoding(_Recorded):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.embeds = cls.embed is not Encoding.embed
+        cls.rotates = cls.rotation is not Encoding.rotation
+        cls.keeps = cls.keep is not Encoding.keep
 
     def __init__(self) -> None:
         super().__init__()

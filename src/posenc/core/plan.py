@@ -260,7 +260,7 @@ def _check_tensor(
     name       a format with {} for the lookup's number: formatted in errors only, since plans are checked at each step
     shape      the first size may also be 1
     """
-    if shape is not None and tensor.shape != shape:
+    if shape is not None and tensor.shape != shape and tensor.shape != (1, *shape[1:]):
         if "lookups" in name and "states" not in name:
             _check_heads(name.format(number), tensor, q)
         _check_shape(name.format(number), tensor, [(1, shape[0]), *shape[1:]])

@@ -278,13 +278,13 @@ def _both_channels(
     if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
         return _repeat_channels(cos, sin, layout, precision, heads)
     rows, sin_rows = getattr(cos, "_posenc_rows", None), getattr(sin, "_posenc_rows", None)
-    with torch.inference_mode(False), torch.no_grad():
-        if rows is None or sin_rows is None:
+    if rows is None or sin_rows is None:
+        with torch.inference_mode(False), torch.no_grad():
             wide = _repeat_channels(cos, sin, layout, precision, heads)
-        else:  # those of a longer run are made once
-            whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
-            axis, length = 3 - heads, cos.shape[1]
-            wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
+    else:  # those of a longer run are made once
+        whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
+        axis, length = 3 - heads, cos.shape[1]
+        wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
     setattr(cos, name, (precision, sin, (cos._version, sin._version), wide))
     return wide
 

@@ -100,7 +100,8 @@ class LayerCache:
             )
             return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
         for new, old in ((k, self._k), (v, self._v)):
-            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
+            rows, heads, _, size = new.shape
+            if (rows, heads, size) != (old.shape[0], old.shape[1], old.shape[3]):
                 raise ValueError(
                     f"the cache holds keys of shape {list(old.shape[:2])} + [L, {old.shape[3]}], got {list(new.shape)}; "
                     "a slot serves one layer and one batch: make a new KVCache for another"
@@ -114,7 +115,7 @@ class LayerCache:
             k, v = (torch.cat(both, dim=2) for both in ((self.k, k), (self.v, v)))  # type: ignore[arg-type]
             return Appended(k, v, (k, v), length, False)
         stored = self._written(self._k, k, length), self._written(self._v, v, length)
-        return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
+        return Appended(stored[0].narrow(2, 0, length), stored[1].narrow(2, 0, length), stored, length, True)
 
     def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
         """Storage with `new` past the tokens so far: this slot's own where it has room."""
@@ -266,7 +267,7 @@ class KVCache:
         self.max_length = max_length
         self._layers: dict[tuple[Hashable, bool], LayerCache] = {}
 
-    def layer(self, key: Hashable, *, cross: bool = False) -> LayerCache:
+    def layer(self, key: Hashable | Layer, *, cross: bool = False) -> LayerCache:
         """A layer's slot: of an Attention, of a layer_idx, or of any key of the caller's; empty where there was none."""
         key = key_of(key)
         slot = self._layers.get((key, cross))
@@ -276,7 +277,7 @@ class KVCache:
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
         """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
-        slot = self.layer(key_of(layer), cross=cross)
+        slot = self.layer(layer, cross=cross)
         owner = None if slot._layer is None else slot._layer()
         if owner is None or not slot.filled:
             slot._layer = weakref.ref(layer.layer_key)

@@ -18,11 +18,11 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Grid, Index
 from ...core.plan import Plan
 from ..lowering import LoweredPlan, add
+from ..sdpa import fused_attention
 from . import block_sizes
 from .forward import pad_head_sizes
 from .head_block import NEG_INF
@@ -66,7 +66,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         mask = mask.expand(-1, heads, 1, -1)
     if size != v_size or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         q, k, v = pad_head_sizes(q, k, v)
-    out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=heads != k.shape[1])
+    out = fused_attention(q, k, v, mask, 0.0, False, scale)
     if rows > 1:
         out = out.flip(2)
     return out if size <= v_size else out[..., :v_size]

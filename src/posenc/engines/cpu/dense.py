@@ -66,9 +66,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         out = _Fused.apply(q, k, v, mask, scale)
     else:
         out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-    if (facts.is_limited or key_mask is not None) and holds_nan(out):
-        return None
-    return out
+    if key_mask is not None or facts.left is not None:
+        return None if holds_nan(out) else out
+    return None if facts.right is not None and sees_masked(out) else out
+
+
+def sees_masked(out: Tensor) -> bool:
+    """Whether NaN or inf in a later key or value may have reached the output: the first query's, since all that another one does
+    not see it does not see either."""
+    return holds_nan(out.narrow(2, 0, 1))
 
 
 def first_derivatives_only(backward):
@@ -100,9 +106,8 @@ class _FirstOnly(torch.autograd.Function):
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
 _masks = Memo(most=64, numbers=1 << 23)
-"""(copies of the tables, mask) by what masks are made for."""
 _rows = Memo(most=64, numbers=1 << 22)
-"""(copies of the tables, bias by distance), for single queries."""
+"""Masks, and the bias by distance for single queries: (indices, copies of the tables, what was made of them)."""
 
 
 def _bias(lowered: LoweredPlan) -> Tensor | None:
@@ -121,18 +126,13 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return _make_bias(lowered, offset, precision)
     indices = tuple([index for index, _ in found])
-    mask = find_bias(tables, indices, offset, q_length, k_length, *limits, precision)
+    facts_of_mask = (offset, q_length, k_length, *limits, precision)
+    mask = find_bias(tables, indices, *facts_of_mask)
     if mask is None:
         with torch.inference_mode(False), torch.no_grad():
             mask = _make_bias(lowered, offset, precision)
-            key = _key(tables, indices, offset, q_length, k_length, *limits, precision)
-            _masks.put(key, (tuple([table.clone() for table in tables]), mask), mask.numel())
+            _keep(_masks, _key(tables, *facts_of_mask), tables, indices, mask)
     return mask
-
-
-def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
-    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
-    return (tuple([table.data_ptr() for table in tables]), *facts)
 
 
 def find_bias(
@@ -140,10 +140,27 @@ def find_bias(
     right: int | None, precision: torch.dtype,
 ) -> Tensor | None:  # fmt: skip
     """The kept mask of these numbers, or None. tables: a bias for each index, then the slopes."""
-    found = _masks.get(_key(tables, indices, offset, q_length, k_length, left, right, precision))
-    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
+    return _find(_masks, _key(tables, offset, q_length, k_length, left, right, precision), tables, indices)
+
+
+def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
+    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    return (tables[0].data_ptr(), *facts)
+
+
+def _keep(memo: Memo, key: tuple, tables: tuple[Tensor, ...], indices: tuple, made: Tensor) -> None:
+    memo.put(key, (indices, tuple([table.clone() for table in tables]), made), made.numel())
+
+
+def _find(memo: Memo, key: tuple, tables: tuple[Tensor, ...], indices: tuple) -> Tensor | None:
+    """What was kept under the key, where it was made of the same numbers."""
+    found = memo.get(key)
+    if found is None or found[0] != indices or len(found[1]) != len(tables):
         return None
-    return found[1]
+    for kept, table in zip(found[1], tables):
+        if not kept.equal(table):
+            return None
+    return found[2]
 
 
 def row_of_query(
@@ -152,9 +169,9 @@ def row_of_query(
     """[1, H, 1, count]: the bias of one query whose distances are `lowest` and on; a view of a kept row that serves the next
     steps too. None where a table holds NaN. tables: a bias for each index, then the slopes."""
     first, last = lowest // STEP * STEP, -(-(lowest + count) // STEP) * STEP
-    key = _key(tables, indices, first, last, precision)
-    found = _rows.get(key)
-    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
+    key = _key(tables, first, last, precision)
+    whole = _find(_rows, key, tables, indices)
+    if whole is None:
         with torch.inference_mode(False), torch.no_grad():
             distances = torch.arange(first, last)
             row = None
@@ -165,9 +182,9 @@ def row_of_query(
             assert row is not None
             if any(holds_nan(table) for table in tables):
                 return None
-            found = tuple([table.clone() for table in tables]), row
-        _rows.put(key, found, row.numel())
-    return found[1].narrow(1, lowest - first, count)[None, :, None]
+            whole = row[None, :, None]
+            _keep(_rows, key, tables, indices, whole)
+    return whole.narrow(3, lowest - first, count)
 
 
 def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:
@@ -343,6 +360,10 @@ class _Attend(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
+        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
+            d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, ctx.scale)
+            d_mask = d_s.sum_to_size(mask.shape) if ctx.needs_input_grad[3] else None
+            return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_mask, None
         d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if ctx.needs_input_grad[3] else None
         group = q.shape[1] // k.shape[1]
