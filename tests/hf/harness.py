@@ -15,14 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 from posenc import hf
-from posenc.hf import interface
 from posenc.hf.family import first
 from tests.hf.compare import gradients_agree, outputs_agree, shape_of
 from tests.seeds import generator, seed
@@ -246,6 +244,4 @@ def pairs(cases: dict[str, Case]) -> list:
 
 
 def run_check(case: Case, check: str) -> None:
-    """With posenc's engines, which on a CPU leave short texts to PyTorch's attention."""
-    with patch.multiple(interface, FEW=0, FEW_BIASED=0, MOST_DENSE=0):
-        checks_of(case)[check]()
+    checks_of(case)[check]()

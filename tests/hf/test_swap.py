@@ -19,7 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
 from posenc import hf
-from posenc.hf import family, interface
+from posenc.hf import family
 from tests.hf.compare import shape_of
 
 TINY = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
@@ -136,8 +136,7 @@ def test_numbers_that_changed_refuse_the_family(fresh, monkeypatch):
         hf.accelerate(T5EncoderModel(T5Config(**TINY)))
 
 
-def test_verify_compares_this_model_itself(monkeypatch):
-    monkeypatch.setattr(interface, "FEW_BIASED", 0)  # its inputs are short
+def test_verify_compares_this_model_itself():
     model = T5ForConditionalGeneration(T5Config(**TINY, decoder_start_token_id=0))
     assert len(hf.report(hf.accelerate(model, verify=True)).layers) == 6
     hf.restore(model)

@@ -65,8 +65,6 @@ def test_encoder_of_awkward_lengths(length):
 def test_no_dense_mask_reaches_a_layer(monkeypatch):
     ids, mask = batch()
     calls = []
-    monkeypatch.setattr(interface, "FEW_BIASED", 0)
-    monkeypatch.setattr(interface, "FEW", 0)
     attend, by_sdpa = interface.attend, interface._by_sdpa
     monkeypatch.setattr(interface, "_by_sdpa", lambda *a: calls.append(a[4]) or by_sdpa(*a))
     monkeypatch.setattr(interface, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))

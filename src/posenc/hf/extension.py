@@ -91,7 +91,7 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
             f"{type(model).__name__} has no rotary_emb to swap; Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX have one, "
             "and GPT-J's tables are supported"
         )
-    changes = [_change(parent, child, scaling, max_length) for parent, child in found]
+    changes = [_checked_change(parent, child, scaling, max_length) for parent, child in found]
     own = [_rope(layer.config, None, scaling) for layer in tables]
     kinds = set().union(
         *(one.length_dependent for one in changes), {None} if any(r.length_dependent for r in own) else ()
@@ -149,6 +149,15 @@ def _texts(config: Any) -> set[str]:
     return {part.get_text_config().model_type for part in both or [config]} if parts else set()
 
 
+def _checked_change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
+    try:
+        return _change(parent, child, scaling, max_length)
+    except ValueError:
+        raise
+    except Exception as error:  # a configuration that has no head_dim but one for each layer, and whatever comes
+        raise UnsupportedModel(f"{type(child).__name__}: {_last_line(error)}") from error
+
+
 def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
     """Everything that may fail."""
     config, name = child.config, type(child).__name__
@@ -160,8 +169,8 @@ def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | 
     try:
         rope = _rope(config, kind, scaling)
         others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != kind}
-    except Exception as error:  # ours, and those of configurations with a head_dim for each layer only
-        raise UnsupportedModel(f"{name}: {_last_line(error)}") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"{name}: {error}") from error
     current = config.rope_parameters if kind is None else config.rope_parameters[kind]
     if current.get("mscale_all_dim") or getattr(scaling, "mscale_all_dim", None):
         raise UnsupportedModel(f"{name}: mscale_all_dim also changes every layer's scale, which `extend` leaves alone")

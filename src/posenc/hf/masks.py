@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .interface import Mask, nothing_padded
+from .interface import Mask, nothing_padded, prefers_original
 from .layer import log_once
 
 COMPACT = torch.uint8
@@ -95,6 +95,11 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
         return kwargs
     names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
     return {**dict(zip(names, args)), **kwargs}
+
+
+def is_short(module: nn.Module, tokens: Tensor) -> bool:
+    """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device)
 
 
 def grows(cache: Any) -> bool:

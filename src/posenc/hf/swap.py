@@ -110,7 +110,7 @@ def install(model: nn.Module, *, engine: str = "auto", context: Any = None, chec
         _set_implementation(model)
     for module in model.modules():
         own = module.__dict__
-        if isinstance(module, Layer) or calls_interface(type(module)):
+        if isinstance(module, Part) or "posenc_hook" in own or calls_interface(type(module)):
             own["posenc_engine"] = engine
         own.pop("posenc_context", None)
         if context is not None and (isinstance(module, Part) or "posenc_part" in own or "posenc_hook" in own):

@@ -23,14 +23,14 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from .family import Family, InterfaceLayer, tiny_text
-from .interface import prefers_dense_bias
+from .interface import prefers_original
 
 
 def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
     """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
     static cache)."""
     is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
-    if is_static or prefers_dense_bias(module, query_length, key_length, device):
+    if is_static or prefers_original(module, query_length, key_length, device):
         return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
     return expand_bias(module)
 
