@@ -39,7 +39,9 @@ def make(folder, kind="Model"):
     modeling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     found = {key.lower(): value for key, value in vars(modeling).items()}
     config = found[f"{name}Config".lower()]
-    std = 0.1 if folder == "hy_v4" else 0.2  # its mixing of streams between layers lets rounding errors grow with the weights
+    std = (
+        0.1 if folder == "hy_v4" else 0.2
+    )  # its mixing of streams between layers lets rounding errors grow with the weights
     model = scatter(found[f"{name}{kind}".lower()](config(**SIZES, **options)), std)
     sinks = [p for name, p in model.named_parameters() if name.endswith("sinks")]
     assert sinks

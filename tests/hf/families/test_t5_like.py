@@ -22,7 +22,9 @@ def make_switch():
 
 OPTIONS = dict(way="interface, compute_bias replaced")
 CASES = {
-    "switch_transformers": replace(tiny_case(t5_like, "switch_transformers", layers=6, compiles=False, **OPTIONS), make=make_switch),
+    "switch_transformers": replace(
+        tiny_case(t5_like, "switch_transformers", layers=6, compiles=False, **OPTIONS), make=make_switch
+    ),
     "pop2piano": tiny_case(t5_like, "pop2piano", layers=6, checkpoints=(False,), **OPTIONS),
     "pix2struct": tiny_case(t5_like, "pix2struct", layers=4, **OPTIONS),
     "udop": tiny_case(t5_like, "udop", layers=6, **OPTIONS),
