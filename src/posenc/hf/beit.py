@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import Plan, Positions
 from ..encodings.grid.bias import GridBias
-from . import blocks
+from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
 from .layer import Layer, Part, split
 

@@ -14,10 +14,10 @@ import importlib
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import Index, Lookup, Plan, Positions
-from . import blocks
+from ..nn import blocks
 from .family import Family, scatter, variants
 from .layer import Layer
 
@@ -27,7 +27,7 @@ class Decomposed(Layer):
 
     encoding = "decomposed"
     on_cpu = blocks.NAME
-    relies_on = {"forward": ("hidden_states", "output_attentions"), "get_rel_pos": ("q_size", "k_size", "rel_pos")}
+    relies_on = {"forward": ("hidden_states", "output_attentions")}
 
     def posenc_heads(self) -> int:
         return self.num_attention_heads
@@ -38,20 +38,14 @@ class Decomposed(Layer):
     def posenc_dropout(self) -> float:
         return self.dropout
 
-    def posenc_rows(self, size: int, table: Tensor) -> Tensor:
-        """R of every pair, [size, size, d]: the table, interpolated where the image has another size."""
-        return self.get_rel_pos(size, size, table)
-
-    def posenc_tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        return self.posenc_rows(grid[0], self.rel_pos_h), self.posenc_rows(grid[1], self.rel_pos_w)
-
     def posenc_plan(self, grid: tuple[int, int]) -> Plan:
         tokens = torch.arange(grid[0] * grid[1], device=self.qkv.weight.device)
         rows, columns = tokens // grid[1], tokens % grid[1]
         reach = grid[0] - 1
         at = Positions(rows, rows, reach=(-reach, reach), more=[(columns, columns, (0, grid[1] - 1))])
         lookups = []
-        for axis, (size, pairs) in enumerate(zip(grid, self.posenc_tables(grid), strict=True)):
+        for axis, (size, table) in enumerate(zip(grid, (self.rel_pos_h, self.rel_pos_w), strict=True)):
+            pairs = blocks.rows_of_pairs(table, size)
             # by key minus query, from 1 - size on; the plan's dot products stand inside the scale
             table = torch.cat((pairs[:, 0].flip(0), pairs[0, 1:])) / self.scale
             lookups.append(Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table[None]))
@@ -68,14 +62,9 @@ class Decomposed(Layer):
         heads, length = self.posenc_heads(), height * width
         shape = (batch, length, 3, heads, channels // heads)
         q, k, v = self.qkv(states).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
-        image = q.unflatten(2, (height, width))
-        by_row, by_column = self.posenc_tables((height, width))
-        tensors = (
-            torch.einsum("bnhwc,hkc->bnhwk", image, by_row).reshape(batch, heads, length, height),
-            torch.einsum("bnhwc,wkc->bnhwk", image, by_column).reshape(batch, heads, length, width),
-        )
+        tensors = blocks.decompose(q, (height, width), self.rel_pos_h, self.rel_pos_w)
         out = blocks.run(
-            self, q, k, v, _add_axes, tensors, lambda: self.posenc_plan((height, width)), dict, scale=self.scale,
+            self, q, k, v, blocks.add_axes, tensors, lambda: self.posenc_plan((height, width)), dict, scale=self.scale,
             dropout=self.posenc_dropout(),
         )  # fmt: skip
         return self.proj(out.view(batch, height, width, channels))
@@ -104,20 +93,10 @@ class VitDet(SegGpt):
     def posenc_heads(self) -> int:
         return self.num_heads
 
-    def posenc_rows(self, size: int, table: Tensor) -> Tensor:
-        if table.shape[0] != 2 * size - 1:
-            table = nn.functional.interpolate(table.t()[None], size=2 * size - 1, mode="linear")[0].t()
-        at = torch.arange(size, device=table.device)
-        return table[at[:, None] - at + size - 1]
-
     def forward(self, hidden_state, output_attentions=False):
         if output_attentions or not self.posenc_has_positions():
             return super(Decomposed, self).forward(hidden_state, output_attentions)
         return (self.posenc_attend(hidden_state),)
-
-
-def _add_axes(images: slice, rows: slice, by_row: Tensor, by_column: Tensor) -> Tensor:
-    return (by_row[images, :, rows, :, None] + by_column[images, :, rows, None, :]).flatten(3)
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
-from . import blocks
+from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
 from .layer import Layer, split
 
@@ -48,17 +48,10 @@ def attend_window(
     )
     tensors = (bias,) if mask is None else (bias, mask.to(q.dtype))
     return blocks.run(
-        module, q, k, v, _add_mask, tensors, lambda: plan_window(table(), window, scale),
+        module, q, k, v, blocks.add_window_mask, tensors, lambda: plan_window(table(), window, scale),
         lambda: {} if mask is None else {"mask": mask.repeat(q.shape[0] // len(mask), 1, 1)[:, None]},
         scale=scale, dropout=dropout, shared=True,
     )  # fmt: skip
-
-
-def _add_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | None = None) -> Tensor:
-    bias = bias[:, :, rows]
-    if mask is None:
-        return bias
-    return bias + mask[torch.arange(images.start, images.stop, device=mask.device) % len(mask), None, rows]
 
 
 # ---- Swin ------------------------------------------------------------------------------------------------------------

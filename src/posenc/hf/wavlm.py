@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
-from . import blocks
+from ..nn import blocks
 from .family import Family, scatter, variants
 from .layer import Layer, split
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from posenc import hf
-from posenc.hf import blocks, swin
+from posenc.hf import swin
+from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.hf.harness import outcome, pairs, run_check
 from tests.hf.tiny import tiny_case

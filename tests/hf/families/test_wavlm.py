@@ -5,7 +5,8 @@ import torch
 from transformers import WavLMConfig, WavLMForCTC
 
 from posenc import hf
-from posenc.hf import blocks, wavlm
+from posenc.hf import wavlm
+from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.hf.harness import Case, inputs_of, outcome, pairs, run_check, scatter
 from tests.hf.tiny import tiny_case

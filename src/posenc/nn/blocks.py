@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from .. import Plan, attend
+from ..core.plan import Plan
+from ..functional import attend
 
 NAME = "blocks"
 """What `report` says of layers that run here on a CPU."""
@@ -141,6 +142,35 @@ class _Blocks(torch.autograd.Function):
 def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
     axes = [axis for axis in range(4) if like.shape[axis] == 1 != gradient.shape[axis]]
     return gradient.sum(axes, keepdim=True) if axes else gradient
+
+
+# ---- windows and images ----------------------------------------------------------------------------------------------
+def add_window_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A window's bias [1, H, L, L] and the mask of the windows of an image, [windows, L, L]; `images` are windows."""
+    bias = bias[:, :, rows]
+    if mask is None:
+        return bias
+    return bias + mask[torch.arange(images.start, images.stop, device=mask.device) % len(mask), None, rows]
+
+
+def rows_of_pairs(table: Tensor, size: int) -> Tensor:
+    """[2 size - 1, d], query minus key -> [size, size, d]; a table of another size is interpolated linearly, as SAM does."""
+    if table.shape[0] != 2 * size - 1:
+        table = nn.functional.interpolate(table.t()[None], size=2 * size - 1, mode="linear")[0].t()
+    at = torch.arange(size, device=table.device)
+    return table[at[:, None] - at + size - 1]
+
+
+def decompose(q: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
+    """q·R of each image row and of each column, [B, H, L, rows] and [B, H, L, columns]."""
+    image = q.unflatten(2, grid)
+    rows = torch.einsum("bnhwc,hkc->bnhwk", image, rows_of_pairs(by_row, grid[0]))
+    columns = torch.einsum("bnhwc,wkc->bnhwk", image, rows_of_pairs(by_column, grid[1]))
+    return rows.flatten(2, 3), columns.flatten(2, 3)
+
+
+def add_axes(images: slice, rows: slice, by_row: Tensor, by_column: Tensor) -> Tensor:
+    return (by_row[images, :, rows, :, None] + by_column[images, :, rows, None, :]).flatten(3)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
