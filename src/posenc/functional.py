@@ -171,9 +171,7 @@ def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tenso
     if plan.shift is not None:
         q = q + plan.shift.to(q.dtype)[:, None, :]
     if plan.rotate is not None:
-        if plan.rotate.values:
-            v = plan.rotate.keys(v)
-        q, k = plan.rotate.both(q, k)
+        q, k, v = plan.rotate.every(q, k, v)
     if plan.cosine is not None:
         q, k = normalise(q, plan.cosine), normalise(k)
     if plan.append is not None:

@@ -83,6 +83,13 @@ class Rotation:
             return rotate_both(q, k, *self.q, self.layout)
         return self.queries(q), self.keys(k)
 
+    def every(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values where they rotate too."""
+        if self.values:
+            v = self.keys(v)
+        q, k = self.both(q, k)
+        return q, k, v
+
     def _check_range(self, x: Tensor) -> None:
         if x.dtype == torch.float16 and self.magnitude > FLOAT16:
             raise ValueError(

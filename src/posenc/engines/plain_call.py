@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..core.index import Index
-from ..core.plan import Plan
+from ..core.plan import Plan, holds_nan
 from . import rules_cpu, triton
 from .cpu import dense
 from .sdpa import fused_attention, hides_nan
@@ -73,17 +73,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     rotation = plan.rotate
     if rotation is not None:
         rotation.check(q, k, v)
-        if rotation.values:
-            v = rotation.keys(v)
-        q, k = rotation.both(q, k)
+        q, k, v = rotation.every(q, k, v)
     if hides_nan(q, k_length):
         return None
     scale = plan.scale
     out = fused_attention(
         q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
     )
-    if mask is not None and causal and q_length > 1 and dense.sees_masked(out):
-        return None
+    if mask is not None and causal and q_length > 1 and holds_nan(out):
+        return None  # a masked key or value may hold NaN
     return out
 
 

@@ -18,7 +18,7 @@ from ..core.plan import Plan
 from ..core.positions import Positions
 from ..encodings.registry import causal_options, create
 from ..functional import attend
-from .cache import KVCache, LayerCache, LayerKey
+from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
 from .sequence import Sequence, consecutive, resolve_context, resolve_queries, resolve_sequence
 
@@ -183,7 +183,7 @@ class Attention(nn.Module):
             plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
         else:
             k, v, plan = self._rotate_new_keys(k, v, sequence, x, kept)
-        appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
+        appended = slot.append(k, v, differentiable=is_training(self, q))
         out = self._attend(
             q, appended.k, appended.v, plan, self.causal, sequence.key_mask, sequence.documents, mask
         )  # fmt: skip
@@ -228,12 +228,10 @@ class Attention(nn.Module):
             plan = encoding.terms(every, x=x, host=self)
             rotation = encoding.rotation(new) if encoding.rotates else None
             if rotation is not None:
-                if rotation.values:
-                    v = rotation.keys(v)
-                q, k = rotation.both(q, k)
+                q, k, v = rotation.every(q, k, v)
         appended = None
         if slot is not None:
-            appended = slot.append(k, v, differentiable=torch.is_grad_enabled() and self._trains(q))
+            appended = slot.append(k, v, differentiable=is_training(self, q))
             k, v = appended.k, appended.v
         if q.shape[1] != self.heads:
             plan = self._own_heads(plan, q)
@@ -248,25 +246,13 @@ class Attention(nn.Module):
         return out
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
-        if cache is None:
-            return None
-        if isinstance(cache, KVCache):
-            slot = cache.slot_of(self, cross, x.shape[1])
-        elif isinstance(cache, LayerCache):
-            slot = cache
-        else:
-            raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
-        slot.check(x.shape[0], cross)
-        if slot.length and self._modules["encoding"].embeds_whole:  # type: ignore[union-attr]
+        slot = find_slot(cache, self, x, cross)
+        if slot is not None and slot.length and self._modules["encoding"].embeds_whole:  # type: ignore[union-attr]
             raise ValueError(
                 f"{type(self.encoding).__name__} is added to a whole input at once, and the cache holds {slot.length} "
                 "tokens of this one already; add it to the whole input with embed(), or use no cache"
             )
         return slot
-
-    def _trains(self, q: Tensor) -> bool:
-        """Whether autograd may save the keys: storage must not be written in place then."""
-        return q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
 
     def _kept(self, states: Tensor, slot: LayerCache | None, sequence: Sequence) -> Kept | None:
         """What the encoding keeps of every token, the cached ones included; the slot's marks take it over."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .graph_cache import GraphCache
@@ -353,6 +353,25 @@ class KVCache:
 
     def __repr__(self) -> str:
         return f"KVCache({self.length} tokens, {len(self.layers)} layers)"
+
+
+def find_slot(cache: KVCache | LayerCache | None, layer: Layer, x: Tensor, cross: bool) -> LayerCache | None:
+    """The slot for a layer's input x [B, L, ..], which may be given itself."""
+    if cache is None:
+        return None
+    if isinstance(cache, KVCache):
+        slot = cache.slot_of(layer, cross, x.shape[1])
+    elif isinstance(cache, LayerCache):
+        slot = cache
+    else:
+        raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
+    slot.check(x.shape[0], cross)
+    return slot
+
+
+def is_training(layer: nn.Module, x: Tensor) -> bool:
+    """Whether autograd may save the keys of x: storage must not be written in place then."""
+    return torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in layer.parameters()))
 
 
 def key_of(layer: Any) -> Hashable:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..core.positions import Positions
 from ..functional import attend
-from .cache import KVCache, Layer, LayerCache, key_of
+from .cache import KVCache, Layer, LayerCache, is_training, key_of
 
 if TYPE_CHECKING:
     from .attention import Attention
@@ -99,7 +99,7 @@ class GraphCache:
 def run_fixed(layer: Attention, x: Tensor, cache: GraphCache) -> Tensor:
     """`layer(x, cache=cache)` for one token."""
     encoding = layer.encoding
-    if x.shape[1] != 1 or (torch.is_grad_enabled() and (x.requires_grad or layer._trains(x))):
+    if x.shape[1] != 1 or is_training(layer, x):
         raise ValueError(f"fixed shapes are for one token without gradients (torch.no_grad()), got {x.shape[1]} tokens")
     if encoding.length_dependent or encoding.embeds_whole or (encoding.absolute and cache.key_mask.shape[0] > 1):
         raise ValueError(
@@ -114,9 +114,7 @@ def run_fixed(layer: Attention, x: Tensor, cache: GraphCache) -> Tensor:
     rotation = encoding.rotation(new)
     plan = encoding.terms(Positions((cache.length, 1), cache.max_length), x=x, host=layer)
     if rotation is not None:
-        if rotation.values:
-            v = rotation.keys(v)
-        q, k = rotation.both(q, k)
+        q, k, v = rotation.every(q, k, v)
     stored_k, stored_v = slot._k, slot._v
     assert stored_k is not None
     assert stored_v is not None

@@ -15,7 +15,7 @@ from ..core.plan import Plan
 from ..encodings.rope.rope import RoPE
 from ..encodings.rope.scaling import YaRN
 from ..functional import attend
-from .cache import KVCache, LayerCache, LayerKey
+from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .sequence import resolve_sequence
 
 
@@ -121,14 +121,7 @@ class LatentAttention(nn.Module):
         """x [B, L, d_model] -> [B, L, d_model]; the arguments are those of `Attention`."""
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
-        slot = cache
-        if isinstance(cache, KVCache):
-            slot = cache.slot_of(self, False, x.shape[1])
-        elif cache is not None and not isinstance(cache, LayerCache):
-            raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
-        assert slot is None or isinstance(slot, LayerCache)
-        if slot is not None:
-            slot.check(x.shape[0], False)
+        slot = find_slot(cache, self, x, cross=False)
         sequence = resolve_sequence(
             x, memory=0, cache=slot, positions=positions, segments=None, key_mask=key_mask, documents=documents,
             absolute=self.encoding.absolute, length_dependent=self.encoding.length_dependent,
@@ -146,8 +139,7 @@ class LatentAttention(nn.Module):
             rotated = rotated if follows_length else rotation.keys(rotated)
         appended = None
         if slot is not None:
-            trains = q.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-            appended = slot.append(rotated, latent, differentiable=torch.is_grad_enabled() and trains)
+            appended = slot.append(rotated, latent, differentiable=is_training(self, q))
             rotated, latent = appended.k, appended.v
         if rotation is not None and follows_length:
             rotated = rotation.keys(rotated)

@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ...core.index import Index
+from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
+from .head_block import NEG_INF
+from .ops import refuse_second_derivatives
 
-NEG_INF = float("-inf")
 ALL = slice(None)
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -66,15 +68,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         out = _Fused.apply(q, k, v, mask, scale)
     else:
         out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-    if key_mask is not None or facts.left is not None:
-        return None if holds_nan(out) else out
-    return None if facts.right is not None and sees_masked(out) else out
-
-
-def sees_masked(out: Tensor) -> bool:
-    """Whether NaN or inf in a later key or value may have reached the output: the first query's, since all that another one does
-    not see it does not see either."""
-    return holds_nan(out.narrow(2, 0, 1))
+    if (facts.is_limited or key_mask is not None) and holds_nan(out):
+        return None
+    return out
 
 
 def first_derivatives_only(backward):
@@ -99,9 +95,7 @@ class _FirstOnly(torch.autograd.Function):
     def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple([x.clone() for x in tensors])
 
-    @staticmethod
-    def backward(ctx, *grads):
-        raise RuntimeError("the cpu engine has first derivatives only; for second ones use engine='reference'")
+    backward = staticmethod(refuse_second_derivatives)
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
@@ -213,13 +207,9 @@ def _distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
 def _limits(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
     """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
     with torch.inference_mode(False), torch.no_grad():
-        steps = torch.arange(k_length) - torch.arange(k_length - q_length, k_length)[:, None]
-        hidden = torch.zeros(q_length, k_length, dtype=torch.bool)
-        if left is not None:
-            hidden |= steps < -left
-        if right is not None:
-            hidden |= steps > right
-        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(hidden, NEG_INF)
+        allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
+        assert allowed is not None
+        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
 
 
 class _Toeplitz(torch.autograd.Function):

@@ -118,11 +118,11 @@ def _(grad, grad_lse, out, lse, far_left, tensors, present, band, scale, needed)
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given if t is not None]
 
 
-def _refuse(ctx, *grads):
+def refuse_second_derivatives(ctx, *grads):
     raise RuntimeError("the cpu engine has first derivatives only; for second ones use engine='reference'")
 
 
-_backward.register_autograd(_refuse)
+_backward.register_autograd(refuse_second_derivatives)
 
 
 def _setup(ctx, inputs, output):
