@@ -5,8 +5,13 @@
     figures.py     name -> figure, drawn by posenc when a page refers to it
     tables.py      name -> table or number, read from the committed results
     encodings.py   a page for each encoding of the registry
+    notebooks.py   runs docs/notebooks and makes pages and .ipynb files of them
     plots.py       interactive plots of the benchmarks
-    check.py       links and anchors of the built site, and requests to other machines
+    docstrings.py  docstrings as Markdown
+    reference.py   checks docstrings of public names and runs their examples
+    translation.py checks that both languages have every page, in step
+    check.py       checks links and anchors of the built site, and that nothing is loaded from other machines
+    readme.py      the generated parts of the two READMEs
 
 `python -m docs.site` assembles and runs MkDocs; mkdocs.yml has the navigation.
 """

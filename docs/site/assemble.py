@@ -9,6 +9,7 @@ Hand-written pages are docs/en/**/*.md and docs/zh/**/*.md. Markers in them:
     {{ classes encodings }}         the references of all encodings
     {{ names rest }}                the references of public names that no page of docs/en/api lists
     {{ include DESIGN.md }}         a document of the repository, below the page's heading
+    {{ part DESIGN.md 2 }}          its second fenced block or table, for a Chinese page of that document
     ![text](figure:rope-decay)      a figure of docs/site/figures.py, drawn by posenc
 """
 
@@ -28,7 +29,8 @@ DOCS = ROOT / "docs"
 OUT = ROOT / "out" / "docs"
 STAMP = ROOT / "out" / ".docs-assembled"
 LANGUAGES = ("en", "zh")
-MARKER = re.compile(r"\{\{ (\w+) ([^}]+) \}\}")
+MARKER = re.compile(r"(?<!`)\{\{ (\w+) ([^}]+) \}\}")  # not in backticks, where a page is about markers
+INCLUDE = re.compile(r"(?<!`)\{\{ include ([^}]+) \}\}")
 INCLUDED = {
     "DESIGN.md": "project/design.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -36,9 +38,9 @@ INCLUDED = {
     "SECURITY.md": "project/security.md",
     "docs/lab.md": "results/lab.md",
     "docs/claims.md": "results/claims.md",
+    "docs/uses.md": "results/uses.md",
     "docs/rotary.md": "guides/rotary.md",
-    "docs/exam.md": "project/exam.md",
-    "docs/triton-log.md": "project/triton-log.md",
+    "docs/parallel.md": "guides/parallel.md",
     "bench/results/README.md": "results/benchmarks-full.md",
     "README.md": "index.md",
 }
@@ -115,8 +117,10 @@ def render(text: str, language: str, name: str) -> str:
             return "\n\n".join(f"::: {one}" for one in unlisted_names())
         if kind == "include":
             return include(argument, name, language)
+        if kind == "part":
+            return part(argument)
         raise ValueError(
-            f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, api, classes, names"
+            f"{language}/{name}: unknown marker {match[0]}; there are code, formula, table, value, include, part, api, classes, names"
         )
 
     text = MARKER.sub(replace, text if language == "en" else join_lines(text))
@@ -150,9 +154,7 @@ def draw(figure: str, name: str) -> str:
 
 def include(document: str, name: str, language: str = "en") -> str:
     """A document of the repository without its first heading; links to other documents become links to their pages."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    text = re.sub(r"\A# .*\n", "", text)
-    text = re.sub(r"<!-- [\w:]+ -->\n?", "", text)
+    text = re.sub(r"<!-- [\w:]+ -->\n?", "", body(document))
     base = os.path.dirname(document)
     pages = {**INCLUDED, **{f"docs/en/{page}": page for page in handwritten()}}
 
@@ -170,6 +172,17 @@ def include(document: str, name: str, language: str = "en") -> str:
     images = re.compile(r"!\[([^\]]*)\]\((?!http)([^)]+)\)")
     text = images.sub(lambda m: f"![{m[1]}]({image(os.path.normpath(os.path.join(base, m[2])), name)})", text)
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:)([^)#]*)(#[^)]*)?\)", link, text)
+
+
+def body(document: str) -> str:
+    """A document of the repository without its first heading, which is the page's own."""
+    return re.sub(r"\A# .*\n", "", (ROOT / document).read_text(encoding="utf-8"))
+
+
+def part(argument: str) -> str:
+    """`DESIGN.md 2`: the second fenced block or table of a document."""
+    document, number = argument.split()
+    return markdown.parts(body(document))[int(number) - 1]
 
 
 def image(path: str, name: str) -> str:

@@ -1,6 +1,6 @@
-"""Docstrings as Markdown. They are written for a terminal: drawings are indented, options stand in aligned columns.
+"""Docstrings as Markdown. They are written for a terminal: drawings and examples are indented, options stand in aligned columns.
 
-`show` turns drawings into code blocks and columns into tables. As a Griffe extension it does so for the API reference.
+`show` turns drawings and examples into code blocks and columns into tables. As a Griffe extension it does so for the API reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def show(text: str) -> str:
         lines = part.splitlines()
         if all(line.startswith("    ") for line in lines):
             block = textwrap.dedent(part)
-            if shown and shown[-1].endswith("\n```"):
+            if block.startswith(">>> "):
+                shown.append(f"```pycon\n{block}\n```")
+                continue
+            if shown and shown[-1].startswith("```text"):
                 shown[-1] = shown[-1][: -len("\n```")] + f"\n\n{block}\n```"
             else:
                 shown.append(f"```text\n{block}\n```")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc.encodings import registry
+from posenc.engines import choose
+
 FENCE = re.compile(r"^(```+)(\w*)([^\n]*)\n(.*?)^\1\n?", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"^\$\$\n.*?^\$\$$", re.MULTILINE | re.DOTALL)
+PART = re.compile(FENCE.pattern + r"|(?:^\|[^\n]*\n?)+", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -32,9 +37,27 @@ def formulas(text: str) -> list[str]:
     return FORMULA.findall(text)
 
 
+def parts(text: str) -> list[str]:
+    """The fenced blocks and tables of a page, in order."""
+    return [m[0].rstrip("\n") for m in PART.finditer(text)]
+
+
 def headings(text: str) -> list[tuple[int, str]]:
     """(level, title) of every heading outside of code."""
     return [(len(m[1]), m[2].strip()) for m in re.finditer(r"^(#+) (.+)$", FENCE.sub("", text), re.MULTILINE)]
+
+
+@contextlib.contextmanager
+def registries_restored() -> Iterator[None]:
+    """What examples register is gone after them."""
+    held = (registry.ENCODINGS, registry.ENCODINGS_BY_CLASS, registry.CAUSAL, registry._REGISTERED, choose.ENGINES)
+    before = [dict(table) for table in held]
+    try:
+        yield
+    finally:
+        for table, entries in zip(held, before, strict=True):
+            table.clear()
+            table.update(entries)
 
 
 def run_blocks(page: Path, text: str | None = None) -> list[tuple[Block, str]]:
@@ -42,12 +65,27 @@ def run_blocks(page: Path, text: str | None = None) -> list[tuple[Block, str]]:
     text = page.read_text(encoding="utf-8") if text is None else text
     names: dict = {"__name__": "__main__"}
     done = []
-    for block in code_blocks(text):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(block.source, str(page), "exec"), names)
-        done.append((block, printed.getvalue()))
+    with registries_restored():
+        for block in code_blocks(text):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block.source, str(page), "exec"), names)
+            done.append((block, printed.getvalue()))
     return done
+
+
+def output_faults(page: Path) -> list[str]:
+    """A sentence for each block that prints something else than its page shows, or does not run."""
+    try:
+        done = run_blocks(page)
+    except Exception as error:
+        return [f"{page.name}: a code block does not run: {type(error).__name__}: {error}"]
+    return [
+        f"{page.name}: a code block prints\n{printed}and the page shows\n{block.output or ''}"
+        f"`python -m docs.site.markdown {page}` writes the new output"
+        for block, printed in done
+        if printed != (block.output or "")
+    ]
 
 
 def fill_output(page: Path) -> bool:

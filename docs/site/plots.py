@@ -31,7 +31,23 @@ def all_plots() -> dict[str, dict[str, Any]]:
     for name, title in (("results.json", "CPU, float32"), ("h200.json", "H200, bfloat16")):
         for kind in ("forward", "training"):
             found[f"speed-{name.split('.')[0]}-{kind}"] = _speed(name, kind, f"{kind} on {title}")
+    for device, title in (("cpu", "CPU"), ("cuda", "H200")):
+        found[f"uses-{device}"] = _uses(device, f"Uses on {title}: time / best other code")
     return found
+
+
+def _uses(device: str, title: str) -> dict[str, Any]:
+    """A point for each cell of the suite of uses, coloured by group."""
+    cells = {name: cell for name, cell in tables.uses(device)["cells"].items() if "ratio" in cell}
+    data: list[dict[str, Any]] = []
+    for group in dict.fromkeys(cell["group"] for cell in cells.values()):
+        some = [name for name, cell in cells.items() if cell["group"] == group]
+        ratios = [cells[name]["ratio"] for name in some]
+        data.append({"x": list(range(len(some))), "y": ratios, "text": some, "name": group, "mode": "markers",
+                     "hovertemplate": "%{text}: %{y:.2f} ×<extra></extra>"})  # fmt: skip
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": {"dash": "dot"}}
+    axes = {"xaxis": {"title": {"text": "cell"}}, "yaxis": {"type": "log", "title": {"text": "ratio"}}}
+    return {"data": data, "layout": {"title": {"text": title}, **axes, "shapes": [line]}}
 
 
 def _lab(which: str, title: str) -> dict[str, Any]:

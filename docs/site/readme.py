@@ -1,7 +1,12 @@
-"""Rewrite the generated parts of the two READMEs: `make bench-table`. Encodings come from the registry, numbers from results."""
+"""Rewrite the generated parts of the two READMEs: `make bench-table`, or `python -m docs.site.readme`.
+
+Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json, uses-cuda.json (or
+uses-h200-partial.json as long as there is no whole run), results.json and h200.json.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -61,7 +66,7 @@ def lab(language: str) -> str:
     return text if language == "en" else text.replace(": ", "：").replace("; ", "；")
 
 
-PARTS = {"encodings": encodings, "lab": lab, "speed": tables.speed_summary}
+PARTS = {"encodings": encodings, "lab": lab, "speed": tables.readme_speed}
 
 
 def rewritten(name: str) -> str:
@@ -75,6 +80,15 @@ def rewritten(name: str) -> str:
     return text
 
 
+def published_quick() -> str:
+    """src/posenc/plot/published_quick.json: the losses that the course's last figure draws, without the whole run."""
+    found, task = tables.run("quick"), tables.run("quick").tasks()[0]
+    kept = ("alibi", "clipped", "t5", "rope", "rope+yarn:4,beta_fast=4", "none", "sinusoidal")
+    loss = {name: [round(found.point(task, name, size, "loss").value, 4) for size in task["test"]] for name in kept}  # type: ignore[union-attr]
+    return json.dumps({"train": task["train"], "test": list(task["test"]), "loss": loss}, indent=1) + "\n"
+
+
 if __name__ == "__main__":
+    (ROOT / "src/posenc/plot/published_quick.json").write_text(published_quick(), encoding="utf-8")
     for name in READMES:
         (ROOT / name).write_text(rewritten(name), encoding="utf-8")

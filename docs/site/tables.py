@@ -100,11 +100,61 @@ def speed_line(name: str, kind: str) -> str:
     return f"{best[0]:.2f} × (`{best[1]}`) | {middle:.2f} × | {worst[0]:.2f} × (`{worst[1]}`)"
 
 
+USES = {
+    "model": ("models of transformers", "transformers 的模型"),
+    "layer": ("layers", "层"),
+    "call": ("attention calls", "注意力调用"),
+    "host": ("host time of short calls", "短调用的主机时间"),
+    "decode": ("decoding", "解码"),
+    "windows": ("image windows", "图像窗口"),
+    "compiled": ("compiled models", "编译后的模型"),
+    "generate": ("`generate`", "`generate`"),
+    "lengths": ("changing lengths", "变化的长度"),
+}
+"""Groups of the suite of uses, with their names."""
+
+
+def uses(device: str) -> dict:
+    """The newest committed run of the suite of uses: of a GPU, the whole one, or the part that there is."""
+    names = {"cpu": ["uses-cpu.json"], "cuda": ["uses-cuda.json", "uses-h200-partial.json"]}[device]
+    return json.loads(next(BENCH / name for name in names if (BENCH / name).exists()).read_text())
+
+
+def uses_line(device: str, *groups: str) -> str | None:
+    """best, median and worst of the groups' ratios; None if they were not run"""
+    cells = {
+        name: cell["ratio"]
+        for name, cell in uses(device)["cells"].items()
+        if cell["group"] in groups and "ratio" in cell
+    }
+    if not cells:
+        return None
+    best, worst = min(cells, key=cells.__getitem__), max(cells, key=cells.__getitem__)
+    shown = {name: " ".join(name.split("/")[len(groups) == 1 :]) for name in (best, worst)}
+    middle = statistics.median(cells.values())
+    return f"{cells[best]:.2f} × (`{shown[best]}`) | {middle:.2f} × | {cells[worst]:.2f} × (`{shown[worst]}`)"
+
+
+def uses_summary(language: str) -> list[str]:
+    """A row for each group of uses on each device."""
+    rows = []
+    for device, name in (("cuda", "H200"), ("cpu", "CPU")):
+        for group in USES:
+            line = uses_line(device, group)
+            if line is not None:
+                rows.append(f"| {USES[group][language == 'zh']}{', ' if language == 'en' else '，'}{name} | {line} |")
+    return rows
+
+
+HEAD = {"en": "| {} | best | median | worst |", "zh": "| {} | 最好 | 中位数 | 最差 |"}
+AGAINST = {
+    "uses": {"en": "relative to the best other code", "zh": "相对于最好的其他代码"},
+    "plain": {"en": "relative to attention without positions", "zh": "相对于不带位置的注意力"},
+}
+
+
 def speed_summary(language: str) -> str:
-    head = {
-        "en": "| relative to attention without positions | best | median | worst |",
-        "zh": "| 相对于不带位置的注意力 | 最好 | 中位数 | 最差 |",
-    }[language]
+    """Against attention without positions at 4096 tokens."""
     words = {
         "en": {("results.json", "training"): "training step, CPU", ("results.json", "forward"): "forward, CPU",
                ("h200.json", "training"): "training step, H200", ("h200.json", "forward"): "forward, H200"},
@@ -112,7 +162,26 @@ def speed_summary(language: str) -> str:
                ("h200.json", "training"): "训练一步，H200", ("h200.json", "forward"): "前向，H200"},
     }[language]  # fmt: skip
     rows = [f"| {label} | {speed_line(*key)} |" for key, label in words.items()]
-    return "\n".join([head, "| --- | --- | --- | --- |", *rows])
+    return "\n".join([HEAD[language].format(AGAINST["plain"][language]), "| --- | --- | --- | --- |", *rows])
+
+
+def uses_table(language: str) -> str:
+    head = HEAD[language].format(AGAINST["uses"][language])
+    return "\n".join([head, "| --- | --- | --- | --- |", *uses_summary(language)])
+
+
+def readme_speed(language: str) -> str:
+    """The lines of a README: what people run, beside the best other code; and the ceiling, attention without positions."""
+    used = [group for group in USES if group != "host"]  # a clock of its own: until a call has returned
+    lines = {
+        ("layers, models, decoding: H200", "层、模型、解码：H200"): uses_line("cuda", *used),
+        ("the same on a CPU", "CPU 上同样"): uses_line("cpu", *used),
+        ("host time of a short call", "短调用的主机时间"): uses_line("cuda", "host"),
+        ("4096 tokens, training, against no positions: H200", "4096 词元，训练，与无位置相比：H200"): speed_line("h200.json", "training"),
+        ("the same on a CPU", "CPU 上同样 "): speed_line("results.json", "training"),
+    }  # fmt: skip
+    rows = [f"| {label[language == 'zh'].strip()} | {line} |" for label, line in lines.items() if line is not None]
+    return "\n".join([HEAD[language].format(AGAINST["uses"][language]), "| --- | --- | --- | --- |", *rows])
 
 
 TABLES = {
@@ -124,6 +193,7 @@ TABLES = {
     "speed-cpu": lambda language: speed("results.json", language),
     "speed-gpu": lambda language: speed("h200.json", language),
     "speed-summary": speed_summary,
+    "uses-summary": uses_table,
 }
 
 

@@ -52,6 +52,13 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
 
     Positional values (`add_value`), which are no part of a score, and `pair`, which is called for blocks, raise
     UnsupportedPlan.
+
+    q [B, H, Lq, D] and so on, as in `attend`.
+
+        >>> q, k, v = torch.randn(3, 1, 4, 16, 16).unbind()
+        >>> plan = posenc.create("alibi", heads=4).plan(posenc.Positions(16))
+        >>> posenc.to_flex(q, k, v, plan, causal=True).q.shape
+        torch.Size([1, 4, 16, 16])
     """
     plan.check(q, k, v)
     mask = make_mask(q, k, **masks)

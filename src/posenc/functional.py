@@ -47,17 +47,19 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 masked query. With it, attention over several sets of keys becomes attention over all: see `merge`.
 
     A fully masked query gives zeros. The log-sum-exp includes the plan's sinks.
+
+    Raises ValueError or TypeError for shapes, devices and masks that do not fit, UnsupportedPlan for a named
+    engine that cannot run.
+
+        >>> q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()  # [B, H, L, D]
+        >>> plan = posenc.create("alibi", heads=4).plan(posenc.Positions(8))
+        >>> posenc.attend(q, k, v, plan, causal=True).shape
+        torch.Size([1, 4, 8, 16])
     """
     described = None
-    if plan is not None and not torch.compiler.is_compiling() and is_standard():
-        if (
-            getattr(q, "is_cpu", False)
-            and engine == "auto"
-            and dropout == 0.0
-            and not return_lse
-            and type(plan) is Plan
-        ):
-            if all(masks[name] is None for name in masks if name != "causal"):
+    if type(plan) is Plan and not torch.compiler.is_compiling() and is_standard():
+        if engine == "auto" and dropout == 0.0 and not return_lse and getattr(q, "is_cpu", False):
+            if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
                 out = plain_call.run(q, k, v, plan, masks.get("causal", False))
                 if out is not None:
                     return out
@@ -93,13 +95,26 @@ def explain(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan | None = None, *, dropout: float = 0.0, engine: str = "auto",
     return_lse: bool = False, **masks: Unpack[MaskOptions],
 ) -> Choice:  # fmt: skip
-    """Which engine `attend` would run on these arguments, and why not the others. Nothing is computed."""
+    """Which engine `attend` would run on these arguments, and why not the others. Nothing is computed.
+
+    Takes what `attend` takes, q [B, H, Lq, D] and so on, and raises what it raises.
+
+        >>> q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()
+        >>> posenc.explain(q, k, v, causal=True).engine
+        'sdpa'
+    """
     return choose_engine(_lower(q, k, v, plan, dropout, return_lse, masks), engine)
 
 
 def scores(q: Tensor, k: Tensor, plan: Plan | None = None, **masks: Unpack[MaskOptions]) -> Tensor:
     """The logits that `attend` feeds to its softmax, dense [B, H, Lq, Lk], float32 or better; -inf where masked.
     A plan's sinks, which belong to no key, are not among them.
+
+    Raises what `attend` raises.
+
+        >>> posenc.scores(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), causal=True)[0, 0]
+        tensor([[2., -inf],
+                [2., 2.]])
     """
     lowered = _lower(q, k, k, plan, 0.0, False, masks, values=False)
     with no_autocast(q.device):
@@ -114,6 +129,13 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         out, lse = merge([near, far])                          what one softmax over all of these keys gives
 
     parts: (out [B, H, Lq, Dv], lse [B, H, Lq]) each. A key may be in one part only. Gradients pass through both.
+
+    Raises ValueError for shapes that differ.
+
+        >>> q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()
+        >>> parts = [posenc.attend(q, k[:, :, s], v[:, :, s], return_lse=True) for s in (slice(0, 3), slice(3, 8))]
+        >>> torch.allclose(posenc.merge(parts)[0], posenc.attend(q, k, v), atol=1e-5)
+        True
     """
     if not parts:
         raise ValueError("merge needs at least one (out, lse), as attend(..., return_lse=True) gives them")

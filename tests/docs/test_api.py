@@ -4,12 +4,13 @@ import inspect
 import re
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 pytest.importorskip("griffe", reason="needs the extra docs")
 
 import posenc
-from docs.site import assemble, docstrings, encodings
+from docs.site import assemble, docstrings, encodings, reference
 
 PAGES = Path(__file__).parents[2] / "docs" / "en" / "api"
 MODULES = {
@@ -23,11 +24,70 @@ REFERENCED = {
 } | {f"posenc.{name}" for name in encodings.classes()}
 
 
-@pytest.mark.parametrize("name", posenc.__all__)
-def test_a_public_name_is_documented(name):
-    found = getattr(posenc, name)
-    if inspect.isclass(found) or inspect.isfunction(found):
-        assert found.__doc__ and len(found.__doc__) > 15, f"posenc.{name} has no docstring"
+NAMES = reference.public_names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_has_shapes_an_example_that_runs_and_what_raises(name):
+    matplotlib.use("agg")
+    assert reference.faults_of(name, NAMES[name]) == []
+    assert reference.run_examples(name, NAMES[name]) == []
+
+
+def test_every_public_name_is_checked():
+    assert {f"posenc.{name}" for name in posenc.__all__} - {"posenc.ENGINES"} <= set(NAMES)
+    assert {"posenc.hf.extend", "posenc.parallel.attend", "posenc.scaling.YaRN", "posenc.contextual.cope"} <= set(NAMES)
+    modules = {name for name, target in posenc._MODULES.items() if target not in ("engines", "encodings", "nn")}
+    assert modules == set(reference.MODULES)
+
+
+def undocumented(x): ...
+
+
+def without_example(x):
+    """x [B, L]. Raises ValueError."""
+
+
+def without_shapes(x):
+    """Raises ValueError.
+
+    >>> 1 + 1
+    2
+    """
+
+
+def without_errors(x):
+    """x [B, L].
+
+    >>> 1 + 1
+    2
+    """
+
+
+def with_wrong_output(x):
+    """x [B, L]. Raises ValueError.
+
+    >>> 1 + 1
+    3
+    """
+
+
+@pytest.mark.parametrize(
+    ("one", "fault"),
+    [
+        (undocumented, "no docstring"), (without_example, "no example"), (without_shapes, "no shape"),
+        (without_errors, "what raises"),
+    ],
+)  # fmt: skip
+def test_a_docstring_that_lacks_something_is_found(one, fault):
+    (found,) = reference.faults_of("posenc.one", one)
+    assert fault in found
+
+
+def test_an_example_with_another_output_is_found():
+    assert reference.faults_of("posenc.one", with_wrong_output) == []
+    (found,) = reference.run_examples("posenc.one", with_wrong_output)
+    assert "Expected:\n    3\nGot:\n    2" in found
 
 
 def test_the_reference_is_complete():
@@ -43,14 +103,8 @@ def test_every_name_of_a_page_has_an_example_before_it(page):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_public_module_is_documented(name):
-    module = MODULES[name]
+def test_a_public_module_has_a_place_in_the_reference(name):
     assert name in REFERENCED
-    listed = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
-    for one in listed:
-        found = getattr(module, one)
-        if (inspect.isclass(found) or inspect.isfunction(found)) and found.__module__.startswith("posenc"):
-            assert found.__doc__, f"{name}.{one} has no docstring"
 
 
 def test_methods_are_documented():

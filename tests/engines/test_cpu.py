@@ -390,12 +390,18 @@ def test_refuses_other_devices_in_words():
 
 
 @pytest.mark.parametrize("name", ["none", "bias", "keys"])
-def test_a_query_of_nan_gives_nan(name):
-    q, k, v = (x.detach() for x in tensors(9, 9))
-    q[0, 1, 4, 2] = float("nan")
-    out = attend(q, k, v, plans(Positions(9))[name], engine="cpu")
-    assert out[0, 1, 4].isnan().all()
-    assert out.isnan().sum() == D
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_query_of_nan_gives_nan(name, causal, dtype):
+    """PyTorch's kernel gives zeros where keys are fewer than a vector register holds."""
+    for rows, keys in ((9, 9), (1, 3), (1, 15), (15, 15), (16, 16), (1, 16), (1, 17), (2, 40), (33, 33)):
+        q, k, v = (x.detach().to(dtype) for x in tensors(rows, keys))
+        q[0, 1, 0, 2] = float("nan")
+        plan = plans(Positions((keys - rows, rows), keys))[name]
+        for engine in ("cpu", "auto", *(["sdpa"] if name == "none" and (rows in (1, keys)) else [])):
+            out = attend(q, k, v, plan, causal=causal, engine=engine)
+            assert out[0, 1, 0].isnan().all(), (rows, keys, engine)
+            assert out.isnan().sum() == D, (rows, keys, engine)
 
 
 @pytest.mark.parametrize("name", ["none", "bias", "keys"])

@@ -56,7 +56,7 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("rows, keys", [(1, 1), (1, 40), (3, 40), (9, 9)])
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (4, 2)}, {"window": (5, None)}], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kv_heads", [H, 2])
+@pytest.mark.parametrize("kv_heads", [H, 2, 1])
 def test_equals_the_reference(rows, keys, options, padded, kv_heads, taken):
     key_mask = None
     if padded:

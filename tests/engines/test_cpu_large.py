@@ -10,6 +10,7 @@ from posenc.core.positions import Positions
 from posenc.engines.cpu import block_sizes
 from posenc.engines.cpu.forward import TileRunner
 from posenc.functional import attend
+from tests import budget
 
 B, H, D = 1, 2, 16
 EPS = torch.finfo(torch.float32).eps
@@ -84,6 +85,18 @@ def test_error_of_decay_is_that_of_its_difference(length, strength):
         terms = [p @ v, ds @ k * D**-0.5, ds.mT @ q * D**-0.5, p.mT @ g, ds.sum(-2)]
     for number, (a, b, of) in enumerate(zip(found, truth, terms, strict=True)):
         assert (a - b).norm() <= EPS * of.norm(), (number, ((a - b).norm() / of.norm() / EPS).item())
+
+
+@pytest.mark.parametrize("engine", ["reference", "blocked", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 24])
+def test_decays_in_half_precision_are_subtracted_in_float32(engine, dtype, rows):
+    """For one query too, which the cpu engine has another way for."""
+    q, k, v = (torch.randn(B, H, length, D).to(dtype) for length in (rows, 24, 24))
+    decay = tuple((100 * torch.rand(B, H, length)).to(dtype) for length in (rows, 24))
+    plan = Plan(Positions((24 - rows, rows), 24), decay=decay)
+    expected, allowed = budget.expect(q, k, v, plan, exp=budget.HALF_EXP)
+    budget.assert_within(attend(q, k, v, plan, engine=engine), expected["out"], allowed["out"], "out")
 
 
 def test_a_decay_that_rises_and_falls(monkeypatch):

@@ -239,6 +239,29 @@ def group_chunks():
     check(q, k, v, plan_of(("exact",), q, k, v), window=(20, 3))
 
 
+def group_decay():
+    """Sums of gates, which grow with the text, keep the digits of their differences: forward, backward and for one query."""
+    q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 40, 40, 16))
+    total = (
+        torch.nn.functional.logsigmoid(torch.randn(1, 2, 40, dtype=torch.float64)).cumsum(-1) - 3e5
+    ).requires_grad_()
+    leaves = (q, k, v, total)
+    for rows in (slice(None), slice(39, 40)):
+        plan = Plan(Positions((rows.start or 0, 40 - (rows.start or 0)), 40), decay=(total[..., rows], total))
+        ours, exact = (
+            attend(*(x.to(dtype) for x in (q[:, :, rows], k, v)), plan, causal=True, engine=engine)
+            for dtype, engine in ((torch.float32, "triton"), (torch.float64, "reference"))
+        )
+        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+        weight = torch.randn_like(exact)
+        grads = (torch.autograd.grad((x * weight).sum(), leaves) for x in (ours, exact))
+        for one, other in zip(*grads):
+            assert (one - other).abs().max() < 1e-5 * other.abs().max()
+    with torch.no_grad():
+        ours = attend(q[:, :, 39:], k, v, plan, causal=True, engine="triton")
+        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
 def group_dropout():
     """The same weights are dropped forward and backward, and the mean is kept."""
     q, k, v = (x.float().requires_grad_() for x in tensors(1, 1, 1, 20, 33, 16))

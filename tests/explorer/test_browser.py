@@ -331,7 +331,7 @@ NAMELESS = """() => Array.from(document.querySelectorAll('input, textarea, selec
 @pytest.mark.slow
 def test_everything_has_a_name_for_assistive_technology(page, address):
     go(page, address, "?view=gallery")
-    tabs = {"gallery": "Gallery", "compare": "Compare", "sentence": "Your sentence", "extend": "Extend RoPE", "results": "Results"}  # fmt: skip
+    tabs = {"gallery": "Gallery", "learn": "Learn", "compare": "Compare", "sentence": "Your sentence", "extend": "Extend RoPE", "results": "Results"}  # fmt: skip
     for key, name in tabs.items():
         page.get_by_role("tab", name=name).click()
         idle(page, key)

@@ -13,14 +13,16 @@ import torch
 pytest.importorskip("gradio")
 
 import posenc
+from posenc.core import documentation
 from posenc.encodings import spec
 from posenc.encodings.rope.configs import read
 from posenc.explorer import pages, render, url_state
 from posenc.explorer.pages import PAGES, compare, descriptions, extend, pasted_config, results, sentence
+from posenc.explorer.pages.chapters import CHAPTERS
 from posenc.explorer.pages.option_controls import options_of
 from posenc.explorer.plotly_figures import as_json, mosaic, subplots
-from posenc.explorer.texts import LANGUAGES, TEXTS
-from posenc.plot import analysis
+from posenc.explorer.texts import BOTH, LANGUAGES
+from posenc.plot import analysis, course
 from posenc.plot.panels import Heat, Lines
 from posenc.plot.translations import CHINESE, ENGLISH
 
@@ -47,6 +49,53 @@ def test_the_gallery_s_code_makes_the_drawn_kernel(name):
     assert len(view.code.splitlines()) <= 6
     scores = run(view.code)["scores"].detach()[0]
     np.testing.assert_allclose(kernel.z, scores.masked_fill(scores.isinf(), torch.nan), atol=1e-9)  # inf: masked
+
+
+@pytest.mark.parametrize("number", range(1, len(CHAPTERS) + 1))
+def test_a_chapter_s_code_makes_its_drawn_values_and_the_number_changes_them(number):
+    chapter = CHAPTERS[number - 1]
+    first = draw("learn", chapter=number)
+    views = [first, *(draw("learn", chapter=number, number=f"{n:g}") for n in (chapter.low, chapter.high))]
+    for view in views:
+        values = np.asarray(torch.as_tensor(run(view.code)["drawn"]).double())
+        drawn = [z for p in view.panels() for z in ([p.z] if isinstance(p, Heat) else p.series.values())]
+        assert all(len(y) == len(p.x) for p in view.panels() if isinstance(p, Lines) for y in p.series.values())
+        assert any(z.shape == values.shape and np.allclose(z, values, atol=1e-5, equal_nan=True) for z in drawn)
+    assert (
+        len({str([(p.z if isinstance(p, Heat) else list(p.series.values())) for p in v.panels()]) for v in views}) > 1
+    )
+    assert chapter.title[0] in first.html and f"course/{chapter.page}.html" in first.html
+    chinese = draw("learn", ZH, chapter=number)
+    assert chapter.title[1] in chinese.html and f"zh/course/{chapter.page}.html" in chinese.html
+    assert all(re.search(r"[\u4e00-\u9fff]", p.title + p.x_label + p.y_label) for p in chinese.panels())
+    assert [p.title for p in first.panels()] == [p.title for make in chapter.figures for p in make(chapter.start)]
+
+
+def test_the_chapters_are_those_of_the_course():
+    folder = Path(__file__).parents[2] / "docs" / "en" / "course"
+    assert [chapter.page for chapter in CHAPTERS] == sorted(path.stem for path in folder.glob("[0-9]*.md"))
+    for chapter in CHAPTERS:
+        text = (folder / f"{chapter.page}.md").read_text(encoding="utf-8")
+        for make in chapter.figures:
+            assert f"(figure:{make.__name__.replace('_', '-')})" in text
+
+
+def test_the_published_losses_are_those_of_the_run():
+    pytest.importorskip("griffe", reason="needs the extra docs")
+    from docs.site import readme
+
+    assert json.loads(readme.published_quick()) == course.published(), "run: make bench-table"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_cards_link_to_the_documentation(language, tmp_path, monkeypatch):
+    words, path = LANGUAGES[language], documentation.path_of("encodings/rope.html", language)
+    monkeypatch.setattr(documentation, "built_site", lambda: None)
+    assert f"<code>out/site/{path} (make docs)</code>" in draw("gallery", words, encoding="rope").html
+    monkeypatch.setattr(documentation, "built_site", lambda: tmp_path)
+    assert f'<a href="/docs/{path}"' in draw("gallery", words, encoding="rope").html
+    monkeypatch.setattr(documentation, "_site", lambda: "https://docs.example.com")
+    assert f'<a href="https://docs.example.com/{path}"' in draw("gallery", words, encoding="rope").html
 
 
 def test_compare_s_code_makes_the_drawn_kernels_and_options_reach_them():
@@ -398,6 +447,9 @@ def test_results_open_a_run_and_name_what_is_missing(tmp_path, monkeypatch):
         ("extend", {"scaling": "longrope"}, "give 64 numbers"),
         ("extend", {"scaling": "longrope", "factors": "a, b"}, "must be numbers"),
         ("extend", {"scaling": "longrope", "factors": "1, " * 64, "short": "1, 2"}, "give 64 numbers.*got 2"),
+        ("learn", {"chapter": "13"}, "whole number from 1 to 12"),
+        ("learn", {"chapter": "8", "number": "x"}, "not a number"),
+        ("learn", {"chapter": "8", "number": "99"}, "between 1 and 7"),
         ("results", {"run": "/etc"}, "not a run"),
         ("results", {"run": "\0"}, "not a run"),
     ],
@@ -465,7 +517,7 @@ def test_controls_follow_the_options_and_give_them_back(name):
 
 def test_both_languages_have_every_text():
     assert set(CHINESE.table) >= set(ENGLISH.table)
-    for key, (english, chinese) in TEXTS.items():
+    for key, (english, chinese) in BOTH.items():
         fields = [set(re.findall(r"{(\w+)", text)) for text in (english, chinese)]
         assert english and chinese and fields[0] == fields[1], key
     for key, english in ENGLISH.table.items():
@@ -489,7 +541,7 @@ def test_every_encoding_is_described_in_both_languages(name):
 
 
 def test_pages_in_chinese_have_chinese_titles():
-    for key in ("gallery", "compare", "sentence", "extend"):
+    for key in ("gallery", "learn", "compare", "sentence", "extend"):
         titles = [p.title + p.x_label + p.y_label for p in draw(key, ZH).panels()]
         assert all(re.search(r"[\u4e00-\u9fff]", title) for title in titles), titles
 
@@ -546,8 +598,10 @@ def test_a_mosaic_has_every_panel_in_its_tile():
 
 def test_drawing_keeps_the_random_state():
     before = torch.get_rng_state()
-    for key in ("gallery", "compare", "sentence"):
+    for key in ("gallery", "learn", "compare", "sentence"):
         draw(key)
+    for number in range(1, len(CHAPTERS) + 1):
+        draw("learn", chapter=number)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -29,13 +29,16 @@ LLAMA = '{"head_dim":128,"rope_theta":500000.0,"max_position_embeddings":131072,
 VIEWS = {
     "gallery": "?view=gallery",
     "gallery-xpos": "?view=gallery&encoding=xpos",
+    "learn": "?view=learn&chapter=8&number=6",
+    "learn-terms": "?view=learn&chapter=5",
+    "learn-slopes": "?view=learn&chapter=11",
     "compare": "?view=compare",
     "compare-untrained": "?view=compare&a=shaw&b=deberta&c=none&scale=own&axis=log&colours=shared",
     "sentence": "?view=sentence&encoding=rope&text=猫坐在垫子上，因为垫子很暖和",
     "extend": f"?view=extend&head_dim=128&base=500000&original=8192&target=262144&scaling=llama3&config={LLAMA}",
     "results": f"?view=results&run={ROOT / 'docs/results/quick'}",
 }
-VARIANTS = ("gallery-xpos", "compare-untrained")
+VARIANTS = ("gallery-xpos", "learn-terms", "learn-slopes", "compare-untrained")
 
 
 @pytest.fixture(params=SCREENS)
@@ -145,7 +148,7 @@ def test_axe_core_finds_nothing_in_what_is_ours(screen, address, axe):  # noqa: 
     page, (width, _), language = screen
     if (width < 600) != (language == "zh"):
         pytest.skip("one language on each screen")
-    for name in ("gallery", "compare", "extend", "results"):
+    for name in ("gallery", "learn", "compare", "extend", "results"):
         go(page, address, VIEWS[name])
         page.evaluate(axe)
         contrast = page.evaluate("axe.run({runOnly: ['color-contrast']})")

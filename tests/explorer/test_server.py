@@ -57,7 +57,7 @@ def test_only_reports_of_runs_are_served_and_they_are_sandboxed(client, tmp_path
 
 def test_every_table_is_a_csv_that_pandas_reads(client):
     pandas = pytest.importorskip("pandas")
-    for page in ("gallery", "compare", "sentence", "extend"):
+    for page in ("gallery", "learn", "compare", "sentence", "extend"):
         response = client.post("/draw", json={"page": page, "query": "", "width": 1000}).json()
         assert response["csv"]
         for number, (title, address) in enumerate(response["csv"], 1):

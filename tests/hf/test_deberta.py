@@ -44,7 +44,7 @@ def batch(length=41):
     return ids, mask
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["v1 short", "v1 c2p", "v3 absolute"])
 def test_outputs_gradients_and_restore(name):
     ids, mask = batch()
     same(make(name), dict(input_ids=ids, attention_mask=mask), None, layers=2)
@@ -110,12 +110,3 @@ def test_training_with_checkpointing_learns():
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
-
-
-def test_compile_without_a_graph_break():
-    ids, mask = batch()
-    model = make("v3")
-    theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), None, backward=False)
-    compiled = torch.compile(hf.accelerate(model), backend="eager", fullgraph=True)
-    with torch.no_grad():
-        outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state, theirs)

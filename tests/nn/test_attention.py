@@ -372,3 +372,31 @@ def test_bad_arguments(arguments, words):
 def test_ids_for_another_batch_are_refused(name):
     with pytest.raises(ValueError, match=rf"{name} must be int ids \[2, 5\]"):
         posenc.Attention(16, 4)(inputs()[:, :5], **{name: torch.zeros(3, 5, dtype=torch.long)})
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "o_proj"])
+def test_projections_may_have_hooks_and_be_replaced(name):
+    """Plain ones are called as functions; whoever changes one gets it called as a module."""
+    torch.manual_seed(0)
+    attn, x = posenc.Attention(16, 2, encoding="rope"), torch.randn(1, 5, 16, requires_grad=True)
+    plain, projection = attn(x), getattr(attn, name)
+    calls = []
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        handle = getattr(projection, register)(lambda *_, register=register: calls.append(register))
+        attn(x).sum().backward()
+        handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: calls.append(module))
+    attn(x)
+    handle.remove()
+    assert calls[:3] == ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+    assert projection in calls[3:]
+    projection.forward = lambda y: torch.nn.Linear.forward(projection, y) + 1.0
+    assert not torch.equal(attn(x), plain)
+    del projection.forward
+    assert torch.equal(attn(x), plain)
+    torch.nn.utils.parametrize.register_parametrization(projection, "weight", torch.nn.Tanh())
+    assert not torch.equal(attn(x), plain)
+    setattr(attn, name, torch.nn.Sequential(projection, torch.nn.ReLU()))
+    assert not torch.equal(attn(x), plain)
+    weights = {f"{name}.0.{key}": 0 * value for key, value in projection.state_dict().items()}
+    assert not torch.func.functional_call(attn, weights, (x,)).equal(plain)

@@ -67,18 +67,18 @@ def work(name: str, what: str) -> tuple[int, int, int]:
 
 
 LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
-    "none": {"forward": (27, 7, 13), "step": (73, 20, 13), "token": (32, 6, 32)},
-    "sinusoidal": {"forward": (28, 8, 18), "step": (74, 21, 18), "token": (34, 7, 40)},
-    "learned": {"forward": (29, 8, 15), "step": (78, 23, 15), "token": (34, 7, 34)},
-    "rope": {"forward": (37, 11, 32), "step": (93, 28, 51), "token": (47, 10, 67)},
-    "xpos": {"forward": (41, 13, 48), "step": (101, 32, 82), "token": (87, 38, 99)},
-    "alibi": {"forward": (30, 8, 23), "step": (78, 21, 71), "token": (36, 6, 41)},
-    "t5": {"forward": (29, 7, 23), "step": (119, 36, 82), "token": (37, 6, 42)},
-    "clipped": {"forward": (28, 7, 23), "step": (113, 33, 70), "token": (36, 6, 42)},
-    "shaw": {"forward": (40, 9, 73), "step": (126, 38, 80), "token": (46, 10, 82)},
-    "deberta": {"forward": (64, 19, 104), "step": (199, 66, 123), "token": (83, 28, 423)},
-    "transformer_xl": {"forward": (64, 18, 128), "step": (181, 55, 127), "token": (78, 22, 118)},
-    "relative_logits": {"forward": (59, 16, 83), "step": (167, 54, 90), "token": (67, 19, 96)},
+    "none": {"forward": (25, 6, 19), "step": (70, 19, 19), "token": (27, 6, 33)},
+    "sinusoidal": {"forward": (26, 7, 24), "step": (71, 20, 24), "token": (29, 7, 46)},
+    "learned": {"forward": (27, 7, 21), "step": (75, 22, 21), "token": (29, 7, 40)},
+    "rope": {"forward": (35, 10, 38), "step": (90, 27, 57), "token": (38, 10, 73)},
+    "xpos": {"forward": (39, 12, 56), "step": (98, 31, 90), "token": (78, 38, 106)},
+    "alibi": {"forward": (28, 6, 28), "step": (74, 19, 78), "token": (29, 6, 40)},
+    "t5": {"forward": (27, 6, 25), "step": (116, 35, 91), "token": (30, 6, 39)},
+    "clipped": {"forward": (26, 6, 25), "step": (110, 32, 79), "token": (29, 6, 39)},
+    "shaw": {"forward": (38, 8, 74), "step": (123, 37, 82), "token": (42, 10, 75)},
+    "deberta": {"forward": (62, 18, 113), "step": (196, 65, 133), "token": (79, 28, 424)},
+    "transformer_xl": {"forward": (62, 17, 129), "step": (178, 54, 132), "token": (74, 22, 118)},
+    "relative_logits": {"forward": (57, 14, 86), "step": (163, 52, 94), "token": (63, 19, 90)},
 }  # fmt: skip
 
 

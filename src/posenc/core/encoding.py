@@ -57,6 +57,11 @@ class Encoding(_Recorded):
     terms      3. scores, 4. values: lookups, slopes, ...     relative encodings
 
     One instance serves one layer or many: sharing a table is sharing the module.
+
+    `plan` raises ValueError where an encoding needs x or host and gets none.
+
+        >>> posenc.create("clipped", heads=2).plan(posenc.Positions(4)).lookups[0].bias.shape  # [H, n]
+        torch.Size([2, 33])
     """
 
     absolute = False
@@ -69,6 +74,10 @@ class Encoding(_Recorded):
     """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
     embeds = False
     """Whether `embed` does anything: set for each class that has its own."""
+    rotates = False
+    """Whether there is a rotation: set for each class that has its own."""
+    keeps = False
+    """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
@@ -76,6 +85,8 @@ class Encoding(_Recorded):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.embeds = cls.embed is not Encoding.embed
+        cls.rotates = cls.rotation is not Encoding.rotation
+        cls.keeps = cls.keep is not Encoding.keep
 
     def __init__(self) -> None:
         super().__init__()

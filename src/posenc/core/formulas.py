@@ -16,7 +16,13 @@ from .options import WIDEST, require_int, require_number
 
 
 def head_size(d_model: int, heads: int, head_dim: int | None = None) -> int:
-    """head_dim where it is given, else d_model / heads."""
+    """head_dim where it is given, else d_model / heads.
+
+    Raises OptionError where heads do not divide d_model.
+
+        >>> posenc.formulas.head_size(512, 8)
+        64
+    """
     require_int("d_model", d_model, least=1, most=WIDEST)
     require_int("heads", heads, least=1, most=WIDEST)
     if head_dim is not None:
@@ -37,6 +43,11 @@ def t5_thresholds(buckets: int, max_distance: int) -> tuple[int, ...]:
     With e = buckets // 2 exact buckets and w = buckets - e logarithmic ones, bucket e + m starts at
     the smallest n with log(n/e) / log(max_distance/e) * w >= m, that is n^w e^m >= max_distance^m e^w.
     Float logarithms get this wrong at exact powers in some orders of operation; integers cannot.
+
+    Raises OptionError for sizes that do not fit.
+
+        >>> posenc.formulas.t5_thresholds(8, 32)
+        (4, 7, 12, 20)
     """
     exact = buckets // 2
     wide = buckets - exact
@@ -68,6 +79,11 @@ def t5_bucket(r: int, *, buckets: int, max_distance: int, causal: bool) -> int:
 
     causal:         n = max(-r, 0); every future key is bucket 0
     bidirectional:  n = |r|; ids [0, buckets/2) for the past, [buckets/2, buckets) for later keys
+
+    Raises OptionError for fewer than 2 buckets a direction.
+
+        >>> [posenc.formulas.t5_bucket(r, buckets=32, max_distance=128, causal=False) for r in (-200, -1, 0, 1, 200)]
+        [15, 1, 0, 17, 31]
     """
     side = buckets if causal else buckets // 2
     offset = side if (r > 0 and not causal) else 0
@@ -79,7 +95,13 @@ def t5_bucket(r: int, *, buckets: int, max_distance: int, causal: bool) -> int:
 
 @lru_cache(maxsize=256)
 def t5_rows(buckets: int, max_distance: int, causal: bool) -> tuple[int, int, tuple[int, ...]]:
-    """(lo, hi, rows): the bucket of every r in [lo, hi]; outside it is that of the nearest end."""
+    """(lo, hi, rows): the bucket of every r in [lo, hi]; outside it is that of the nearest end.
+
+    Raises OptionError for sizes that do not fit.
+
+        >>> posenc.formulas.t5_rows(buckets=8, max_distance=16, causal=True)[2][-4:]
+        (3, 2, 1, 0)
+    """
     require_int("max_distance", max_distance, least=1, most=FARTHEST)
     require_int("buckets", buckets, least=2, most=2 * FARTHEST)
     if not causal and buckets % 2:
@@ -107,6 +129,11 @@ def deberta_bucket(distance: int, *, size: int, max_distance: int) -> int:
 
     |distance| <= size/2 is exact; beyond, sign * (mid + ceil(log(|d|/mid) / log((M-1)/mid) * (mid-1))).
     The ceil is taken by exact integers: the smallest c with (|d|/mid)^(mid-1) <= ((M-1)/mid)^c.
+
+    Raises nothing itself: `deberta_rows` validates.
+
+        >>> [posenc.formulas.deberta_bucket(d, size=8, max_distance=32) for d in (1, 4, 31)]
+        [1, 4, 7]
     """
     middle = size // 2
     n = abs(distance)
@@ -152,6 +179,11 @@ def deberta_rows(
 
     `reversed_sign` gives the row of key - query instead (the paper's position-to-content index).
     Without max_distance there are no log buckets: plain clipping to `size`, DeBERTa v1.
+
+    Raises OptionError for sizes that do not fit.
+
+        >>> posenc.formulas.deberta_rows(4, 8)[2]
+        (7, 6, 5, 4, 3, 2, 1, 1, 1, 1, 1, 0)
     """
     if max_distance is None:
         near = list(range(require_int("max_distance", size, least=1, most=FARTHEST) + 1))
@@ -175,7 +207,13 @@ def deberta_rows(
 
 @lru_cache(maxsize=256)
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """The authors' slopes: 2^(-8h/H) for a power of two, else those below plus every other one of twice as many."""
+    """The authors' slopes: 2^(-8h/H) for a power of two, else those below plus every other one of twice as many.
+
+    Raises OptionError for fewer than 1 head.
+
+        >>> posenc.formulas.alibi_slopes(4)
+        (0.25, 0.0625, 0.015625, 0.00390625)
+    """
     require_int("heads", heads, least=1, most=WIDEST)
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
@@ -185,22 +223,46 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def sandwich_frequencies(size: int, base: float) -> tuple[float, ...]:
-    """base^(-2c/size) for c = 1 .. size // 2: Sandwich counts from 1."""
+    """base^(-2c/size) for c = 1 .. size // 2: Sandwich counts from 1.
+
+    Raises nothing itself: Sandwich validates.
+
+        >>> posenc.formulas.sandwich_frequencies(4, 10000.0)
+        (0.01, 0.0001)
+    """
     return tuple(base ** (-2.0 * c / size) for c in range(1, size // 2 + 1))
 
 
 def sandwich_factors(heads: int) -> tuple[float, ...]:
-    """H / (8h) for h = 1 .. H."""
+    """H / (8h) for h = 1 .. H.
+
+    Raises nothing itself: Sandwich validates.
+
+        >>> posenc.formulas.sandwich_factors(4)
+        (0.5, 0.25, 0.16666666666666666, 0.125)
+    """
     return tuple(heads / (8.0 * h) for h in range(1, heads + 1))
 
 
 def xpos_decays(size: int, gamma: float) -> tuple[float, ...]:
-    """zeta_c = (2c/size + gamma) / (1 + gamma) for each rotary pair c: xPos decays its score as zeta_c^(distance / scale_base)."""
+    """zeta_c = (2c/size + gamma) / (1 + gamma) for each rotary pair c: xPos decays its score as zeta_c^(distance / scale_base).
+
+    Raises nothing itself: XPos validates.
+
+        >>> posenc.formulas.xpos_decays(4, 0.5)[0]
+        0.3333333333333333
+    """
     return tuple((2.0 * c / size + gamma) / (1.0 + gamma) for c in range(size // 2))
 
 
 def inverse_frequencies(size: int, base: float, *, spacing: str = "paper") -> tuple[float, ...]:
-    """base^(-2c/size) for c = 0 .. ceil(size/2)-1 ("paper"), or base^(-c/(n-1)), n = size // 2 ("tensor2tensor")."""
+    """base^(-2c/size) for c = 0 .. ceil(size/2)-1 ("paper"), or base^(-c/(n-1)), n = size // 2 ("tensor2tensor").
+
+    Raises OptionError for a base that is not positive.
+
+        >>> posenc.formulas.inverse_frequencies(4, 10000.0)
+        (1.0, 0.01)
+    """
     require_int("size", size, least=0, most=WIDEST)
     require_number("base", base, above=0.0)
     if spacing == "paper":

@@ -25,6 +25,11 @@ class Index:
 
     A plain value: the rows are Python integers, so an index is hashable, exact, and on no device.
     `n` is the number of table rows it may name.
+
+    Raises ValueError where lo > hi or rows are missing.
+
+        >>> posenc.Index(-2, 2).lookup(torch.arange(-4, 5))  # distances [n] -> rows [n]
+        tensor([0, 0, 0, 1, 2, 3, 4, 4, 4])
     """
 
     lo: int
@@ -105,7 +110,13 @@ class Index:
 
 @dataclass(frozen=True)
 class Grid:
-    """Row-major product of one index per axis: row = (row_0 * n_1 + row_1) * n_2 + ... (Swin's windows)."""
+    """Row-major product of one index per axis: row = (row_0 * n_1 + row_1) * n_2 + ... (Swin's windows).
+
+    Raises nothing itself: its parts are validated.
+
+        >>> posenc.Grid((posenc.Index(-1, 1), posenc.Index(-2, 2, axis=1))).n
+        15
+    """
 
     parts: tuple[Index, ...]
 
@@ -135,6 +146,11 @@ class Sparse(Grid):
     """Rows for a few distances far apart: row = the number of clamp(r, lo, hi) among the sorted `distances` [n].
 
     `parts` holds Index(lo, hi). Engines that need the structure of an Index take it for a grid.
+
+    Raises nothing itself: `exact` makes it.
+
+        >>> posenc.index.exact(posenc.Positions(torch.tensor([0, 10**6]))).n
+        3
     """
 
     distances: Tensor
@@ -157,6 +173,11 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
     """One row for each distance; `most` clamps |r|; future=False gives every r > 0 the row of 0.
 
     Where positions jump, only distances that occur get a row: two tokens 10^6 apart need three.
+
+    Raises OptionError for a negative `most`.
+
+        >>> posenc.index.exact(posenc.Positions(4)).n  # distances -3 to 3
+        7
     """
     one = positions.axis(axis)
     lo, hi = one.reach
@@ -167,6 +188,8 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
         lo, hi = min(lo, most), max(hi, -most)
     if not future:
         lo, hi = min(lo, 0), min(hi, 0)
+    if torch.compiler.is_compiling():
+        torch._check(lo <= hi)  # a traced program knows nothing of positions that it reads
     index = Index(lo, hi, axis=axis)
     if (
         one.offset is not None
@@ -214,6 +237,11 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
 
     Not on a GPU, where lengths must not change which kernels run. A part of a longer sequence keeps all rows, as the
     other parts must have the same table.
+
+    Returns rows of a table [.., n, ..] as a slice. Raises nothing.
+
+        >>> posenc.index.restrict(posenc.index.clip(8, 8), posenc.Positions(3), torch.zeros(1))[1]
+        slice(6, 11, None)
     """
     if (
         table.is_cuda
@@ -237,14 +265,26 @@ def _restricted(index: Index, lo: int, hi: int) -> tuple[Index, slice]:
 
 
 def clip(left: int, right: int, *, axis: int = 0) -> Index:
-    """clamp(r, -left, right): left + 1 + right rows."""
+    """clamp(r, -left, right): left + 1 + right rows.
+
+    Raises OptionError for negative bounds.
+
+        >>> posenc.index.clip(2, 1).lookup(torch.arange(-3, 4))  # distances [n] -> rows [n]
+        tensor([0, 0, 1, 2, 3, 3, 3])
+    """
     for name, distance in (("left", left), ("right", right)):
         require_int(f"the clip distance {name}", distance)
     return Index(-left, right, axis=axis)
 
 
 def log_buckets(buckets: int, max_distance: int, *, causal: bool, axis: int = 0) -> Index:
-    """T5's buckets."""
+    """T5's buckets.
+
+    Raises OptionError for buckets that do not fit.
+
+        >>> posenc.index.log_buckets(8, 32, causal=True).lookup(torch.tensor([-40, -5, 0]))  # distances [n] -> rows [n]
+        tensor([7, 4, 0])
+    """
     require_int("buckets", buckets, least=2)
     require_int("max_distance", max_distance, least=1)
     lo, hi, rows = formulas.t5_rows(buckets, max_distance, causal)
@@ -252,7 +292,13 @@ def log_buckets(buckets: int, max_distance: int, *, causal: bool, axis: int = 0)
 
 
 def deberta_buckets(size: int, max_distance: int | None = None, *, reversed_sign: bool = False, axis: int = 0) -> Index:
-    """DeBERTa's 2 * size rows of query - key; without max_distance v1's plain clip."""
+    """DeBERTa's 2 * size rows of query - key; without max_distance v1's plain clip.
+
+    Raises OptionError for sizes that do not fit.
+
+        >>> posenc.index.deberta_buckets(4, 16).lookup(torch.tensor([-20, 0, 20]))  # distances [n] -> rows [n]
+        tensor([7, 4, 0])
+    """
     require_int("buckets" if max_distance is not None else "max_distance", size, least=1)
     if max_distance is not None:
         require_int("max_distance", max_distance, least=1)

@@ -43,7 +43,14 @@ class MaskOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Mask:
-    """The validated mask of one call, as engines read it; `make_mask` makes it from `MaskOptions`."""
+    """The validated mask of one call, as engines read it; `make_mask` makes it from `MaskOptions`.
+
+    Raises nothing itself: `attend` validates what users give.
+
+        >>> posenc.Mask(causal=True).allowed(2, 2, torch.device("cpu")).reshape(2, 2)
+        tensor([[ True, False],
+                [ True,  True]])
+    """
 
     causal: bool = False
     window: Window | None = None

@@ -81,14 +81,14 @@ def rows_of_run(
     if found is not None:
         return found
     first, last = start // STEP * STEP, -(-(start + length) // STEP) * STEP
-    with torch.inference_mode(False), torch.no_grad():
-        if 2 * (last - first) * width > memo.numbers:  # would not be kept
-            return make(start, length)
-        whole = memo.get((first, last - first, *key))
-        if whole is None:
+    whole = memo.get((first, last - first, *key))
+    if whole is None:
+        with torch.inference_mode(False), torch.no_grad():
+            if 2 * (last - first) * width > memo.numbers:  # would not be kept
+                return make(start, length)
             whole = make(first, last - first)
-            memo.put((first, last - first, *key), whole, (last - first) * width)
-        found = tuple([x.narrow(-2, start - first, length) for x in whole])
+        memo.put((first, last - first, *key), whole, (last - first) * width)
+    found = tuple([x.narrow(-2, start - first, length) for x in whole])
     for part, x in zip(found, whole, strict=True):
         part._posenc_rows = x, start - first  # what is made of all rows serves these too
     memo.put(own, found, 0)

@@ -30,7 +30,14 @@ from .rotation import Rotation
 
 @dataclass(frozen=True)
 class Lookup:
-    """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination."""
+    """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
+
+    bias [H, n], dot_query and dot_key [H, n, D], add_value [H, n, D]. `attend` raises
+    ValueError for tables that do not fit the index.
+
+        >>> posenc.Lookup(posenc.index.clip(1, 1), bias=torch.zeros(4, 3)).bias.shape
+        torch.Size([4, 3])
+    """
 
     index: Index | Grid
     bias: Tensor | None = None  # [H or 1, n], added after scale
@@ -55,7 +62,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One layer's positional terms; see the module's formula. Encodings make plans, engines run them."""
+    """One layer's positional terms; see the module's formula. Encodings make plans, engines run them.
+
+    `attend` raises ValueError for tables, slopes or decays whose shapes do not fit.
+
+        >>> plan = posenc.Plan(posenc.Positions(3), slopes=torch.ones(1))  # [H]
+        >>> posenc.scores(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), plan)[0, 0, 2]
+        tensor([-2., -1.,  0.])
+    """
 
     positions: Positions
     # pre-pass
@@ -95,6 +109,15 @@ class Plan:
         if isinstance(self.scale, Tensor):
             return self.scale.to(torch.promote_types(self.scale.dtype, torch.float32)).unsqueeze(-1)
         return float(self.scale)
+
+    def decay_in(self, precision: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """c_q and c_k in at least this precision: only their difference may be rounded to it, each may be as large as the
+        sequence is long. Half precision would round the difference itself."""
+        if self.decay is None:
+            return None
+        c_q, c_k = self.decay
+        exact = torch.promote_types(torch.promote_types(c_q.dtype, c_k.dtype), precision)
+        return c_q.to(exact), c_k.to(exact)
 
     def with_rotation(self, rotation: Rotation) -> Plan:
         """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
@@ -237,7 +260,7 @@ def _check_tensor(
     name       a format with {} for the lookup's number: formatted in errors only, since plans are checked at each step
     shape      the first size may also be 1
     """
-    if shape is not None and tensor.shape != shape:
+    if shape is not None and tensor.shape != shape and tensor.shape != (1, *shape[1:]):
         if "lookups" in name and "states" not in name:
             _check_heads(name.format(number), tensor, q)
         _check_shape(name.format(number), tensor, [(1, shape[0]), *shape[1:]])

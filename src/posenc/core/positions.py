@@ -14,7 +14,13 @@ WHOLE = (int, torch.SymInt)  # torch.compile traces lengths as SymInt
 
 @dataclass(frozen=True)
 class Run:
-    """`length` consecutive positions from `start`: an int, or one start per row, an int tensor [B]."""
+    """`length` consecutive positions from `start`: an int, or one start per row, an int tensor [B].
+
+    Raises nothing itself: `Positions` validates it.
+
+        >>> posenc.Run(3, 2).positions()
+        tensor([3, 4])
+    """
 
     start: int | Tensor
     length: int
@@ -94,6 +100,12 @@ class Positions:
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
     unless given. `total`, the last key position + 1 (one per row for tensors), may be given too; [B, Lk] is one per key,
     where packed documents have lengths of their own and the queries are the last of the keys.
+
+    Raises ValueError for shapes that do not fit and TypeError for what is neither a run nor integers.
+
+        >>> posenc.Positions(q=(3, 2), k=5).distance()  # [Lq, Lk]
+        tensor([[-3, -2, -1,  0,  1],
+                [-4, -3, -2, -1,  0]])
     """
 
     is_constant = False

@@ -34,7 +34,14 @@ FLOAT16 = 256.0
 
 @dataclass(frozen=True)
 class Rotation:
-    """Phases for queries and for keys (None: not rotated). `values` rotates v with the keys' phases too."""
+    """Phases for queries and for keys (None: not rotated). `values` rotates v with the keys' phases too.
+
+    Phases are (cos, sin), [B or 1, L, R/2] each. `attend` raises ValueError for phases that do not fit.
+
+        >>> rotation = posenc.RoPE(head_dim=4).rotation(posenc.Positions(3))
+        >>> rotation.q[0].shape
+        torch.Size([1, 3, 2])
+    """
 
     q: Phases | None
     k: Phases | None
@@ -114,6 +121,12 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -
 
     Compiled code gets the formula, which fuses into one pass; eager code gets a kernel on CUDA, and on a CPU few
     operations for a short x, blocks that fit the cache for a long one, since the formula reads x twice.
+
+    Phases [.., L, R/2] that do not fit x raise RuntimeError.
+
+        >>> cos, sin = torch.zeros(8, 2), torch.ones(8, 2)  # a quarter turn
+        >>> posenc.apply_rotary(torch.eye(4)[:1].expand(1, 1, 8, 4), cos, sin)[0, 0, 0]
+        tensor([0., 0., 1., 0.])
     """
     if _eager(x, cos, sin):
         return _rotate((x,), cos, sin, layout)[0]
@@ -265,13 +278,13 @@ def _both_channels(
     if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
         return _repeat_channels(cos, sin, layout, precision, heads)
     rows, sin_rows = getattr(cos, "_posenc_rows", None), getattr(sin, "_posenc_rows", None)
-    with torch.inference_mode(False), torch.no_grad():
-        if rows is None or sin_rows is None:
+    if rows is None or sin_rows is None:
+        with torch.inference_mode(False), torch.no_grad():
             wide = _repeat_channels(cos, sin, layout, precision, heads)
-        else:  # those of a longer run are made once
-            whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
-            axis, length = 3 - heads, cos.shape[1]
-            wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
+    else:  # those of a longer run are made once
+        whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
+        axis, length = 3 - heads, cos.shape[1]
+        wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
     setattr(cos, name, (precision, sin, (cos._version, sin._version), wide))
     return wide
 

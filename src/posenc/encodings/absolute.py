@@ -69,6 +69,12 @@ class Sinusoidal(Absolute):
     layout="interleaved" is the paper's; "concatenated" has all sines first (Marian, RoFormer's table);
     "tensor2tensor" also spaces the frequencies as the code that trained the published models (Whisper).
     The vectors are computed from the positions, so there is no table and no last position.
+
+    Raises OptionError for options out of range, ValueError for positions with several axes.
+
+        >>> posenc.Sinusoidal(d_model=4).embed(torch.zeros(1, 2, 4), posenc.Positions(2))  # [B, L, d_model]
+        tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+                 [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
     def __init__(self, *, d_model: int, base: float = 10000.0, layout: Layout = "interleaved"):
@@ -103,6 +109,11 @@ class Learned(Absolute):
 
     Undefined past max_length, so that raises; `resize` interpolates to another length. `offset` rows stand before
     position 0 and are never resized (OPT has 2).
+
+    Raises OptionError for options out of range, ValueError for a position past max_length.
+
+        >>> posenc.Learned(max_length=512, d_model=64).table.shape  # [offset + max_length, d_model]
+        torch.Size([512, 64])
     """
 
     def __init__(self, *, max_length: int, d_model: int, offset: int = 0, std: float = 0.02):

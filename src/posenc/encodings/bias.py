@@ -23,6 +23,11 @@ class Clipped(Encoding):
     max_distance clips both sides; `left` and `right` override it (right=0 in a causal layer). The table is
     [heads, left + 1 + right], row 0 for keys `left` or more before the query; zeros at the start (NoPE) unless `std`
     is given.
+
+    Raises OptionError for options out of range.
+
+        >>> posenc.Clipped(heads=4, max_distance=8).table.shape
+        torch.Size([4, 17])
     """
 
     def __init__(
@@ -65,6 +70,12 @@ class T5(Encoding):
     scale=None divides (MPNet and other hosts). Causal gives all buckets to the past; future keys share
     bucket 0 and must be masked. The table starts at N(0, std), std = d_model^-0.5 where d_model is given; an
     unscaled layer's projections start as T5's do, with the missing 1/sqrt(d) in the queries.
+
+    Raises OptionError for an odd number of buckets of both directions and for a max_distance within the exact
+    buckets.
+
+        >>> posenc.T5(heads=4).plan(posenc.Positions(8)).lookups[0].bias.shape  # [H, n]
+        torch.Size([4, 32])
     """
 
     def __init__(
@@ -144,6 +155,11 @@ class ALiBi(Encoding):
     m_h = 2^(-8h/H) where H is a power of two; otherwise the authors' slopes of the power below, then every
     other slope of the power above. The form is symmetric, so it serves bidirectional attention too.
     `learnable` makes the slopes parameters, from the same values.
+
+    Raises OptionError for fewer than 1 head.
+
+        >>> posenc.ALiBi(heads=4).plan(posenc.Positions(8)).slopes  # [H]
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
 
     def __init__(self, *, heads: int, learnable: bool = False):

@@ -20,6 +20,11 @@ class Cape(Absolute):
     Δ is uniform within ±shift for each sequence, δ within ±jitter/2 for each token, λ log-uniform within
     [1/rescale, rescale] for each sequence. Absolute positions that look shifted and stretched teach a model to use their
     differences. `centre` subtracts the mean position first, so that lengths grow to both sides; it needs the whole input.
+
+    Raises OptionError for options out of range.
+
+        >>> posenc.Cape(d_model=64).eval().embed(torch.zeros(1, 8, 64), posenc.Positions(8)).shape  # [B, L, d_model]
+        torch.Size([1, 8, 64])
     """
 
     def __init__(

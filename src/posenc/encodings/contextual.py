@@ -36,6 +36,12 @@ def cope(
     scale            default 1/sqrt(D)
     scale_positions  multiply q·e by the scale too: the authors' code does, their listing and x-transformers do not
     key_mask         bool [B, Lk], True for real keys; padding opens no gate
+
+    q [B, H, Lq, D], k, v [B, Hkv, Lk, D]. Raises ValueError for shapes that do not fit.
+
+        >>> q, k, v = torch.randn(3, 1, 2, 6, 8).unbind()
+        >>> posenc.contextual.cope(q, k, v, torch.zeros(4, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
     _check(q, k, v, block)
     heads, size = q.shape[1], q.shape[3]
@@ -71,6 +77,12 @@ def stick_breaking(
 
     Returns the output and what is left of each query's stick, [B, H, Lq], 1 - Σ_j a_ij, which models give to the query's
     own value or to nothing.
+
+    q [B, H, Lq, D], k, v [B, Hkv, Lk, D]. Raises ValueError for shapes that do not fit.
+
+        >>> q, k, v = torch.randn(3, 1, 2, 6, 8).unbind()
+        >>> [list(x.shape) for x in posenc.contextual.stick_breaking(q, k, v)]
+        [[1, 2, 6, 8], [1, 2, 6]]
     """
     _check(q, k, v, block)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -101,6 +113,13 @@ def path(
 
     Queries and keys are the same tokens; decode with `path_step`. Blocks of `block` tokens: products inside a block by a
     triangular system, across blocks by carrying queries back through one D × D matrix a block.
+
+    Raises ValueError for shapes that do not fit.
+
+        >>> q, k, v, w = torch.randn(4, 1, 2, 6, 8).unbind()
+        >>> w, beta = torch.nn.functional.normalize(w, dim=-1), torch.ones(1, 2, 6)
+        >>> posenc.contextual.path(q, k, v, w, beta).shape  # [B, H, L, D]
+        torch.Size([1, 2, 6, 8])
     """
     _check(q, k, v, block)
     if q.shape[2] != k.shape[2]:
@@ -144,6 +163,14 @@ def path_step(
 
     The new token's matrix is applied to every cached key, once: keys change with each step. Returns the output and the
     keys and values to go on with.
+
+    Shapes that do not fit raise RuntimeError.
+
+        >>> q, k, v, w = torch.randn(4, 1, 2, 1, 8).unbind()
+        >>> past = torch.zeros(1, 2, 0, 8)
+        >>> out, keys, values = posenc.contextual.path_step(q, k, v, w, torch.ones(1, 2, 1), keys=past, values=past)
+        >>> keys.shape  # [B, Hkv, L + 1, D]
+        torch.Size([1, 2, 1, 8])
     """
     moved = keys - beta[..., None] * (keys @ w.mT) * w
     keys, values = torch.cat((moved, k), 2), torch.cat((values, v), 2)

@@ -30,6 +30,12 @@ class DeBERTa(Encoding):
     normalise             LayerNorm on P (v2, v3)
     sign="checkpoint"     p2c looks up δ(i-j), as the released code does; "paper" looks up δ(j-i)
     table, norm           P and its LayerNorm, passed in to be shared by the layers
+
+    Raises OptionError for options that contradict one another, ValueError where shared projections have no host.
+
+        >>> layer = posenc.Attention(64, 4, encoding=posenc.DeBERTa(d_model=64, heads=4, max_distance=16))
+        >>> layer.encoding.table.shape, layer(torch.randn(1, 8, 64)).shape
+        (torch.Size([32, 64]), torch.Size([1, 8, 64]))
     """
 
     def __init__(

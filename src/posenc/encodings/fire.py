@@ -21,6 +21,12 @@ class Fire(Encoding):
     [0, 1] at every length, so longer texts ask it for nothing new. i counts from 0, and padding and documents count their
     own tokens. Up to T the bias is a function of the distance, a table that engines are fast with; past T it depends on the
     query too, by a function that no table holds, and attention runs block by block.
+
+    Raises OptionError for options out of range.
+
+        >>> layer = posenc.Attention(64, 4, encoding="fire", causal=True)
+        >>> layer(torch.randn(1, 10, 64)).shape  # [B, L, d_model]
+        torch.Size([1, 10, 64])
     """
 
     absolute = True

@@ -30,6 +30,12 @@ class FoX(Encoding):
 
     Gates accumulate in float64, and engines subtract before they round, so that the sums keep their digits at any length.
     A cache keeps log f beside its keys. Padding does not forget; documents have sums of their own. Causal only.
+
+    Raises OptionError for bad timescales; so does a layer that is not causal.
+
+        >>> layer = posenc.Attention(64, 4, encoding="fox", causal=True)
+        >>> layer(torch.randn(1, 10, 64)).shape  # [B, L, d_model]
+        torch.Size([1, 10, 64])
     """
 
     causal_only = True

@@ -22,6 +22,11 @@ class Kerple(Encoding):
 
     a and p are [heads], uniform in (0, 1) and (0, 2) at the start, and are read as at least `least`, as the authors clamp
     them. The authors share one instance among all layers. Symmetric, so it serves bidirectional attention too.
+
+    Raises OptionError for an unknown form.
+
+        >>> posenc.Kerple(heads=4).plan(posenc.Positions(8)).lookups[0].bias.shape  # [H, n]
+        torch.Size([4, 15])
     """
 
     def __init__(self, *, heads: int, form: Literal["log", "power"] = "log", least: float = 0.01):

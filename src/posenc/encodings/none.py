@@ -7,4 +7,9 @@ class NoPosition(Encoding):
     """Nothing added (NoPE). A causal mask alone gives a stack some order; without one, attention is over a set.
 
     s = q·k / sqrt(d)
+
+    q, k [B, H, L, D]. Raises nothing.
+
+        >>> posenc.NoPosition().plan(posenc.Positions(8)).lookups
+        ()
     """

@@ -23,6 +23,12 @@ class Randomized(Encoding):
     Each plan draws anew, in evaluation too, as in the paper; give each layer its own wrapper for a draw of its own,
     or share one plan. `seed` makes the draw a function of the seed and the number of tokens alone. Keys are cached
     unrotated, so that a step uses one draw; encodings added to the input cannot be drawn again and take no cache.
+
+    Raises OptionError for what is no encoding, ValueError for more tokens than max_length.
+
+        >>> encoding = posenc.Randomized(encoding=posenc.create("rope", head_dim=16), max_length=100, seed=0)
+        >>> encoding.plan(posenc.Positions(8)).rotate.q[0].shape  # [B or 1, L, D/2]
+        torch.Size([1, 8, 8])
     """
 
     length_dependent = True

@@ -179,12 +179,24 @@ CAUSAL: dict[str, dict[str, object]] = {
 
 
 def list_encodings() -> list[str]:
-    """Every encoding's name."""
+    """Every encoding's name.
+
+    Never raises.
+
+        >>> "rope" in posenc.list_encodings()
+        True
+    """
     return list(ENCODINGS)
 
 
 def info(name: str) -> EncodingInfo:
-    """What to know of an encoding: its formula, parameters, extrapolation, models that use it."""
+    """What to know of an encoding: its formula, parameters, extrapolation, models that use it.
+
+    Raises ValueError for an unknown name.
+
+        >>> posenc.info("alibi").class_name
+        'ALiBi'
+    """
     if name not in ENCODINGS:
         near = difflib.get_close_matches(str(name).lower(), ENCODINGS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -208,6 +220,13 @@ def register_encoding(
     explorer of this process.
 
     causal_options   what a causal layer adds when it creates the encoding by name
+
+    Raises ValueError for a name that is taken or is no identifier.
+
+        >>> class Far(posenc.ALiBi): ...
+        >>> posenc.register_encoding("far", Far)
+        >>> type(posenc.create("far", heads=2)).__name__
+        'Far'
     """
     from ..core.encoding import Encoding
 
@@ -310,6 +329,12 @@ def create(
 ) -> Encoding:
     """An encoding by name. The sizes d_model, heads and head_dim may always be given: each encoding takes those it needs
     (head_dim defaults to d_model / heads). Any other option must be one of the encoding's own.
+
+    Raises ValueError for an unknown name, with the nearest known one, and OptionError for an unknown option or a
+    bad value.
+
+        >>> posenc.create("t5", d_model=64, heads=4).table.shape  # [buckets, heads]
+        torch.Size([32, 4])
     """
     cls = info(name).load()
     if d_model is not None and heads is not None:

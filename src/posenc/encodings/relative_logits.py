@@ -24,6 +24,12 @@ class RelativeLogits(Encoding):
 
     bank [d_rel, max_distance] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).
     `plan` needs x, the layer's input, or `states` [B, heads, Lq, d_rel] made elsewhere.
+
+    Raises ValueError where neither x nor states are given.
+
+        >>> layer = posenc.Attention(64, 4, encoding="relative_logits", causal=True)
+        >>> layer.encoding.bank.shape  # [d_rel, max_distance]
+        torch.Size([16, 1024])
     """
 
     causal_only = True

@@ -22,6 +22,11 @@ class Sandwich(Encoding):
 
     No parameters. The bias is 0 at distance 0 and falls about logarithmically; head 1 falls fastest. `size` is that of the
     sinusoids, 128 in the paper, and not the model's. Symmetric, so it serves bidirectional attention too.
+
+    Raises OptionError for a size below 2.
+
+        >>> posenc.Sandwich(heads=4).plan(posenc.Positions(8)).lookups[0].bias.shape  # [H, n]
+        torch.Size([4, 15])
     """
 
     def __init__(self, *, heads: int, size: int = 128, base: float = 10000.0):

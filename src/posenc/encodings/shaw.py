@@ -23,6 +23,11 @@ class Shaw(Encoding):
     max_distance clips both sides; `left` and `right` override it. Tables are [heads or 1, left + 1 + right, head_dim],
     shared by the heads unless per_head. outside="clip" gives distances past the window the row of its edge;
     "zero" gives them nothing.
+
+    Raises OptionError without keys and values, and for per_head without heads.
+
+        >>> posenc.Shaw(head_dim=16, max_distance=4).plan(posenc.Positions(8)).lookups[0].dot_query.shape
+        torch.Size([1, 9, 16])
     """
 
     def __init__(

@@ -22,6 +22,11 @@ class Sinks(Wrapper):
     The sink has no position, no key and no value: it is not masked, and a query that sees only one key may still ignore
     it. It goes with any other encoding, `encoding` (a name, or an Encoding): gpt-oss has rotary positions. The sinks
     [heads] start at N(0, std).
+
+    Raises OptionError for an encoding that it cannot stand beside.
+
+        >>> posenc.Sinks(heads=4, head_dim=16, encoding="rope").sinks.shape
+        torch.Size([4])
     """
 
     def __init__(

@@ -28,6 +28,12 @@ class Tempered(Wrapper):
     τ multiplies all that a plan's `scale` does, terms of content included, and no bias. `encoding` is the encoding
     beside it (a name, or an Encoding); None: no positions, as in Llama 4. The factor belongs to the query, so cached
     keys stay valid.
+
+    A factor for each query, [Lq]. Raises OptionError for an unknown form.
+
+        >>> layer = posenc.Attention(64, 4, encoding="tempered", causal=True)
+        >>> layer(torch.randn(1, 10, 64)).shape
+        torch.Size([1, 10, 64])
     """
 
     def __init__(

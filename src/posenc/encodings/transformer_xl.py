@@ -61,6 +61,12 @@ class TransformerXL(Encoding):
     is position_proj, the layer's own. `clamp_length` gives
     distances past it the row of clamp_length. causal=True leaves out the rows of future keys, which must be masked.
     Memory of past states: Attention(..., memory=...), or longer keys than queries in `Positions`.
+
+    Raises OptionError for sizes that do not fit.
+
+        >>> encoding = posenc.TransformerXL(d_model=64, heads=4)
+        >>> encoding.plan(posenc.Positions(8)).lookups[0].dot_query.shape  # [H, n, D]: distances -7 to 7
+        torch.Size([4, 15, 16])
     """
 
     def __init__(
@@ -145,6 +151,11 @@ class XLNet(TransformerXL):
     Segments are axis 1 of the positions (Positions(..., more=[(s_q, s_k)]) or Attention(..., segments=s)); without them
     the term is absent. attn_type="uni" leaves out future keys' rows. bi_data=True reads the second half of the batch
     with negated positions (pre-training on reversed text); it needs the batch size, so `plan` needs x.
+
+    Raises OptionError for sizes that do not fit, ValueError for bi_data without x or with an odd batch.
+
+        >>> posenc.XLNet(d_model=64, heads=4).segment_table.shape
+        torch.Size([2, 4, 16])
     """
 
     axes = 2

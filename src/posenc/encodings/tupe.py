@@ -27,6 +27,11 @@ class TUPE(Encoding):
     one number for all keys, (U_q p_0)·(U_k p_0) / sqrt(2d), and all others one number for its key, that of p_1; token i
     has row i + 1. `relative` (TUPE-R, (32, 128) in the paper) adds T5's buckets, in a table [buckets + 1, heads] whose rows buckets / 2 and
     buckets are the class token's. One instance serves all layers: the paper computes it once.
+
+    Raises OptionError for a bad `relative`, ValueError for a position past max_length.
+
+        >>> posenc.TUPE(d_model=64, heads=4, max_length=128).plan(posenc.Positions(8)).append[0].shape  # [B or 1, H, L, E]
+        torch.Size([1, 4, 8, 16])
     """
 
     absolute = True

@@ -117,10 +117,5 @@ def _cast_tensors(plan: Plan, precision: torch.dtype) -> Plan:
         Lookup(x.index, cast(x.bias), cast(x.dot_query), cast(x.states), cast(x.dot_key), cast(x.add_value))
         for x in plan.lookups
     )
-    # sums in float64 (FoX) are rounded after their difference
-    decay = plan.decay
-    if decay is not None:
-        c_q, c_k = (x.to(torch.promote_types(x.dtype, precision)) for x in decay)
-        decay = (c_q, c_k)
     scale = plan.scale.to(precision) if isinstance(plan.scale, Tensor) else plan.scale
-    return replace(plan, lookups=lookups, slopes=cast(plan.slopes), decay=decay, scale=scale)
+    return replace(plan, lookups=lookups, slopes=cast(plan.slopes), decay=plan.decay_in(precision), scale=scale)

@@ -12,33 +12,31 @@ It returns None for every other call, and for every call that is wrong: the long
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
-from ..core.plan import Lookup, Plan, holds_nan
+from ..core.plan import Plan
 from . import rules_cpu, triton
 from .cpu import dense
+from .sdpa import fused_attention, hides_nan
 
-OTHER_SLOTS = tuple(
-    slot.name
-    for slot in fields(Plan)
-    if slot.name not in ("positions", "rotate", "lookups", "scale", "slopes", "pair_axes")
-)
-OTHER_TABLES = tuple(slot.name for slot in fields(Lookup) if slot.name not in ("index", "bias"))
-"""What must be None here: all that these calls do not know."""
 PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | None:
     """The output, or None: take the long way."""
-    if torch.compiler.is_compiling() or triton.INTERPRETED:
+    if triton.INTERPRETED:
         return None
+    has_terms = plan.slopes is not None
+    for lookup in plan.lookups:
+        if lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
+            return None
+        has_terms = True
+    if has_terms and torch.is_grad_enabled():
+        return None  # kept masks have no gradient
     if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch._C._are_functorch_transforms_active():
@@ -60,13 +58,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         return None  # a warning may be due
     if isinstance(plan.scale, Tensor) or (causal and plan.scale is not None and plan.scale <= 0.0):
         return None  # PyTorch's causal kernel makes NaN of a negative scale
-    for slot in OTHER_SLOTS:
-        if getattr(plan, slot) is not None:
-            return None
-    if len(positions.q_axes) > 1:
+    if (
+        plan.shift is not None or plan.cosine is not None or plan.append is not None or plan.decay is not None
+        or plan.pair is not None or plan.sinks is not None or len(positions.q_axes) > 1
+    ):  # fmt: skip
         return None
     mask = None
-    if plan.lookups or plan.slopes is not None:
+    if has_terms:
         mask = _bias(q, plan, causal, batch, heads, q_length, k_length)
         if mask is None:
             return None
@@ -78,21 +76,20 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         if rotation.values:
             v = rotation.keys(v)
         q, k = rotation.both(q, k)
-    if holds_nan(q):
-        return None  # PyTorch's kernel returns zeros for such a query
+    if hides_nan(q, k_length):
+        return None
     scale = plan.scale
-    out = scaled_dot_product_attention(
-        q, k, v, mask, 0.0, causal and mask is None and q_length > 1,
-        scale=None if scale is None else float(scale), enable_gqa=heads != kv_heads,
-    )  # fmt: skip
-    if mask is not None and causal and q_length > 1 and holds_nan(out):
-        return None  # a masked key or value may hold NaN
+    out = fused_attention(
+        q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
+    )
+    if mask is not None and causal and q_length > 1 and dense.sees_masked(out):
+        return None
     return out
 
 
 def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length: int, k_length: int) -> Tensor | None:
-    """The kept mask of a plan of biases, where all of them fit and no gradient is wanted."""
-    if torch.is_grad_enabled() or heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
+    """The kept mask of a plan of biases, where all of them fit."""
+    if heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
         return None
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
@@ -100,12 +97,7 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
     indices = []
     for lookup in plan.lookups:
         index, table = lookup.index, lookup.bias
-        if table is None:
-            return None
-        for slot in OTHER_TABLES:
-            if getattr(lookup, slot) is not None:
-                return None
-        if type(index) is not Index or index.axis or table.shape != (heads, index.n):
+        if table is None or type(index) is not Index or index.axis or table.shape != (heads, index.n):
             return None
         tables.append(table)
         indices.append(index)

@@ -131,9 +131,9 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice =
         distance = positions.distance(device, rows=rows, columns=columns).abs().to(precision)
         distance = distance if distance.dim() == 2 else distance[:, None]
         s = s - plan.slopes.to(precision)[:, None, None] * distance
-    if plan.decay is not None:
-        c_q, c_k = plan.decay
-        # float64 is rounded after the difference
+    decay = plan.decay_in(precision)
+    if decay is not None:
+        c_q, c_k = decay
         s = s + (c_q[..., rows, None] - c_k[..., None, columns]).to(precision)
     if plan.pair is not None:
         if plan.pair_axes:
@@ -189,7 +189,12 @@ def weigh_values(probabilities: Tensor, v: Tensor, allowed: Callable[[], Tensor 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Key heads [B, Hkv, L, D] as query heads [B, H, L, D]: head h reads h // (H / Hkv)."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+    if x.shape[1] == heads:
+        return x
+    group = heads // x.shape[1]
+    if torch.compiler.is_exporting():  # views of open lengths become conditions that torch.export cannot decide
+        return x.index_select(1, torch.arange(heads, device=x.device) // group)
+    return x.repeat_interleave(group, dim=1)
 
 
 def _expand_rows(rows: Tensor, s: Tensor) -> Tensor:

@@ -13,20 +13,22 @@ from typing import Literal
 from .lowering import Facts
 
 CONSTANT_PAIRS = 1 << 20
-"""Heads times pairs up to which a mask that is the same for all texts and needs no gradient is made whole: 4 MiB. It serves every
-text, and, kept, every layer and step; from 512 tokens on the tiles are as fast."""
+"""Heads times pairs up to which a mask that is the same for all texts is made whole: 4 MiB. It serves every text, and, kept where
+it needs no gradient, every layer and step; from 512 tokens on the tiles are as fast."""
 VARIED_PAIRS = 1 << 21
-"""The same, times the batch, where each text has its own mask (content terms, padding) or a table needs a gradient."""
+"""The same, times the batch, where each text has its own mask (content terms, padding)."""
 
 
 def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
-    """dense: short texts whose terms PyTorch's attention takes as one mask. tiles: everything else."""
-    bias, query, key, value = facts.spans
+    """dense: short texts whose terms PyTorch's attention takes as one mask. tiles: everything else.
+
+    Whether a gradient is wanted does not matter: the two forms round differently, and an output is to have the same bits."""
+    _, query, key, value = facts.spans
     if value is not None or facts.decay or facts.return_lse or facts.further_axes:
         return "tiles"
     if key is not None and facts.heads != facts.kv_heads:
         return "tiles"
     pairs = facts.heads * facts.q_length * facts.k_length
-    if query is None and key is None and not facts.padding and not (facts.gradient and bias is not None):
+    if query is None and key is None and not facts.padding:
         return "dense" if pairs <= CONSTANT_PAIRS else "tiles"
     return "dense" if facts.batch * pairs <= VARIED_PAIRS else "tiles"

@@ -16,6 +16,14 @@ from . import blocked, dense_bias
 from .lowering import LoweredPlan
 
 reads_raw_plan = False
+VECTOR = 16
+"""Numbers in the widest vector register of a CPU, AVX-512's."""
+
+
+def hides_nan(q: Tensor, keys: int) -> bool:
+    """Whether PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed. It
+    takes the maximum of a query's scores by vectors, which keep NaN, and of what is left number by number, which does not."""
+    return keys < VECTOR and holds_nan(q)
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -41,24 +49,35 @@ def supports(lowered: LoweredPlan) -> str | None:
     return None
 
 
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    """PyTorch's attention. bias: [B or 1, H, Lq, Lk]"""
+    batch, heads, queries, size = q.shape
+    kv_heads = k.shape[1]
+    if q.is_cpu and queries == 1 and heads > 2 * kv_heads and dropout == 0.0:
+        # its CPU kernel reads keys once for each query head; heads as queries of one head read them together
+        q = q.reshape(batch, kv_heads, heads // kv_heads, size)
+        if bias is not None:
+            bias = bias.reshape(bias.shape[0], kv_heads, heads // kv_heads, bias.shape[3])
+        return scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(batch, heads, 1, v.shape[3])
+    grouped = False
+    if heads != kv_heads:  # a branch: where torch.compile leaves sizes open, a comparison alone is no bool
+        grouped = True
+    return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=grouped)
+
+
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
-    # PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed
-    if q.is_cpu and not torch.compiler.is_compiling() and holds_nan(q):
+    if q.is_cpu and not torch.compiler.is_compiling() and hides_nan(q, k.shape[2]):
         return blocked.run(q, k, v, lowered)
     scale = lowered.scale
     assert isinstance(scale, float)
-    # branches: where torch.compile leaves sizes open, a comparison alone is no bool
-    causal = grouped = False
-    if lowered.mask.causal and q.shape[2] > 1:
+    causal = False
+    if lowered.mask.causal and q.shape[2] > 1:  # a branch, as in `fused_attention`
         causal = True
     if causal and scale < 0.0:  # PyTorch's CPU kernel multiplies masked scores, -inf, with it
         q, scale = -q, -scale
-    if q.shape[1] != k.shape[1]:
-        grouped = True
-    dropout = lowered.dropout
+    bias = None
     if lowered.facts.has_terms:
         bias = dense_bias.make_bias(q, lowered).expand(q.shape[0], q.shape[1], -1, -1)
-        out = scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale, enable_gqa=grouped)
-        return out, None
-    out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped)
-    return out, None
+    return fused_attention(q, k, v, bias, lowered.dropout, causal, scale), None

@@ -11,7 +11,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
+from starlette.staticfiles import StaticFiles
 
+from ..core import documentation
 from . import layout, render  # layout sets gradio's environment before gradio is imported
 from .access import AccessControl
 from .language import LanguageChoice
@@ -111,6 +113,9 @@ def create_app() -> FastAPI:
         headers = {"Content-Security-Policy": "sandbox allow-scripts allow-downloads"}
         return FileResponse(folder / "report.html", media_type="text/html", headers=headers)
 
+    site = documentation.built_site()
+    if site is not None:
+        app.mount("/docs", StaticFiles(directory=site, html=True))
     assets = resources.files(__package__)
     appearance: dict[str, Any] = {
         "theme": gr.themes.Default(

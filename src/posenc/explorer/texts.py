@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..plot import course_texts
 from ..plot.translations import CHINESE, ENGLISH, Translation
 
 TEXTS: dict[str, tuple[str, str]] = {
@@ -12,10 +13,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "See what positional encodings do to attention.",
         "观察位置编码如何影响注意力。",
     ),
-    "gallery": (
-        "Gallery",
-        "编码一览",
-    ),
+    "gallery": ("Gallery", "编码一览"),
+    "learn": ("Learn", "学习"),
     "compare": ("Compare", "比较"),
     "sentence": ("Your sentence", "你的句子"),
     "extend": ("Extend RoPE", "扩展 RoPE"),
@@ -23,6 +22,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "gallery intro": (
         "One encoding at a time: formula, figures, who uses it, when to choose it.",
         "逐个查看每种编码：公式、图形、使用者、适用场合。",
+    ),
+    "learn intro": (
+        "The course in figures: choose a chapter, then change its number.",
+        "用图学习教程：选择一章，再改变其中的数。",
     ),
     "compare intro": (
         "Two or three encodings at one length. The content is the same at every position, so every difference comes from position.",
@@ -185,11 +188,17 @@ TEXTS: dict[str, tuple[str, str]] = {
         "{names}: for images and video. mrope is drawn for text, where its three axes are equal; axial and sinusoidal_2d for image patches, numbered row by row.",
         "{names}：用于图像和视频。mrope 按文本绘制，此时三个轴相同；axial 和 sinusoidal_2d 按逐行编号的图像块绘制。",
     ),
+    "documentation": ("Documentation", "文档"),
+    "page of": ("The page of {name}", "{name} 的页面"),
+    # learn
+    "chapter": ("Chapter", "章"),
+    "chapter before": ("← Back", "← 上一章"),
+    "chapter after": ("Next →", "下一章 →"),
+    "try it": ("Try it:", "试一试："),
+    "number of figures": ("The number to change", "要改变的数"),
+    "whole chapter": ("The whole chapter: derivation, code, exercises", "整章：推导、代码、习题"),
     # compare
-    "encoding of": (
-        "Encoding {slot}",
-        "编码 {slot}",
-    ),
+    "encoding of": ("Encoding {slot}", "编码 {slot}"),
     "no encoding here": ("(none)", "（无）"),
     "no encoding": (
         "Choose at least one encoding.",
@@ -580,8 +589,9 @@ TEXTS: dict[str, tuple[str, str]] = {
     "loss": ("loss (nats)", "损失（nat）"),
 }
 
+BOTH = {**course_texts.TEXTS, **TEXTS}
 LANGUAGES = {
-    "en": Translation({key: pair[0] for key, pair in TEXTS.items()} | dict(ENGLISH.table)),
-    "zh": Translation({key: pair[1] for key, pair in TEXTS.items()} | dict(CHINESE.table)),
+    "en": Translation({key: pair[0] for key, pair in BOTH.items()} | dict(ENGLISH.table)),
+    "zh": Translation({key: pair[1] for key, pair in BOTH.items()} | dict(CHINESE.table)),
 }
 PATHS = {"en": "/", "zh": "/zh"}

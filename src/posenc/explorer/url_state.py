@@ -20,7 +20,7 @@ LABELS = {
     "length": "length", "train": "train", "head": "which head", "encoding": "encoding", "strength": "strength",
     "first": "first word", "second": "second word", "shift": "shift by", "change": "change", "causal": "causal",
     "head_dim": "head size", "base": "base", "original": "original", "target": "target", "scaling": "scaling",
-    "options": "rotation options",
+    "options": "rotation options", "chapter": "chapter", "number": "number of figures",
 }  # fmt: skip
 MAX_QUERY = 20_000
 """Characters of a query; the explorer makes no longer ones."""

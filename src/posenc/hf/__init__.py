@@ -6,7 +6,8 @@
     posenc.hf.to_posenc(layer)       one attention layer as a posenc.Attention; from_posenc brings it back
     posenc.hf.restore(model)         undo
 
-One model instance at a time; the library itself is never changed.
+Importing it registers attn_implementation="posenc" with transformers. One model instance at a time; the library itself is
+never changed.
 """
 
 from importlib import import_module as _import_module
@@ -29,6 +30,11 @@ _NAMES = {
 __all__ = sorted(_NAMES)
 
 if not TYPE_CHECKING:
+    try:
+        _import_module("posenc.hf.interface")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "transformers":
+            raise
 
     def __getattr__(name: str):
         if name not in _NAMES:

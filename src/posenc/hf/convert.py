@@ -17,15 +17,21 @@ from torch import Tensor, nn
 
 from .. import T5, Attention, DeBERTa, RoPE, XLNet
 from ..encodings.rope import convert as rotary
-from . import versions
 from .swap import UnsupportedModel
 
 Pairs = list[tuple[Tensor, Tensor]]  # ours, and a view of theirs with the same elements in the same order
 
 
 def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
-    """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer."""
-    versions.check()
+    """A posenc.Attention with the weights of a T5, DeBERTa, XLNet or Llama-like attention layer.
+
+    Both take x [B, L, d_model]. Raises UnsupportedModel for another kind of layer.
+
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4))
+        >>> posenc.hf.to_posenc(model.layers[0].self_attn)(torch.randn(1, 5, 32)).shape
+        torch.Size([1, 5, 32])
+    """
     make, pairs = _family(module)
     attention = make(module, shared)
     weight = next(module.parameters())
@@ -37,8 +43,16 @@ def to_posenc(module: nn.Module, shared: nn.Module | None = None) -> Attention:
 
 
 def from_posenc(attention: Attention, module: nn.Module, shared: nn.Module | None = None) -> nn.Module:
-    """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer."""
-    versions.check()
+    """Copy an Attention's weights into a transformers layer of the kind it was made from; returns the layer.
+
+    Raises UnsupportedModel for another kind of layer.
+
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4))
+        >>> there = model.layers[0].self_attn
+        >>> posenc.hf.from_posenc(posenc.hf.to_posenc(there), there) is there
+        True
+    """
     _, pairs = _family(module)
     with torch.no_grad():
         both = pairs(attention, module, shared)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
@@ -20,6 +20,8 @@ from .. import Index, Plan, Positions
 from ..core import index
 from ..encodings.deberta import plan_disentangled
 from . import masks
+from .family import Family, tiny_text
+from .interface import prefers_original
 from .layer import Layer, Part, split
 
 TERMS = {"c2p", "p2c"}
@@ -162,11 +164,15 @@ class _Encoder(Part):
     """An encoder that builds neither the mask nor the distances."""
 
     def get_attention_mask(self, attention_mask):
-        if attention_mask.dim() > 2:
+        length = attention_mask.shape[-1]
+        if attention_mask.dim() > 2 or prefers_original(self, length, length, attention_mask.device):
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device, self)
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
+        length = hidden_states.shape[1]
+        if prefers_original(self, length, length, hidden_states.device):
+            return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         return relative_pos
 
 
@@ -197,9 +203,6 @@ def _dense(mask: Tensor, length: int) -> Tensor:
     return (mask * mask.transpose(-1, -2)).expand(-1, 1, length, length).to(torch.int64)
 
 
-PARTS = (DebertaSelfAttention, DebertaV2SelfAttention, DebertaEncoder, DebertaV2Encoder)
-
-
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     """Where ranks share the sequence, absolute positions are those of this rank's tokens."""
     cp = getattr(model, "posenc_context", None)
@@ -212,7 +215,22 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-HOOKS: dict[type[nn.Module], Any] = {
-    modeling_deberta.DebertaModel: before_model,
-    modeling_deberta_v2.DebertaV2Model: before_model,
-}
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    name = {"deberta": "Deberta", "deberta_v2": "DebertaV2"}[folder]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        relative_attention=True, max_relative_positions=12, pos_att_type=["c2p", "p2c"], position_biased_input=False,
+    )  # fmt: skip
+    return getattr(transformers, f"{name}Model")(config), tiny_text()
+
+
+FAMILY = Family(
+    tiny,
+    parts=(DebertaSelfAttention, DebertaV2SelfAttention, DebertaEncoder, DebertaV2Encoder),
+    hooks={
+        modeling_deberta.DebertaModel: before_model,
+        modeling_deberta_v2.DebertaV2Model: before_model,
+    },
+)

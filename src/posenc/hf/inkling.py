@@ -2,98 +2,102 @@
 
     s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < max_distance, else nothing is added;   causal
 
-Replaces InklingAttention (modeling_inkling.py 187-286) of transformers 5.22, which makes r·bank dense, [B, H, L, L], in every
-layer.
+The layers call the attention interface. `rel_logits_proj` makes r·bank dense, [B, H, L, L], in every layer; its forward is
+replaced and gives r itself, which the layer multiplies by τ, as it does q.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.models.inkling import modeling_inkling
 
-from .. import Index, Plan, Positions
+from .. import Positions
 from ..core import index
 from ..encodings.relative_logits import plan_bank
-from . import masks
-from .layer import Layer, split
+from .family import Family, InterfaceLayer, tiny_text
+from .interface import Mask, prefers_original
 
 
-class InklingAttention(Layer, modeling_inkling.InklingAttention):
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """r [B, Lq, H, d_rel], which stands for the dense bias: the layer multiplies it by τ [1, 1, Lq, 1] in float32."""
+
+    states: Tensor
+    make: Callable[[Tensor], Tensor]  # r -> the dense bias
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.states.dtype
+
+    def float(self) -> Mixture:
+        return replace(self, states=self.states.float())
+
+    def to(self, dtype: torch.dtype) -> Mixture:
+        return replace(self, states=self.states.to(dtype))
+
+    def __mul__(self, factor: Tensor) -> Mixture:
+        return replace(self, states=self.states * factor.transpose(1, 2))
+
+    def dense(self) -> Tensor:
+        return self.make(self.states)
+
+
+def keep_states(module: Any, original: Callable, relative_states, query_positions, key_positions) -> Mixture | Tensor:
+    if prefers_original(module, query_positions.shape[0], key_positions.shape[0], relative_states.device):
+        return original(relative_states, query_positions, key_positions)
+    return Mixture(relative_states, partial(_dense, original, query_positions, key_positions))
+
+
+def _dense(original: Callable, query_positions: Tensor, key_positions: Tensor, states: Tensor) -> Tensor:
+    return original(states, query_positions, key_positions)
+
+
+class Attention(InterfaceLayer):
     original = modeling_inkling.InklingAttention
     encoding = "relative_logits"
+    relies_on = {"forward": ("hidden_states", "attention_mask", "conv_mask", "past_key_values")}
+    attributes = ("rel_extent", "rel_logits_proj", "is_sliding", "scaling")
+    replaces = {"rel_logits_proj.forward": keep_states}
 
-    def posenc_index_of(self) -> Index:
-        return index.clip(self.rel_extent, 1)  # a row of zeros at each end of the bank
+    @staticmethod
+    def prepare(module):
+        return {"posenc_index": index.clip(module.rel_extent, 1)}  # a row of zeros at each end of the bank
 
-    def posenc_plan(self, positions: Positions, states: Tensor) -> Plan:
-        """states [B, H, Lq, d_rel]"""
-        floor = None if self.is_sliding else self.config.log_scaling_n_floor
-        temper = None if floor is None else (self.config.log_scaling_alpha, floor)
-        assert self.posenc_index is not None
-        return plan_bank(positions, self.posenc_index, states, self.rel_logits_proj.proj, self.scaling, temper)
+    @classmethod
+    def plan_of(cls, module, position_bias, scaling, query, kwargs):
+        if isinstance(position_bias, Tensor) or not isinstance(kwargs.get("attention_mask"), Mask):
+            return None  # no Mask: a static cache, whose keys are not the tokens so far
+        return partial(
+            plan_bank, index=module.posenc_index, states=position_bias.states.transpose(1, 2),
+            bank=module.rel_logits_proj.proj, scale=scaling, temper=None,
+        )  # fmt: skip
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        states = self.q_proj.weight.new_zeros(1, self.num_heads, length, self.config.d_rel)
-        window = (self.sliding_window - 1, None) if self.is_sliding else None
-        return (
-            self.num_heads,
-            self.head_dim,
-            self.posenc_plan(Positions(length), states),
-            dict(causal=True, window=window),
+    @staticmethod
+    def sample(module, length):
+        states = module.q_proj.weight.new_zeros(1, module.num_heads, length, module.config.d_rel)
+        plan = plan_bank(
+            Positions(length), module.posenc_index, states, module.rel_logits_proj.proj, module.scaling, None
         )
-
-    def forward(self, hidden_states, attention_mask, conv_mask=None, past_key_values=None, **kwargs):
-        static = past_key_values is not None and past_key_values.is_compileable
-        if static or masks.wants_attentions(self, kwargs):
-            return super().forward(
-                hidden_states, attention_mask, conv_mask=conv_mask, past_key_values=past_key_values, **kwargs
-            )
-        q = self.q_norm(split(self.q_proj(hidden_states), self.head_dim))
-        k = self.k_sconv(self.k_proj(hidden_states), past_key_values=past_key_values, conv_mask=conv_mask)
-        v = self.v_sconv(self.v_proj(hidden_states), past_key_values=past_key_values, conv_mask=conv_mask)
-        k, v = self.k_norm(split(k, self.head_dim)), split(v, self.head_dim)
-        states = split(self.r_proj(hidden_states), self.config.d_rel)
-        queries, keys, first_query, first_key = q.shape[2], q.shape[2], 0, 0
-        if past_key_values is not None:
-            keys, first_key = past_key_values.get_mask_sizes(queries, self.layer_idx)
-            first_query = past_key_values.get_query_offset(self.layer_idx)
-            k, v = past_key_values.update(k, v, self.layer_idx)
-        plan = self.posenc_plan(Positions((first_query, queries), (first_key, keys)), states)
-        options = masks.mask_options(attention_mask, queries, causal=True)
-        if masks.is_compact(attention_mask):
-            if options["key_mask"] is not None:
-                options["key_mask"] = options["key_mask"][:, first_key : first_key + keys]
-            if self.is_sliding:
-                options["window"] = (self.sliding_window - 1, None)
-        return self.o_proj(self.posenc_run(q, k, v, plan, options, self.attention_dropout)), None
+        window = (module.sliding_window - 1, None) if module.is_sliding else None
+        return module.num_heads, module.head_dim, plan, {"causal": True, "window": window}
 
 
-def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
-    """Pass both kinds of layer and the convolutions the padding itself, not a dense mask."""
-    kwargs = dict(masks.by_name(model, args, kwargs))
-    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-    tokens = masks.tokens_of(kwargs)
-    is_made = isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2)
-    packed = mask is None and kwargs.get("position_ids") is not None and cache is None
-    static = cache is not None and cache.is_compileable
-    if is_made or packed or static or tokens is None or masks.wants_attentions(model, kwargs):
-        return (), kwargs
-    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device)
-    if masks.is_compact(compact):
-        shape = torch.empty(*tokens.shape[:2], 0, device=tokens.device)
-        kwargs["attention_mask"] = {
-            "full_attention": compact,
-            "sliding_attention": compact,
-            "linear_attention": create_recurrent_attention_mask(
-                config=model.config, inputs_embeds=shape, attention_mask=mask, past_key_values=cache
-            ),
-        }
-    return (), kwargs
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    from transformers.models.inkling.configuration_inkling import InklingTextConfig
+
+    config = InklingTextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, swa_num_attention_heads=2, swa_num_key_value_heads=1, swa_head_dim=8,
+        sliding_window_size=5, rel_extent=7, d_rel=4, log_scaling_n_floor=5, local_layer_ids=[1],
+        mlp_layer_types=["dense", "dense"], pad_token_id=0, eos_token_id=1, bos_token_id=2,
+    )  # fmt: skip
+    return modeling_inkling.InklingTextModel(config), tiny_text()
 
 
-PARTS = (InklingAttention,)
-HOOKS = {modeling_inkling.InklingTextModel: before_model}
+FAMILY = Family(tiny, parts=(Attention,))

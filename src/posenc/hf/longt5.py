@@ -3,9 +3,10 @@
     local               s = q·k + b[bucket(j - i), h],   |j - i| <= local_radius
     transient-global    the same, and in the same softmax, for every summary g,   q·k_g + c[bucket(g - block(i)), h]
 
-Replaces LongT5Attention (modeling_longt5.py 336-531), LongT5LocalAttention (532-703) and LongT5TransientGlobalAttention
-(704-943) of transformers 5.22. The original cuts the text into blocks; each attends to three of them with a mask. A
-summary is the normalised sum of a block of 16 tokens (`global_block_size`).
+The decoder's layers call the attention interface. The encoder's do not: they cut the text into blocks, each of which attends
+to three of them with a mask. LongT5LocalAttention (modeling_longt5.py 532-703 of transformers 5.22) and
+LongT5TransientGlobalAttention (704-943) are overridden. A summary is the normalised sum of a block of 16 tokens
+(`global_block_size`).
 
 Window and summaries are two plans, whose results `merge` joins.
 """
@@ -18,30 +19,45 @@ import torch
 from torch import Tensor
 from transformers.models.longt5 import modeling_longt5
 
-from .. import Plan, Positions, attend, merge
+from .. import Index, Plan, Positions, attend, merge
+from ..core import index
 from ..core.tables import expand_table
 from . import masks
-from .layer import split
-from .t5 import Bucketed, SharedTable, before_stack
+from .family import Family, tiny_text
+from .layer import Layer, split
+from .t5 import T5Attention, expand_bias, plan_bias
 
 
-class LongT5Attention(SharedTable, modeling_longt5.LongT5Attention):
+class LongT5Attention(T5Attention):
     original = modeling_longt5.LongT5Attention
+    shares_sequences = False
 
 
-class LongT5LocalAttention(Bucketed, modeling_longt5.LongT5LocalAttention):
-    original = modeling_longt5.LongT5LocalAttention
-    scaling = 1.0
+class Windowed(Layer):
+    """The part that the encoder's two layers share."""
+
+    encoding = "t5"
+
+    def posenc_index_of(self) -> Index:
+        buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        return index.log_buckets(buckets, most, causal=False)
+
+    def posenc_plan(self, positions: Positions, bias: Tensor) -> Plan:
+        return plan_bias(positions, index=self.posenc_index, bias=bias, scale=1.0)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
         plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
+
+class LongT5LocalAttention(Windowed, modeling_longt5.LongT5LocalAttention):
+    original = modeling_longt5.LongT5LocalAttention
+
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
-        if output_attentions:
+        if output_attentions or masks.is_short(self, hidden_states):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
-        bias = self.posenc_bias() if position_bias is None else position_bias
+        bias = expand_bias(self) if position_bias is None else position_bias
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
         length = q.shape[2]
         options = {"window": self.block_len - 1, "key_mask": None if mask is None else _padding(mask, length)}
@@ -55,21 +71,15 @@ def _padding(mask: Tensor, length: int) -> Tensor:
     return mask[:, 0].diagonal(offset=block, dim1=-2, dim2=-1).flatten(1)[:, :length] > 0
 
 
-class LongT5TransientGlobalAttention(Bucketed, modeling_longt5.LongT5TransientGlobalAttention):
+class LongT5TransientGlobalAttention(Windowed, modeling_longt5.LongT5TransientGlobalAttention):
     """`position_bias` is [2, heads, distances]: for tokens, for summaries. `mask` is [B, L] or its `Blocks`."""
 
     original = modeling_longt5.LongT5TransientGlobalAttention
-    scaling = 1.0
-
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
-        plan = self.posenc_plan(Positions(length), bias)
-        return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if output_attentions:
+        if output_attentions or (not isinstance(mask, Blocks) and masks.is_short(self, hidden_states)):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         biases = position_bias
         if biases is None:
@@ -134,18 +144,33 @@ def _sum_blocks(states: Tensor, blocks: Blocks) -> Tensor:
     return sums.scatter_add(1, blocks.slots.expand(states.shape), precise)[:, :count].to(states.dtype)
 
 
-def before_long_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
-    """The decoder is T5's. A transient-global encoder passes its layers `attention_mask` unchanged, so they get its blocks."""
-    if stack.is_decoder:
-        return before_stack(stack, args, kwargs)
+def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
+    """A transient-global encoder passes its layers `attention_mask` unchanged, so they get its blocks."""
+    if stack.is_decoder or stack.config.encoder_attention_type == "local":
+        return args, kwargs
     kwargs = masks.by_name(stack, args, kwargs)
     tokens, mask = masks.tokens_of(kwargs), kwargs.get("attention_mask")
-    if stack.config.encoder_attention_type == "local" or tokens is None or masks.wants_attentions(stack, kwargs):
+    if tokens is None or masks.is_short(stack, tokens) or masks.wants_attentions(stack, kwargs):
         return (), kwargs
     if mask is None:
         mask = torch.ones(tokens.shape[:2], device=stack.embed_tokens.weight.device)
     return (), {**kwargs, "attention_mask": make_blocks(mask, stack.config.global_block_size)}
 
 
-PARTS = (LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention)
-HOOKS = {modeling_longt5.LongT5Stack: before_long_stack}
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import LongT5Config, LongT5Model
+
+    config = LongT5Config(
+        vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+        relative_attention_max_distance=12, local_radius=3, global_block_size=4,
+        encoder_attention_type="transient-global", decoder_start_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    text = tiny_text()
+    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+
+
+FAMILY = Family(
+    tiny,
+    parts=(LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention),
+    hooks={modeling_longt5.LongT5Stack: before_stack},
+)

@@ -3,13 +3,15 @@
     self-attention     s = q·k + b[bucket(j - i), h]
     cross-attention    s = q·k            (the original adds a dense bias of zeros)
 
-Replaces T5Attention (modeling_t5.py 176-371), MT5Attention (modeling_mt5.py 182-378) and UMT5Attention (modeling_umt5.py
-188-371) of transformers 5.22. The original passes the dense bias of layer 0 to the next layers as `position_bias`; here
-that argument is the bias of each distance, [heads, distances].
+The layers call the attention interface. `compute_bias` makes [1, H, Lq, Lk] in the first layer, and the stack hands that to the
+others; here it makes the bias of each distance, [heads, distances], which travels the same way. Cross-attention gets an
+empty one, so that it makes no zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -20,137 +22,112 @@ from transformers.models.umt5 import modeling_umt5
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
-from . import masks
-from .layer import Layer, split
+from .family import Family, InterfaceLayer, tiny_text
+from .interface import prefers_original
 
 
-class Bucketed(Layer):
-    """The part that the three attention layers share."""
+def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
+    """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
+    static cache)."""
+    is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
+    if is_static or prefers_original(module, query_length, key_length, device):
+        return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
+    return expand_bias(module)
+
+
+def expand_bias(module: Any) -> Tensor:
+    buckets = module.posenc_index
+    return expand_table(module.relative_attention_bias.weight.t(), buckets, buckets.lo, buckets.hi)
+
+
+def before_layer(module: Any, args: tuple, kwargs: dict[str, Any]):
+    """Cross-attention: an empty bias in place of the zeros."""
+    crosses = kwargs.get("key_value_states") is not None
+    if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
+        kwargs = {**kwargs, "position_bias": module.q.weight.new_zeros(module.n_heads, 0)}
+        if module.training:
+            kwargs["position_bias"].requires_grad_()  # reentrant checkpointing: as the original's zeros
+    return args, kwargs
+
+
+def plan_bias(positions: Positions, *, index: Index, bias: Tensor, scale: float) -> Plan:
+    lookups = () if not bias.shape[-1] else (Lookup(Index(index.lo, index.hi), bias=bias),)
+    return Plan(positions, lookups=lookups, scale=scale)
+
+
+def crosses(module: Any) -> bool:
+    """Whether it is a decoder's attention to the encoder."""
+    return module.is_decoder and not module.is_causal
+
+
+class Bucketed(InterfaceLayer):
+    """The part that the attention layers share."""
 
     encoding = "t5"
+    shares_sequences = True
+    attributes = ("relative_attention_num_buckets", "relative_attention_max_distance", "has_relative_attention_bias")
+    relies_on = {"compute_bias": ("query_length", "key_length", "device", "past_seen_tokens")}
+    replaces = {"compute_bias": compute_bias}
 
-    def posenc_table(self) -> Tensor | None:
-        return self.relative_attention_bias.weight if self.has_relative_attention_bias else None
+    @staticmethod
+    def prepare(module):
+        buckets, most = module.relative_attention_num_buckets, module.relative_attention_max_distance
+        return {"posenc_index": index.log_buckets(buckets, most, causal=module.is_decoder)}
 
-    def posenc_index_of(self) -> Index:
-        buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return index.log_buckets(buckets, most, causal=self.is_decoder)
+    @classmethod
+    def plan_of(cls, module, position_bias, scaling, query, kwargs):
+        if position_bias is None or position_bias.dim() != 2:
+            return None
+        return partial(plan_bias, index=module.posenc_index, bias=position_bias, scale=scaling)
 
-    def posenc_bias(self) -> Tensor | None:
-        """The bias of each distance, [heads, distances], for all layers that share the table."""
-        table, buckets = self.posenc_table(), self.posenc_index
-        return None if table is None else expand_table(table.t(), buckets, buckets.lo, buckets.hi)
-
-    def posenc_plan(self, positions: Positions, bias: Tensor | None) -> Plan:
-        buckets = self.posenc_index
-        lookups = () if bias is None else (Lookup(Index(buckets.lo, buckets.hi), bias=bias),)
-        return Plan(positions, lookups=lookups, scale=self.scaling)
-
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        bias = self.posenc_bias()
-        crosses = bias is None and self.is_decoder and not self.is_causal
-        if bias is None and not crosses:
-            bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
-        plan = self.posenc_plan(Positions(length), bias)
-        return self.n_heads, self.key_value_proj_dim, plan, {"causal": self.is_decoder and not crosses}
-
-    def posenc_attend(self, states: Tensor, other: Tensor | None, mask, bias: Tensor | None, cache) -> Tensor:
-        """states [B, L, d_model] over themselves and the cache, or over `other` (cross-attention)."""
-        q = split(self.q(states), self.key_value_proj_dim)
-        start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        if isinstance(start, Tensor):  # a static cache counts in place
-            start = start.clone()
-        k, v = self.posenc_keys(states if other is None else other, other is not None, cache)
-        if other is not None:
-            positions, causal, bias = Positions(q.shape[2], k.shape[2]), False, None
-        else:
-            first = start.reshape(1) if isinstance(start, Tensor) else start
-            positions, causal = Positions((first, q.shape[2]), k.shape[2]), self.is_decoder
-        plan = self.posenc_planned(lambda positions: self.posenc_plan(positions, bias), positions)
-        options = masks.mask_options(mask, self.posenc_length(q), causal=causal)
-        fully_masked = masks.before_all_keys(options, q.shape[2])
-        return self.o(self.posenc_run(q, k, v, plan, options, self.dropout, fully_masked))
-
-    def posenc_keys(self, states: Tensor, crosses: bool, cache) -> tuple[Tensor, Tensor]:
-        """Keys and values, through the cache; those of an encoder are computed once."""
-        pair = hasattr(cache, "cross_attention_cache")
-        if pair and crosses and cache.is_updated.get(self.layer_idx):
-            kept = cache.cross_attention_cache.layers[self.layer_idx]
-            return kept.keys, kept.values
-        k, v = (split(project(states), self.key_value_proj_dim) for project in (self.k, self.v))
-        if cache is None:
-            return k, v
-        own = (cache.cross_attention_cache if crosses else cache.self_attention_cache) if pair else cache
-        k, v = own.update(k, v, self.layer_idx)
-        if pair and crosses:
-            cache.is_updated[self.layer_idx] = True
-        return k, v
+    @staticmethod
+    def sample(module, length):
+        bias = module.q.weight.new_zeros(module.n_heads, 0 if crosses(module) else module.posenc_index.span)
+        plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
+        return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_causal}
 
 
-class SharedTable(Bucketed):
-    """A layer that receives the bias of each distance as `position_bias` and passes it on."""
-
-    def forward(
-        self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
-    ):
-        if masks.wants_attentions(self, kwargs):
-            return super().forward(
-                hidden_states, mask=mask, key_value_states=key_value_states, position_bias=position_bias,
-                past_key_values=past_key_values, **kwargs,
-            )  # fmt: skip
-        bias = position_bias
-        if bias is None and key_value_states is None:
-            bias = self.posenc_bias()
-        out = self.posenc_attend(hidden_states, key_value_states, mask, bias, past_key_values)
-        return out, None if key_value_states is not None else bias, None
+SHARED = ("hidden_states", "mask", "key_value_states", "position_bias", "past_key_values")
 
 
-class T5Attention(SharedTable, modeling_t5.T5Attention):
+class T5Attention(Bucketed):
     original = modeling_t5.T5Attention
-    posenc_shares_sequences = True
+    relies_on = {**Bucketed.relies_on, "forward": SHARED}
+    hook = before_layer
+
+    @staticmethod
+    def needs_hook(module):
+        return crosses(module)
 
 
-class MT5Attention(SharedTable, modeling_mt5.MT5Attention):
+class MT5Attention(T5Attention):
     original = modeling_mt5.MT5Attention
-    posenc_shares_sequences = True
 
 
-class UMT5Attention(Bucketed, modeling_umt5.UMT5Attention):
+class UMT5Attention(Bucketed):
+    """Each layer makes its own bias, and its forward makes zeros for cross-attention."""
+
     original = modeling_umt5.UMT5Attention
-    posenc_shares_sequences = True
 
-    def forward(self, hidden_states, encoder_hidden_states=None, past_key_values=None, attention_mask=None, **kwargs):
-        if masks.wants_attentions(self, kwargs):
-            return super().forward(
-                hidden_states, encoder_hidden_states=encoder_hidden_states, past_key_values=past_key_values,
-                attention_mask=attention_mask, **kwargs,
-            )  # fmt: skip
-        return self.posenc_attend(
-            hidden_states, encoder_hidden_states, attention_mask, self.posenc_bias(), past_key_values
-        ), None
+    @classmethod
+    def plan_of(cls, module, position_bias, scaling, query, kwargs):
+        if not module.has_relative_attention_bias:
+            position_bias = query.new_zeros(module.n_heads, 0)
+        return super().plan_of(module, position_bias, scaling, query, kwargs)
 
 
-def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
-    """Replace a stack's padding mask by the compact form, so that it builds no dense mask."""
-    if masks.wants_attentions(stack, kwargs):
-        return args, {**kwargs, "output_attentions": True}
-    kwargs = masks.by_name(stack, args, kwargs)
-    tokens = masks.tokens_of(kwargs)
-    cache = kwargs.get("past_key_values") if stack.is_decoder else None
-    if not masks.grows(cache):
-        return (), kwargs
-    device, keys = stack.embed_tokens.weight.device, masks.past(cache) + tokens.shape[1]
-    kwargs = {**kwargs, "attention_mask": masks.padding(kwargs.get("attention_mask"), keys, device, stack)}
-    other = kwargs.get("encoder_hidden_states")
-    if stack.is_decoder and other is not None:
-        own = masks.padding(kwargs.get("encoder_attention_mask"), other.shape[1], device, stack)
-        kwargs["encoder_attention_mask"] = own
-    return (), kwargs
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[folder]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+        relative_attention_max_distance=12, decoder_start_token_id=0,
+        attn_implementation="eager",  # with "sdpa" UMT5's decoder sees later tokens in transformers 5.16
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}Model")(config)
+    text = tiny_text()
+    return model, {**text, "decoder_input_ids": text["input_ids"][:, :165]}
 
 
-PARTS = (T5Attention, MT5Attention, UMT5Attention)
-HOOKS = {
-    modeling_t5.T5Stack: before_stack,
-    modeling_mt5.MT5Stack: before_stack,
-    modeling_umt5.UMT5Stack: before_stack,
-}
+FAMILY = Family(tiny, parts=(T5Attention, MT5Attention, UMT5Attention))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 import posenc
 
@@ -24,10 +26,35 @@ SEED = 1 << 40  # problems that no training uses
 def evaluate(trial: Trial, testing: Testing, store: Store, corpus: Corpus | None = None) -> dict[str, Any]:
     """The record of a test: one point for every size."""
     began = time.perf_counter()
+    points = _test(trial, testing, corpus, lambda model: load_weights(model, trial.training, store))
+    settings = {"training": asdict(trial.training), "testing": asdict(testing)}
+    return {"settings": settings, "points": points, "seconds": time.perf_counter() - began}
+
+
+def evaluate_midway(trial: Trial, corpus: Corpus | None, trained: nn.Module) -> list[dict[str, Any]]:
+    """The points of a model in the middle of its training, without extensions and sliding windows. The model is left alone: a
+    copy is tested, which is not compiled."""
+    plain = next((testing for testing in trial.tests if not testing.extension), None)
+    if plain is None:
+        return []
+
+    def load(model: nn.Module) -> None:
+        with torch.no_grad():
+            for own, other in zip(model.parameters(), trained.parameters(), strict=True):
+                own.copy_(other)
+
+    devices = [torch.device(trial.training.device)] if trial.training.device == "cuda" else []
+    with torch.random.fork_rng(devices):  # making the copy draws its first weights
+        return _test(trial, replace(plain, sliding=0), corpus, load)
+
+
+def _test(
+    trial: Trial, testing: Testing, corpus: Corpus | None, load: Callable[[nn.Module], None]
+) -> list[dict[str, Any]]:
     training = trial.training
     task = make_task(training, corpus)
     model = make_model(training, task)
-    load_weights(model, training, store)
+    load(model)
     if testing.extension:
         model.extend(training.encoding, testing.extension, task.length(training.train))
     model.eval()
@@ -47,8 +74,7 @@ def evaluate(trial: Trial, testing: Testing, store: Store, corpus: Corpus | None
                 raise
             point["error"] = f"out of memory at length {point['length']}"
         points.append(point)
-    settings = {"training": asdict(training), "testing": asdict(testing)}
-    return {"settings": settings, "points": points, "seconds": time.perf_counter() - began}
+    return points
 
 
 def _problems(model, task: Task, size: int, testing: Testing) -> dict[str, Any]:

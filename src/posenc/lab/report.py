@@ -84,6 +84,8 @@ def _body(results: Results, words: Words) -> list[Markup]:
     parts = [tag("h1", words.title(results.experiment["title"])), summary.as_html(results, words)]
     for task in results.tasks():
         parts.append(fold(words("details task", task=task["task"]), *_every_length(results, task, words)))
+        if results.steps(task):
+            parts.append(fold(words("details steps", task=task["task"]), *_every_step(results, task, words)))
     parts += _published(results, words)
     if evidence.stronger_than(results) is not None:
         parts += _stronger(words.language)
@@ -151,6 +153,30 @@ def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
         if s.reason
     ]
     return join([table([words("encoding"), verdict_head, *head], rows), *reasons])
+
+
+def _every_step(results: Results, task: dict[str, Any], words: Words) -> list[Markup]:
+    """The verdicts after parts of the training, and which of them still move at its end."""
+    steps = results.steps(task)
+    rows, moved, known = [], [], 0
+    for s in verdict.standings(results, task):
+        if "+" in s.encoding:
+            continue
+        found = [verdict.midway(results, task, s.encoding, step) for step in steps]
+        cells = [cell for one in found for cell in (summary.badge(one, words), tag("td", one.change))]
+        rows.append([tag("td", summary.breakable(s.encoding)), *cells])
+        outcomes = [one.outcome for one in found[-2:]]
+        known += "missing" not in outcomes
+        moved += [s.encoding] if "missing" not in outcomes and len(set(outcomes)) > 1 else []
+    head = [cell for step in steps for cell in (tag("th", words("after steps", steps=step), class_="verdict"), "")]
+    about = words("steps about", train=task["train"], far=max(task["test"]), last=steps[-1])
+    settled = (
+        words("steps moved", names=words.names(moved), before=steps[-2], last=steps[-1])
+        if moved
+        else words("steps settled", before=steps[-2], last=steps[-1])
+    )
+    sentences = words.join(about, settled if known else "")
+    return [tag("p", sentences), table([words("encoding"), *head], rows)]
 
 
 def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:

@@ -97,6 +97,27 @@ class Results:
             and t["settings"]["lr"] == task["lr"]
         ]  # fmt: skip
 
+    def midway(self, task: dict[str, Any], encoding: str, step: int, size: int, metric: str) -> Mean | None:
+        """The mean over seeds in the middle of the training, after `step` steps."""
+        values = [
+            point[metric]
+            for training in self.training(task, encoding)
+            for test in training.get("midway", ())
+            for point in test["points"]
+            if test["step"] == step and point["size"] == size and point.get(metric) is not None
+        ]
+        return mean(values) if values else None
+
+    def steps(self, task: dict[str, Any]) -> list[int]:
+        """The numbers of training steps after which there are results, where trainings were tested midway."""
+        found = {
+            test["step"]
+            for training in self.trainings
+            if training["settings"]["task"] == task["task"]
+            for test in training.get("midway", ())
+        }
+        return [*sorted(found), task["steps"]] if found else []
+
     def rates(self, task: dict[str, Any], encoding: str) -> dict[float, Mean | str]:
         """The learning-rate check: score at the training size for each rate, first seed only."""
         found: dict[float, Mean | str] = {}

@@ -12,7 +12,7 @@ import torch
 
 from . import tensor_files
 from .corpus import Corpus
-from .evaluate import evaluate
+from .evaluate import evaluate, evaluate_midway
 from .process_group import SINGLE, ProcessGroup
 from .store import Store
 from .train import CHECKPOINT_SECONDS, Progress, train
@@ -93,7 +93,10 @@ def ensure_trained(
     record = store.get(key, "train.json")
     if record is not None and not (weights and not _weights_are_usable(key, store)):
         return record
-    record = train(trial.training, store, corpus, group=group, progress=progress, checkpoint_seconds=checkpoint_seconds)
+    record = train(
+        trial.training, store, corpus, group=group, progress=progress, checkpoint_seconds=checkpoint_seconds,
+        evaluate_midway=lambda model: evaluate_midway(trial, corpus, model),
+    )  # fmt: skip
     if group.is_main:
         store.put(key, "train.json", record)
         store.drop(key, "checkpoint")

@@ -255,6 +255,22 @@ TEXTS: dict[str, tuple[str, str]] = {
     # ---- the rest of the report
     "details task": ("{task}: every length", "{task}：每个长度"),
     "details training": ("Training: curves, speed and memory", "训练：曲线、速度与内存"),
+    "details steps": ("{task}: verdicts after parts of the training", "{task}：训练到不同步数时的结论"),
+    "after steps": ("{steps:,} steps", "{steps:,} 步"),
+    "steps about": (
+        "Scores at {train:,} → {far:,} of the same models in the middle of their training and at its end ({last:,} steps); the "
+        "learning rate falls to the end, so earlier scores are somewhat higher than those of a shorter training would be.",
+        "同一组模型在训练中途与结束时（{last:,} 步）在 {train:,} → {far:,} 的得分；学习率一直下降到最后，"
+        "因此中途的损失比一次较短的完整训练略高。",
+    ),
+    "steps settled": (
+        "No verdict changes from {before:,} to {last:,} steps.",
+        "从 {before:,} 步到 {last:,} 步，没有结论发生变化。",
+    ),
+    "steps moved": (
+        "From {before:,} to {last:,} steps the verdict still changes for {names}.",
+        "从 {before:,} 步到 {last:,} 步，{names} 的结论仍有变化。",
+    ),
     "details rates": ("Learning-rate check", "学习率检查"),
     "details settings": ("Settings and machine", "设置与机器"),
     "details stronger": ("The stronger evidence: every length", "更强的证据：每个长度"),

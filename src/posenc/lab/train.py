@@ -26,6 +26,8 @@ Progress = Callable[[int, float], None]
 """Called with the step and the loss about fifty times a training."""
 
 CHECKPOINT_SECONDS = 30.0
+LONG = 5000  # steps from which a training is tested midway too,
+MIDWAY = (0.2, 0.5)  # after these shares of its steps
 TRIES = 4  # batches on which a compiled model is tried before training
 
 
@@ -100,6 +102,14 @@ def answers_loss(logits: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+Midway = Callable[[nn.Module], list[dict[str, Any]]]
+
+
+def midway_steps(steps: int) -> tuple[int, ...]:
+    """The steps after which long trainings are tested too, to tell whether their verdicts still move."""
+    return tuple(int(steps * share) for share in MIDWAY) if steps >= LONG else ()
+
+
 def train(
     training: Training,
     store: Store,
@@ -108,6 +118,7 @@ def train(
     group: ProcessGroup = SINGLE,
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    evaluate_midway: Midway | None = None,
 ) -> dict[str, Any]:
     """Train, from a checkpoint if there is one; write the weights and return the record."""
     device = torch.device(training.device)
@@ -122,7 +133,8 @@ def train(
     before = time.perf_counter()
     compiled = _compile(model, task, training, group) if training.compile else "off"
     compile_seconds = time.perf_counter() - before
-    start, curve, spent = _resume(training, store, model, optimiser, group)
+    start, curve, spent, midway = _resume(training, store, model, optimiser, group)
+    tested = () if evaluate_midway is None or group.size > 1 else midway_steps(training.steps)
     every = max(1, training.steps // 50)
     status = "trained"
     peak_memory.reset(device)
@@ -143,6 +155,12 @@ def train(
         optimiser.zero_grad(set_to_none=True)
         loss_sum += loss.detach()
         tokens += batch.inputs.numel() * group.size
+        if step + 1 in tested:
+            assert evaluate_midway is not None
+            before = time.perf_counter()
+            midway.append({"step": step + 1, "points": evaluate_midway(model)})
+            pause = time.perf_counter() - before  # no part of the training's time
+            began, timed = began + pause, None if timed is None else timed + pause
         if (step + 1) % every and step + 1 < training.steps:
             continue
         since = (step + 1) % every or every
@@ -158,7 +176,7 @@ def train(
             status = f"diverged at step {step + 1}"
             break
         if step + 1 < training.steps and group.broadcast(now - saved >= checkpoint_seconds, device):
-            _checkpoint(training, store, model, optimiser, group, step + 1, curve, spent + now - began)
+            _checkpoint(training, store, model, optimiser, group, step + 1, curve, spent + now - began, midway)
             saved = now
     end = time.perf_counter()
     seconds = spent + end - began
@@ -169,6 +187,7 @@ def train(
         "settings": asdict(training),
         "status": status,
         "curve": curve,
+        "midway": midway,
         "seconds": seconds,
         "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
         "memory": peak_memory.peak(device),
@@ -220,25 +239,25 @@ def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
 
 STEP = validate.integer(1, 10**9)
 FINITE = validate.each(validate.pair(STEP, validate.number()), least=1, most=10**5)
-STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)})
+STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)}, {"midway": validate.MIDWAY})
 
 
-def _checkpoint(training, store, model, optimiser, group, step, curve, seconds) -> None:
+def _checkpoint(training, store, model, optimiser, group, step, curve, seconds, midway) -> None:
     content = {}
     for name, parameter in model.named_parameters():
         content[f"weight/{name}"] = group.gather(parameter.detach())
         for part, value in optimiser.state.get(parameter, {}).items():
             content[f"{part}/{name}"] = group.gather(value)
     if group.is_main:
-        state = {"step": step, "curve": curve, "seconds": seconds}
+        state = {"step": step, "curve": curve, "seconds": seconds, "midway": midway}
         store.write(training.key, "checkpoint", tensor_files.dump(content, training.key, "checkpoint", state))
 
 
-def _resume(training, store, model, optimiser, group) -> tuple[int, list, float]:
-    """The step to continue from, the curve so far and the seconds spent."""
+def _resume(training, store, model, optimiser, group) -> tuple[int, list, float, list]:
+    """The step to continue from, the curve so far, the seconds spent and the tests midway."""
     found = _read_checkpoint(training, store, model)
     if not group.broadcast(found is not None, torch.device(training.device)):  # a damaged checkpoint counts as none
-        return 0, [], 0.0
+        return 0, [], 0.0, []
     assert found is not None
     saved, state = found
     for name, parameter in model.named_parameters():
@@ -251,7 +270,7 @@ def _resume(training, store, model, optimiser, group) -> tuple[int, list, float]
                 group.copy_full(held[part], parts[part])
             else:
                 held[part] = parts[part]
-    return state["step"], state["curve"], state["seconds"]
+    return state["step"], state["curve"], state["seconds"], state.get("midway", [])
 
 
 def _read_checkpoint(training, store, model) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

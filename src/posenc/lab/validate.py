@@ -179,17 +179,21 @@ TRAINING = record(
 )  # fmt: skip
 CURVE = each(pair(integer(0, 10**9), maybe(number())), most=10**5)
 COUNT = integer(0, 1 << 60)
-TRAINED = record({
-    "settings": TRAINING, "status": text, "curve": CURVE, "seconds": number(0),
-    "tokens_per_second": maybe(number(0)), "memory": maybe(COUNT), "compile": text, "compile_seconds": number(0),
-    "torch": text, "parameters": COUNT, "position_parameters": COUNT,
-})  # fmt: skip
 TESTING = record({
     "extension": maybe(text), "test": each(SIZE), "count": TASK["count"], "sliding": TASK["sliding"],
     "windows": integer(0, 1 << 24), "rules": integer(0, 10**6),
 })  # fmt: skip
 SCORES: dict[str, Check] = {name: maybe(number()) for name in ("loss", "accuracy", "exact", "sliding")}
 POINT: dict[str, Check] = {"length": integer(1, 1 << 30), **SCORES, "error": maybe(text)}
+MIDWAY = each(record({"step": integer(1, 10**9), "points": each(record({"size": SIZE}, POINT))}), most=100)
+TRAINED = record(
+    {
+        "settings": TRAINING, "status": text, "curve": CURVE, "seconds": number(0),
+        "tokens_per_second": maybe(number(0)), "memory": maybe(COUNT), "compile": text, "compile_seconds": number(0),
+        "torch": text, "parameters": COUNT, "position_parameters": COUNT,
+    },
+    {"midway": MIDWAY},
+)  # fmt: skip
 TESTED = record(
     {
         "settings": record({"training": TRAINING, "testing": TESTING}),

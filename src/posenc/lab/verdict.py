@@ -43,9 +43,25 @@ def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -
     # an extension is compared with the same weights without it: a score that is bad at every size does not "hold"
     plain = results.point(task, encoding.split("+")[0], task["train"], metric)
     start = plain if isinstance(plain, Mean) else here
+    return Standing(encoding, here, far, size, _outcome(metric, start, far))
+
+
+def _outcome(metric: str, start: Mean, far: Mean) -> str:
     lost = far.value - start.value if metric == "loss" else start.value - far.value
-    outcome = "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
-    return Standing(encoding, here, far, size, outcome)
+    return "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
+
+
+def midway(results: Results, task: dict[str, Any], encoding: str, step: int) -> Standing:
+    """An encoding's standing at the largest size tested, after `step` of its training steps."""
+    metric, size = metric_of(task), max(task["test"])
+    if step == task["steps"]:
+        return standing(results, task, encoding, size)
+    here, far = (results.midway(task, encoding, step, at, metric) for at in (task["train"], size))
+    if here is None or far is None:
+        return Standing(encoding, here, far, size, "missing")
+    if metric == "accuracy" and here.value < LEARNT:
+        return Standing(encoding, here, far, size, "not learnt")
+    return Standing(encoding, here, far, size, _outcome(metric, here, far))
 
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:

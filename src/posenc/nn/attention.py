@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
@@ -44,6 +46,11 @@ class Attention(nn.Module):
     strategy   how attention crosses the ranks: "ulysses", "gather", "ring" or "auto"
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
                pickle) can go on with a copy of the cache
+
+    Raises OptionError for sizes and options that do not fit, ValueError for an x of another shape.
+
+        >>> posenc.Attention(64, 4, encoding="t5", causal=True)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(
@@ -155,7 +162,7 @@ class Attention(nn.Module):
         slot = None if cache is None else self._slot(cache, x, cross=False)
         if (
             positions is None and segments is None and mask is None and key_mask is None and documents is None
-            and memory is None and (slot is None or not slot.marks) and not _keeps_more(self.encoding)
+            and memory is None and (slot is None or not slot.marks) and not self.encoding.keeps
         ):  # fmt: skip
             return self._plain(x, slot)
         sequence = resolve_sequence(
@@ -202,22 +209,24 @@ class Attention(nn.Module):
 
     def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
         """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""
-        encoding = self.encoding
+        # nn.Module looks submodules up last of all, which takes as long as a small operation
+        modules: dict[str, Any] = self._modules
+        encoding = modules["encoding"]
+        project = _call if torch.compiler.is_compiling() or _has_any_global_hook() else _project
         batch, queries, _ = x.shape
         past = 0 if slot is None else slot.length
-        new = consecutive(past, queries, past, queries)
+        every = consecutive(past, queries, 0, past + queries)
+        new = every
+        if past and (encoding.embeds or encoding.rotates):
+            new = consecutive(past, queries, past, queries)
         if encoding.embeds:
             x = encoding.embed(x, new)
-        size = self.head_dim
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q = q.view(batch, queries, q.shape[2] // size, size).transpose(1, 2)
-        k = k.view(batch, queries, k.shape[2] // size, size).transpose(1, 2)
-        v = v.view(batch, queries, v.shape[2] // size, size).transpose(1, 2)
-        every = new if past == 0 else consecutive(past, queries, 0, past + queries)
+        q, k, v = [self._heads(project(modules[name], x)) for name in ("q_proj", "k_proj", "v_proj")]
         if slot is None or encoding.length_dependent:
             plan = encoding.plan(every, x=x, host=self)
         else:
-            rotation, plan = encoding.rotation(new), encoding.terms(every, x=x, host=self)
+            plan = encoding.terms(every, x=x, host=self)
+            rotation = encoding.rotation(new) if encoding.rotates else None
             if rotation is not None:
                 if rotation.values:
                     v = rotation.keys(v)
@@ -232,7 +241,8 @@ class Attention(nn.Module):
         if self.window is not None:
             masks["window"] = self.window
         out = attend(q, k, v, plan, dropout=self.dropout if self.training else 0.0, engine=self.engine, **masks)
-        out = self.o_proj(out.transpose(1, 2).flatten(2))
+        out = out.reshape(batch, 1, -1) if queries == 1 else out.transpose(1, 2).flatten(2)
+        out = project(modules["o_proj"], out)
         if slot is not None and appended is not None:
             slot.commit(appended, {})  # last: an error above leaves the cache unchanged
         return out
@@ -247,7 +257,7 @@ class Attention(nn.Module):
         else:
             raise TypeError(f"cache must be a KVCache, or a slot of one, cache.layer(key); got {type(cache).__name__}")
         slot.check(x.shape[0], cross)
-        if slot.length and self.encoding.embeds_whole:
+        if slot.length and self._modules["encoding"].embeds_whole:  # type: ignore[union-attr]
             raise ValueError(
                 f"{type(self.encoding).__name__} is added to a whole input at once, and the cache holds {slot.length} "
                 "tokens of this one already; add it to the whole input with embed(), or use no cache"
@@ -342,13 +352,27 @@ class Attention(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[B, L, heads * D] -> [B, heads, L, D]."""
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        batch, length, width = projected.shape
+        if length == 1:  # the same numbers in the same order
+            return projected.view(batch, width // self.head_dim, 1, self.head_dim)
+        return projected.view(batch, length, width // self.head_dim, self.head_dim).transpose(1, 2)
 
 
-def _keeps_more(encoding: Encoding) -> bool:
-    """Whether a cache must keep more of a token than its key and value."""
-    keep = getattr(type(encoding), "keep", None)
-    return keep is not getattr(Encoding, "keep", None)
+def _project(projection: nn.Module, x: Tensor) -> Tensor:
+    """projection(x). A plain linear map without hooks is called as a function: a module's own call takes a tenth of the
+    product's time where x is a token."""
+    own = projection.__dict__
+    if (
+        type(projection) is not nn.Linear or "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
+        or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    ):  # fmt: skip
+        return projection(x)
+    parameters = own["_parameters"]
+    return linear(x, parameters["weight"], parameters["bias"])
+
+
+def _call(projection: nn.Module, x: Tensor) -> Tensor:
+    return projection(x)
 
 
 def _cached_context(

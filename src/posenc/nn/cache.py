@@ -90,6 +90,7 @@ class LayerCache:
                 "make a longer KVCache(max_length=...), or crop it"
             )
         differentiable = differentiable or (torch.is_grad_enabled() and k.requires_grad)
+        differentiable = differentiable or torch.compiler.is_exporting()  # a program writes to no storage of its caller
         if self._k is None or self._v is None:
             if self.max_length is None or differentiable:
                 return Appended(k, v, (k, v), length, False)  # the caller's own: never written to
@@ -99,7 +100,8 @@ class LayerCache:
             )
             return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
         for new, old in ((k, self._k), (v, self._v)):
-            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
+            rows, heads, _, size = new.shape
+            if (rows, heads, size) != (old.shape[0], old.shape[1], old.shape[3]):
                 raise ValueError(
                     f"the cache holds keys of shape {list(old.shape[:2])} + [L, {old.shape[3]}], got {list(new.shape)}; "
                     "a slot serves one layer and one batch: make a new KVCache for another"
@@ -113,7 +115,7 @@ class LayerCache:
             k, v = (torch.cat(both, dim=2) for both in ((self.k, k), (self.v, v)))  # type: ignore[arg-type]
             return Appended(k, v, (k, v), length, False)
         stored = self._written(self._k, k, length), self._written(self._v, v, length)
-        return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
+        return Appended(stored[0].narrow(2, 0, length), stored[1].narrow(2, 0, length), stored, length, True)
 
     def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
         """Storage with `new` past the tokens so far: this slot's own where it has room."""
@@ -250,6 +252,11 @@ class KVCache:
     is full, one copy for as many tokens as it holds. With it, storage for max_length tokens is made by the first
     forward (where gradients may be wanted, by the first one without), and nothing is ever copied; more tokens raise.
     Such a cache can serve steps of fixed shapes, for CUDA graphs: `cache.fix_shapes()` (graph_cache.py).
+
+        >>> layer, cache = posenc.Attention(64, 4, encoding="rope", causal=True), posenc.KVCache()
+        >>> y = layer(torch.randn(2, 7, 64), cache=cache)  # keys and values are [B, Hkv, L, D]
+        >>> cache.length
+        7
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -260,7 +267,7 @@ class KVCache:
         self.max_length = max_length
         self._layers: dict[tuple[Hashable, bool], LayerCache] = {}
 
-    def layer(self, key: Hashable, *, cross: bool = False) -> LayerCache:
+    def layer(self, key: Hashable | Layer, *, cross: bool = False) -> LayerCache:
         """A layer's slot: of an Attention, of a layer_idx, or of any key of the caller's; empty where there was none."""
         key = key_of(key)
         slot = self._layers.get((key, cross))
@@ -270,7 +277,7 @@ class KVCache:
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
         """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
-        slot = self.layer(key_of(layer), cross=cross)
+        slot = self.layer(layer, cross=cross)
         owner = None if slot._layer is None else slot._layer()
         if owner is None or not slot.filled:
             slot._layer = weakref.ref(layer.layer_key)

@@ -38,6 +38,12 @@ class LatentAttention(nn.Module):
     absorb     None: absorb where that takes fewer operations
 
     Parameters have the names of DeepSeek's layers in transformers, whose `state_dict` can be loaded as it is.
+
+    x and the output are [B, L, d_model]. Raises OptionError for sizes that do not fit.
+
+        >>> layer = posenc.LatentAttention(64, 4, kv_rank=16, nope_dim=8, rope_dim=8, v_dim=8)
+        >>> layer(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

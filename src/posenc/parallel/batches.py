@@ -15,7 +15,14 @@ from .layout import restore_order, slots_of, take_order
 
 
 class Split(NamedTuple):
-    """This rank's part of a batch."""
+    """This rank's part of a batch.
+
+    tensors [B, L/N, ..], positions [B, L/N] or [L/N], key_mask and documents [B, L/N]. Raises nothing:
+    `split_sequence` makes it.
+
+        >>> posenc.parallel.Split._fields[:2]
+        ('tensors', 'positions')
+    """
 
     tensors: dict[str, Tensor]  # as they were given, cut along the sequence
     positions: Tensor  # int64 [L/N] or [B, L/N(, axes)]
@@ -47,6 +54,15 @@ def split_sequence(
     documents          int ids [B, L]
     pad                a length that the ranks cannot divide is padded at the end: key_mask marks the new tokens, `fill` is
                        their content, and they are a document of their own. pad=False raises instead
+
+    Raises ValueError for shapes that do not fit and, with pad=False, for a length that the ranks cannot divide.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> posenc.parallel.split_sequence(torch.zeros(1, 8, 4), cp).positions.shape
+        torch.Size([8])
+        >>> dist.destroy_process_group()
     """
     cp = as_context(context_parallel)
     named = {"x": tensors} if isinstance(tensors, Tensor) else dict(tensors)
@@ -107,6 +123,15 @@ def unsplit_sequence(x: Tensor, context_parallel: Any, *, dim: int = 1, length: 
 
     length   tokens to keep, `Split.length`; the rest is padding. Gradients pass: each rank's part gets the sum over the
              ranks of what their losses give it.
+
+    Raises ParallelError where a rank does not answer in time.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> posenc.parallel.unsplit_sequence(torch.zeros(1, 8, 4), cp, length=7).shape
+        torch.Size([1, 7, 4])
+        >>> dist.destroy_process_group()
     """
     cp = as_context(context_parallel)
     whole = restore_order(all_gather(cp, x, dim), cp.size, cp.balance, dim)
@@ -118,6 +143,14 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], context_parallel:
 
     Each rank's gradients come from its own tokens. FSDP and DDP over the ranks sum them; without these, call this after
     backward. Every rank must have a gradient for the same parameters.
+
+    Raises ParallelError where a rank does not answer in time.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> posenc.parallel.reduce_gradients(torch.nn.Linear(2, 2), cp)
+        >>> dist.destroy_process_group()
     """
     cp: ContextParallel = as_context(context_parallel)
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters

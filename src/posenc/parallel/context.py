@@ -18,7 +18,11 @@ TIMEOUT = 300.0
 
 
 class ParallelError(RuntimeError):
-    """Ranks do not fit together, or one of them did not answer."""
+    """Ranks do not fit together, or one of them did not answer.
+
+    >>> issubclass(posenc.parallel.ParallelError, RuntimeError)
+    True
+    """
 
 
 class ContextParallel:
@@ -36,6 +40,15 @@ class ContextParallel:
                causal). `split_sequence` must cut batches in the same way: give it this object
     timeout    seconds after which a rank that waits for another one raises ParallelError (gloo; NCCL has a limit of its
                own, the process group's)
+
+    Raises ValueError for a mesh of several dimensions and for unknown words.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> cp.strategy
+        'auto'
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, mesh: Any, *, strategy: Strategy = "auto", balance: Balance = "none", timeout: float = TIMEOUT):

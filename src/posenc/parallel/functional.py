@@ -79,6 +79,16 @@ def attend(
                       tables are summed over it
 
     The gradients of q, k and v are those of this rank's tokens, from the losses of all ranks.
+
+    Raises ValueError for shapes that do not fit, ParallelError where ranks disagree.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> q, k, v = torch.randn(3, 1, 4, 8, 16).unbind()
+        >>> posenc.parallel.attend(q, k, v, posenc.create("alibi", heads=4), context_parallel=cp, causal=True).shape
+        torch.Size([1, 4, 8, 16])
+        >>> dist.destroy_process_group()
     """
     cp = as_context(context_parallel, strategy)
     check_tensors(q, k, v)

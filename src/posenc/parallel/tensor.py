@@ -26,6 +26,16 @@ def split_heads(plan: Plan, mesh: Any, q: Tensor) -> Plan:
     """The plan of this rank's heads: q [B, H/N, Lq, D] has them, the plan's tables are for all H.
 
     The gradients of the tables are summed over the mesh, in one message: the encoding is the same on every rank.
+
+    Raises nothing itself: `attend` validates the shapes.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> cp = posenc.parallel.ContextParallel(dist.group.WORLD)
+        >>> plan = posenc.create("alibi", heads=4).plan(posenc.Positions(8))
+        >>> posenc.parallel.split_heads(plan, dist.group.WORLD, torch.zeros(1, 4, 8, 16)).slopes.shape
+        torch.Size([4])
+        >>> dist.destroy_process_group()
     """
     tp, heads = own_heads(mesh, q.shape[1])
     values: Values = {name: x for part in take_apart(plan, q.shape[2]) for name, x in part.items()}

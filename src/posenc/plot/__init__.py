@@ -34,41 +34,83 @@ __all__ = [
 
 
 def overview(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """Up to four panels: scores over distance and over (i, j), the encoding, and its buckets or similarity."""
+    """Up to four panels: scores over distance and over (i, j), the encoding, and its buckets or similarity.
+
+    Raises ValueError for a head that does not exist and OptionError for unknown options, as every figure does.
+
+        >>> len(posenc.plot.overview("t5").axes) >= 4
+        True
+    """
     return figure(panels.overview(subject(encoding, **options), length, head))
 
 
 def encoding(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """Heat map of position × dimension; distance × dimension (or × head) for relative encodings."""
+    """Heat map of position × dimension; distance × dimension (or × head) for relative encodings.
+
+    Raises ValueError for an encoding without vectors.
+
+        >>> posenc.plot.encoding("sinusoidal", d_model=32).axes[0].get_ylabel()
+        'position (tokens)'
+    """
     return figure(panels.encoding(subject(encoding, **options), length, head))
 
 
 def dimensions(
     encoding: Encoding | str, *, length: int = 128, head: int = 0, selected: Sequence[int] | None = None, **options: Any
 ) -> Figure:
-    """Curves of single dimensions of the encoding, by default five."""
+    """Curves of single dimensions of the encoding, by default five.
+
+    Raises ValueError for dimensions that do not exist.
+
+        >>> len(posenc.plot.dimensions("sinusoidal", selected=[0, 10]).axes[0].lines)
+        2
+    """
     return figure(panels.dimensions(subject(encoding, **options), length, head, selected=selected))
 
 
 def similarity(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """Cosine similarity of the vectors of every two positions, or distances."""
+    """Cosine similarity of the vectors of every two positions, or distances.
+
+    Raises ValueError for an encoding without vectors.
+
+        >>> posenc.plot.similarity("rope", length=16).axes[0].get_xlabel()
+        'position (tokens)'
+    """
     return figure(panels.similarity(subject(encoding, **options), length, head))
 
 
 def kernel(encoding: Encoding | str, *, length: int = 128, head: int = 0, **options: Any) -> Figure:
-    """The contribution of position to the score of query i and key j, with equal content at every position."""
+    """The contribution of position to the score of query i and key j, with equal content at every position.
+
+    Raises ValueError for a head that does not exist.
+
+        >>> posenc.plot.kernel("alibi", heads=4, head=3).axes[0].get_ylabel()
+        'query position i (tokens)'
+    """
     return figure(panels.kernel(subject(encoding, **options), length, head))
 
 
 def distance(
     encoding: Encoding | str, *, reach: int = 128, selected_heads: Sequence[int] | None = None, **options: Any
 ) -> Figure:
-    """The contribution of position over distance, one curve per selected head."""
+    """The contribution of position over distance, one curve per selected head.
+
+    Raises ValueError for a head that does not exist.
+
+        >>> len(posenc.plot.distance("alibi", heads=4, selected_heads=[0, 3]).axes[0].lines)
+        2
+    """
     return figure(panels.distance(subject(encoding, **options), reach, selected_heads))
 
 
 def buckets(encoding: Encoding | str, *, reach: int | None = None, **options: Any) -> Figure:
-    """The table row of each distance."""
+    """The table row of each distance.
+
+    Raises ValueError for an encoding without a table by distance.
+
+        >>> posenc.plot.buckets("t5").axes[0].get_ylabel()
+        'table row'
+    """
     return figure(panels.buckets(subject(encoding, **options), reach))
 
 
@@ -76,7 +118,13 @@ def wavelengths(
     *, head_dim: int = 128, base: float = 10000.0, scalings: Mapping[str, Scaling | None] | None = None,
     original: int = 4096, target: int | None = None,
 ) -> Figure:  # fmt: skip
-    """Rotary wavelengths for each scaling, against the trained (`original`) and the target length."""
+    """Rotary wavelengths for each scaling, against the trained (`original`) and the target length.
+
+    Raises ValueError for sizes that do not fit.
+
+        >>> len(posenc.plot.wavelengths(head_dim=64, target=16384).axes[0].lines) >= 5
+        True
+    """
     return figure(panels.wavelengths(head_dim, base, scalings, original=original, target=target))
 
 
@@ -87,6 +135,11 @@ def decomposition(
     """A layer's scores for x [1, L, d_model], and the content and position terms that sum to them.
 
     An encoding is put into an untrained layer; x defaults to `length` random vectors.
+
+    Raises ValueError for a head that does not exist.
+
+        >>> len(posenc.plot.decomposition("deberta", length=8).axes) >= 5
+        True
     """
     from ..nn.attention import Attention
 

@@ -66,7 +66,14 @@ def figure(panels: Sequence[Panel], *, columns: int | None = None) -> Figure:
 
 
 def save(drawing: Figure, path: str | Path) -> Path:
-    """Write a figure as png, svg or pdf, by its suffix; the file is complete or absent."""
+    """Write a figure as png, svg or pdf, by its suffix; the file is complete or absent.
+
+    Raises ValueError for another suffix.
+
+        >>> import tempfile
+        >>> posenc.plot.save(posenc.plot.buckets("t5"), f"{tempfile.mkdtemp()}/t5.svg").name
+        't5.svg'
+    """
     path = Path(path)
     kind = files.figure_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)

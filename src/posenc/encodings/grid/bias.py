@@ -24,6 +24,11 @@ class GridBias(Encoding):
     With `class_token` three rows follow, as in BEiT: class token to patch (its query), patch to class token, class
     token to itself. Positions are [B, L, 2] (row, column; the class token at -1, -1), or numbers of tokens: the class
     token first, then the patches row by row. N(0, std) at the start.
+
+    Raises ValueError for positions outside the window.
+
+        >>> posenc.GridBias(window=(7, 7), heads=4).table.shape
+        torch.Size([169, 4])
     """
 
     absolute = True  # of numbered tokens: a shift by one is no shift by one column at the end of a row

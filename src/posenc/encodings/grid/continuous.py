@@ -24,6 +24,11 @@ class ContinuousBias(Encoding):
     MLP: 2 -> hidden, ReLU, hidden -> heads without bias. τ = exp(min(logit_scale, ln 100)), from 10; cosine=False leaves
     q·k / sqrt(d). Another window needs no new table: give `pretrained`, the window of the checkpoint. Positions as
     those of grid_bias, without a class token.
+
+    Raises ValueError for positions outside the window.
+
+        >>> posenc.ContinuousBias(window=(4, 4), heads=2).plan(posenc.Positions(16)).lookups[0].bias.shape  # [H, n]
+        torch.Size([2, 49])
     """
 
     absolute = True

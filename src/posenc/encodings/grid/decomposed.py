@@ -22,6 +22,11 @@ class Decomposed(Encoding):
     as in SAM's checkpoints, zeros at the start unless `std` is given. `grid` is the image's size in patches, and may be
     set anew at any time: tables of another size are interpolated linearly, as the models do. Positions as those of
     grid_bias, without a class token.
+
+    Raises ValueError for positions outside the grid.
+
+        >>> [list(p.shape) for p in posenc.Decomposed(grid=(4, 4), head_dim=16).parameters()]
+        [[7, 16], [7, 16]]
     """
 
     absolute = True

@@ -16,10 +16,11 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import inverse_frequencies
+from ...core.memo import Memo, may_keep
 from ...core.options import WIDEST, require_bool, require_choice, require_int, require_number
 from ...core.phases import compute_phases, split_frequencies, split_frequency_tensor
 from ...core.plan import Plan
-from ...core.positions import Positions, Side
+from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation
 from .rope import (
     FrequencyDigits,
@@ -32,6 +33,8 @@ from .rope import (
     scale_phases,
 )
 from .scaling import Scaling
+
+_rotations = Memo(most=32, numbers=1 << 22)
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -48,6 +51,12 @@ class ManyAxes(Encoding):
     pairs. Positions are [B, L, axes]; with `text`, a single axis stands for the same position on all of them. The first
     2 len(axis_of) channels of a head are rotated, the others pass. mrope and axial are such encodings, with the
     conventions of published models.
+
+    Raises OptionError for an axis_of that does not fit head_dim or frequencies.
+
+        >>> at = torch.zeros(1, 5, 3, dtype=torch.long)  # [B, L, axes]
+        >>> posenc.ManyAxes(head_dim=8, axis_of=(0, 0, 1, 2)).plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 5, 4])
     """
 
     columns: int | None = None
@@ -89,7 +98,25 @@ class ManyAxes(Encoding):
         self._digits = split_frequencies(self.pair_frequencies)
 
     def rotation(self, positions: Positions) -> Rotation:
+        """Consecutive patches or tokens have the same rotation in each layer and call: it is made once."""
         device = self.device_of(positions)
+        sides = (*positions.q_axes, *positions.k_axes)
+        fixed = all(isinstance(side, Run) and isinstance(side.start, int) for side in sides)
+        if not fixed or self.length_dependent or not may_keep(device):
+            return self._rotation(positions, device)
+        key = (
+            *[(side.start, side.length) for side in sides if isinstance(side, Run)], self._digits, self.attention_factor,
+            self.axis_of, self.columns, self.text, self.offset, self.layout, device, self._device_marker.dtype,
+        )  # fmt: skip
+        found = _rotations.get(key)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = self._rotation(positions, device)
+            assert found.k is not None
+            _rotations.put(key, found, 4 * found.k[0].numel())
+        return found
+
+    def _rotation(self, positions: Positions, device: torch.device) -> Rotation:
         queries, keys = positions.q_axes, positions.k_axes
         digits, factor = self._frequency_digits(positions, device)
         both = self._phases(keys, digits, factor, device)
@@ -121,6 +148,8 @@ class ManyAxes(Encoding):
         dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
         return scale_phases(phases_at(p + self.offset, digits, dtype), factor)
 
+    length_dependent = False
+    """Whether frequencies depend on the sequence's length."""
     text = False
     """Whether positions with a single axis stand for the same position on all axes."""
     offset = 0
@@ -160,6 +189,12 @@ class AxialRoPE(ManyAxes):
     image, shift is uniform within ±shift for each axis, jitter log-uniform within [1/jitter, jitter] for each axis and
     rescale likewise for both. They are drawn anew for each plan, in training mode alone; layers share a draw by sharing
     a plan. The first `prefix` tokens (class and registers) are not rotated.
+
+    Raises OptionError for options of another convention and for a head_dim that the axes cannot share.
+
+        >>> at = posenc.rope.grid_positions(2, 3)  # [1, L, 2]
+        >>> posenc.AxialRoPE(head_dim=32, convention="pixtral").plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 6, 16])
     """
 
     def __init__(
@@ -281,6 +316,12 @@ class MRoPE(ManyAxes):
     Text has the same position on all three axes, and is then rotated exactly as by RoPE; positions with one axis are
     read that way. After an image text goes on (`posenc.rope.mixed_positions`). `sections` default to Qwen2-VL's shares,
     1/4, 3/8, 3/8 of the pairs. A scaling that follows the length takes the largest position of any axis + 1 for it.
+
+    Raises OptionError for sections that do not add up to the pairs.
+
+        >>> at = posenc.rope.mixed_positions([3, (2, 2)])  # three words, an image of 2 × 2: [1, L, 3]
+        >>> posenc.MRoPE(head_dim=32).plan(posenc.Positions(at)).rotate.q[0].shape  # [B, L, D/2]
+        torch.Size([1, 7, 16])
     """
 
     text = True
@@ -380,6 +421,11 @@ class Sinusoidal2D(Encoding):
     `first="columns"` puts the column's half first, as MAE's checkpoints do. Positions are [B, L, 2]: row, column.
     `prefix` tokens at the front (the class token) get nothing. With `columns`, positions of one axis are patch numbers
     of a grid that wide.
+
+    Raises OptionError where d_model is no multiple of 4.
+
+        >>> posenc.Sinusoidal2D(d_model=64).embed(torch.zeros(1, 6, 64), posenc.Positions(posenc.rope.grid_positions(2, 3))).shape
+        torch.Size([1, 6, 64])
     """
 
     absolute = True

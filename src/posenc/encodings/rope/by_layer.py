@@ -23,6 +23,13 @@ def by_layer(config: Any) -> list[Encoding]:
         temperatures     of Llama 4's unrotated layers; of all of Ministral 3's
 
     Windows and chunks are no positions: give them to each `Attention`.
+
+    Raises OptionError for a configuration without rotations.
+
+        >>> from transformers import SmolLM3Config
+        >>> layers = posenc.rope.by_layer(SmolLM3Config(num_hidden_layers=4, pad_token_id=0))
+        >>> [type(layer).__name__ for layer in layers]
+        ['RoPE', 'RoPE', 'RoPE', 'NoPosition']
     """
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = config.num_hidden_layers

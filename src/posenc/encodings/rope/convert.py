@@ -26,7 +26,13 @@ from_config = RoPE.from_config
 
 
 def to_config(rope: RoPE, dialect: str = "hf") -> dict:
-    """The keys to merge into config.json so that `dialect` rotates as this RoPE does; see `posenc.scaling.to_config`."""
+    """The keys to merge into config.json so that `dialect` rotates as this RoPE does; see `posenc.scaling.to_config`.
+
+    Raises OptionError for what the dialect cannot express.
+
+        >>> posenc.rope.to_config(posenc.RoPE(head_dim=64))["rope_parameters"]["rope_theta"]
+        10000.0
+    """
     return write(rope, dialect)
 
 
@@ -40,6 +46,11 @@ def convert(weight: Tensor, heads: int, *, to: str, rotary_dim: int | None = Non
                 the heads is [D] with heads=1. Convert queries, keys and their norms alike; never values.
     to          "half" (from interleaved, Meta -> Hugging Face) or "interleaved"
     rotary_dim  the rotated channels of each head; default all
+
+    Raises OptionError for an unknown layout and sizes that do not fit.
+
+        >>> posenc.rope.convert(torch.arange(8.0)[:, None], heads=2, to="half").flatten()
+        tensor([0., 2., 1., 3., 4., 6., 5., 7.])
     """
     if to not in ("half", "interleaved"):
         raise OptionError(f"to={to!r} is unknown; use 'half' or 'interleaved'")

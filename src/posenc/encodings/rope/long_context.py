@@ -52,6 +52,12 @@ def self_extend(
     scale      of the scores; default 1/sqrt(D) times the score factor of rope's scaling
     key_mask   bool [B, Lk], True for real keys
     block      queries at a time
+
+    Raises ValueError for shapes and windows that do not fit and for a RoPE that follows the length.
+
+        >>> q, k, v = torch.randn(3, 1, 2, 12, 8).unbind()
+        >>> posenc.rope.self_extend(q, k, v, rope=posenc.RoPE(head_dim=8), group=2, window=4).shape
+        torch.Size([1, 2, 12, 8])
     """
     _check_sizes(group=group, window=window, block=block)
     if window % group:
@@ -72,6 +78,12 @@ def rerope(
         window 4, last row of 12:   4 4 4 4 4 4 4 4 3 2 1 0
 
     The arguments are those of `self_extend`.
+
+    Raises what `self_extend` raises.
+
+        >>> q, k, v = torch.randn(3, 1, 2, 12, 8).unbind()  # [B, H, L, D]
+        >>> posenc.rope.rerope(q, k, v, rope=posenc.RoPE(head_dim=8), window=4).shape
+        torch.Size([1, 2, 12, 8])
     """
     _check_sizes(window=window, block=block)
     if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
@@ -101,6 +113,12 @@ def dual_chunk(
 
     The authors use 3/4 of the training length for chunk_size and 1/8 for local. The other arguments are those of
     `self_extend`.
+
+    Raises ValueError where `local` does not fit into a chunk.
+
+        >>> q, k, v = torch.randn(3, 1, 2, 12, 8).unbind()  # [B, H, L, D]
+        >>> posenc.rope.dual_chunk(q, k, v, rope=posenc.RoPE(head_dim=8), chunk_size=8, local=2).shape
+        torch.Size([1, 2, 12, 8])
     """
     _check_sizes(chunk_size=chunk_size, block=block)
     if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:

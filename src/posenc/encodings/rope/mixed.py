@@ -26,6 +26,11 @@ class MixedRoPE(Encoding):
     head_dim / 2], with gradients; angles are computed in float32 or better. Positions are [B, L, axes]; with `columns`,
     positions of one axis number the patches of a grid that wide. Where queries share keys, the frequencies are those of
     the `kv_heads` key heads, since a query must be rotated as its key is.
+
+    Raises OptionError for an odd head_dim and for heads that the key heads do not divide.
+
+        >>> posenc.MixedRoPE(heads=4, head_dim=16).frequencies.shape
+        torch.Size([2, 4, 8])
     """
 
     def __init__(

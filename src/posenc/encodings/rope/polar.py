@@ -25,6 +25,12 @@ class PoPE(Encoding):
     RoPE's pairs (x, y) carry a phase of their own, in which what and where mix; here each channel is a magnitude and its
     phase is the position's alone. Every channel has a frequency, so d_head of them; scores have 2 d_head channels. δ is
     read within [-2π, 0], zeros at the start unless `spread`: uniform. Keys are cached as they are, and rotated at each step.
+
+    Raises OptionError for options out of range.
+
+        >>> layer = posenc.Attention(64, 4, encoding="pope", causal=True)
+        >>> layer(torch.randn(1, 10, 64)).shape  # [B, L, d_model]
+        torch.Size([1, 10, 64])
     """
 
     length_dependent = True  # rotated keys are twice as wide as keys: caches hold the latter

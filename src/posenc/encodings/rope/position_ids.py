@@ -19,6 +19,13 @@ def grid_positions(
     prefix     tokens before the patches (class and register tokens), all at `prefix_at` on both axes
     centred    2·row + 1 - rows, 2·column + 1 - columns: patch centres in half steps (DINOv3)
     merge      patches in blocks of merge × merge, block by block (Qwen2-VL's vision tower)
+
+    Raises ValueError for a grid without whole blocks of `merge`.
+
+        >>> posenc.rope.grid_positions(1, 3)[0]
+        tensor([[0, 0],
+                [0, 1],
+                [0, 2]])
     """
     _sizes(rows=rows, columns=columns, merge=merge)
     if rows % merge or columns % merge:
@@ -36,6 +43,14 @@ def clip_positions(frames: int, rows: int, columns: int, *, start: int = 0, step
 
     start   added on all axes (where the clip begins in a text)
     step    time from frame to frame; times are rounded down
+
+    Raises ValueError for negative sizes.
+
+        >>> posenc.rope.clip_positions(2, 1, 2)[0]
+        tensor([[0, 0, 0],
+                [0, 0, 1],
+                [1, 0, 0],
+                [1, 0, 1]])
     """
     _sizes(frames=frames, rows=rows, columns=columns)
     times = torch.tensor([int(frame * step) for frame in range(frames)], device=device)
@@ -61,6 +76,14 @@ def mixed_positions(
                           another thing for clips with more frames than rows and columns
     step is the time from frame to frame, one for all clips or one for each; times are rounded down. (Qwen2.5-VL:
     tokens per second × seconds per frame. Qwen3-VL writes the time as words and each frame as an image.)
+
+    Raises ValueError for parts that are neither a length nor sizes of an image.
+
+        >>> posenc.rope.mixed_positions([1, (1, 2), 1])[0]
+        tensor([[0, 0, 0],
+                [1, 1, 1],
+                [1, 1, 2],
+                [3, 3, 3]])
     """
     parts = list(parts)
     clips = sum(not isinstance(part, int) and len(part) == 3 for part in parts)
@@ -95,6 +118,11 @@ def random_positions(
     """`length` distinct positions of [0, max_length), sorted, drawn uniformly: [L], or [B, L] with a draw for each row.
 
     Randomised positions (Ruoss et al. 2023, arXiv:2305.16843): train short sequences with the positions of long ones.
+
+    Raises ValueError where the positions are fewer than the tokens.
+
+        >>> posenc.rope.random_positions(5, 100).shape
+        torch.Size([5])
     """
     _sizes(length=length, max_length=max_length)
     if length > max_length:

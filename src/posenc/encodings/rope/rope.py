@@ -44,6 +44,12 @@ class RoPE(Encoding):
     R = rotary_dim, by default all of head_dim; channels past R pass through. `scaling` is an object of
     `posenc.scaling` that extends the context. `values` rotates the values too. Phases are computed from integer
     positions, exactly, in float32 (float64 after `.double()`); nothing is stored.
+
+    Raises OptionError for an odd or too large rotary_dim and for unknown layouts.
+
+        >>> rope = posenc.RoPE(head_dim=64, base=500000.0)
+        >>> rope.rotate(torch.randn(2, 8, 10, 64), (0, 10)).shape  # [B, H, L, D]
+        torch.Size([2, 8, 10, 64])
     """
 
     def __init__(
@@ -85,6 +91,12 @@ class RoPE(Encoding):
         The arguments are those of `posenc.scaling.from_config`; head_dim and layout complete or override the
         configuration. DeepSeek's keys are [content | position] channels; here the rotated channels come first, so
         concatenate them as [position | content] (the scores are the same).
+
+        Raises OptionError for unknown, missing and contradictory keys.
+
+            >>> config = {"model_type": "llama", "head_dim": 64, "rope_theta": 500000.0}
+            >>> posenc.RoPE.from_config(config).base
+            500000.0
         """
         from .configs import read
         from .fields import validate

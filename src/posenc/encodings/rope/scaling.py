@@ -27,7 +27,13 @@ MOST = 1e100
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What every context extension is. `size` below is the number of rotated channels."""
+    """What every context extension is. `size` below is the number of rotated channels.
+
+    Each raises OptionError for values out of range.
+
+        >>> isinstance(posenc.scaling.Linear(factor=2.0), posenc.scaling.Scaling)
+        True
+    """
 
     @property
     def magnitude(self) -> float:
@@ -59,7 +65,13 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Scaling):
-    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): position / factor, at every length."""
+    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): position / factor, at every length.
+
+    Raises OptionError for a factor that is not positive.
+
+        >>> posenc.scaling.frequencies(4, 10000.0, posenc.scaling.Linear(factor=4.0))
+        (0.25, 0.0025)
+    """
 
     factor: float
 
@@ -74,6 +86,11 @@ class Linear(Scaling):
 class NTK(Scaling):
     """NTK-aware base: base · factor^(size / (size - 2)). The first pair keeps its frequency, the last is divided
     by `factor`; the usable extension is less than `factor`.
+
+    Raises OptionError for a factor that is not positive.
+
+        >>> posenc.scaling.frequencies(4, 10000.0, posenc.scaling.NTK(factor=4.0))[0]
+        1.0
     """
 
     factor: float
@@ -90,6 +107,11 @@ class MixedNTK(Scaling):
     """NTK-aware, fixed and mixed (Su 2023): no pair goes unscaled, the last is divided by `factor` exactly.
 
     w'_c = w_c / factor^(((c + 1) / n)^b)      n pairs;  b = 1: "NTK-fixed", b < 1: "NTK-mixed"
+
+    Raises OptionError for values out of range.
+
+        >>> [round(w, 4) for w in posenc.scaling.frequencies(4, 10000.0, posenc.scaling.MixedNTK(factor=4.0))]
+        [0.5, 0.0025]
     """
 
     factor: float
@@ -110,6 +132,12 @@ class DynamicNTK(Scaling):
 
     factor=1 gives n / original. The rotation of every key changes with each token, so keys are cached unrotated.
     `freeze_at=n` uses s(n) at every length instead, as some serving engines do: another model, chosen knowingly.
+
+    Raises OptionError for values out of range.
+
+        >>> dynamic = posenc.scaling.DynamicNTK(original=4096)
+        >>> [posenc.scaling.frequencies(4, 10000.0, dynamic, total=n)[1] for n in (4096, 8192)]
+        [0.01, 0.005]
     """
 
     factor: float = 1.0
@@ -149,6 +177,11 @@ class YaRN(Scaling):
     attention_factor  0.1 ln(factor) + 1 unless given; with both mscale and mscale_all_dim the ratio
                       (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)
     scale_scores      multiply scores by (0.1 mscale_all_dim ln(factor) + 1)^2 too: DeepSeek's attention does
+
+    Raises OptionError for values out of range and for unknown ramps.
+
+        >>> round(posenc.RoPE(head_dim=64, scaling=posenc.scaling.YaRN(factor=4.0, original=4096)).attention_factor, 4)
+        1.1386
     """
 
     factor: float
@@ -209,6 +242,11 @@ class DynamicYaRN(Scaling):
                nothing changes
     Frequencies and magnitude, 0.1 ln(s) + 1, change with each token, so keys are cached unrotated; `freeze_at=n` is
     YaRN(factor=s(n)) at every length.
+
+    Raises OptionError for values out of range.
+
+        >>> posenc.RoPE(head_dim=8, scaling=posenc.scaling.DynamicYaRN(original=4096)).length_dependent
+        True
     """
 
     original: int
@@ -269,6 +307,12 @@ class LongRoPE(Scaling):
     attention_factor is sqrt(1 + ln(factor) / ln(original)) at every length unless given; factor is the extended
     length over the original one. The switch changes the rotation of every key, so keys are cached unrotated.
     `freeze_at=n` chooses the list of length n once and for all.
+
+    Raises OptionError for lists of different lengths and for factors that are not positive.
+
+        >>> long = posenc.scaling.LongRoPE(short=(1.0, 1.0), long=(1.0, 4.0), original=4096)
+        >>> [posenc.scaling.frequencies(4, 10000.0, long, total=n)[1] for n in (4096, 8192)]
+        [0.01, 0.0025]
     """
 
     short: tuple[float, ...]
@@ -319,6 +363,11 @@ class Llama3(Scaling):
     """Wavelengths below original / high are kept, above original / low divided by factor, blended in between.
 
     t = original · w / 2π;   g = clip((t - low) / (high - low), 0, 1);   w' = g w + (1 - g) w / factor
+
+    Raises OptionError for values out of range.
+
+        >>> posenc.RoPE(head_dim=128, base=500000.0, scaling=posenc.scaling.Llama3()).frequencies()[0]
+        1.0
     """
 
     factor: float = 8.0
@@ -352,6 +401,11 @@ class Proportional(Scaling):
 
     fraction=1 is RoPE, 0 is no position. Partial rotary (`RoPE(rotary_dim=…)`) is another thing: it spreads all
     frequencies over fewer channels, this one drops the slow ones.
+
+    Raises OptionError for a fraction outside 0 to 1.
+
+        >>> posenc.scaling.frequencies(4, 10000.0, posenc.scaling.Proportional(fraction=0.5))
+        (1.0, 0.0)
     """
 
     fraction: float
@@ -368,7 +422,13 @@ class Proportional(Scaling):
 
 
 def ntk(w, pair, size: int, stretch):
-    """Frequency of a pair when the base becomes base · stretch^(size / (size - 2)); numbers or tensors."""
+    """Frequency of a pair when the base becomes base · stretch^(size / (size - 2)); numbers or tensors.
+
+    Raises nothing.
+
+        >>> round(posenc.scaling.ntk(0.01, 1, 4, 4.0), 6)
+        0.0025
+    """
     if size <= 2:
         raise OptionError(f"NTK scaling needs more than 2 rotated channels, got {size}; use Linear")
     return w * stretch ** (-2.0 * pair / (size - 2))
@@ -379,6 +439,11 @@ def yarn_ramp(
 ) -> list[float]:
     """How much of its frequency each pair keeps: 1 up to the pair that makes beta_fast cycles in the original length,
     0 from the one that makes beta_slow, linear in the pair's number between.
+
+    Raises nothing: YaRN validates.
+
+        >>> posenc.scaling.yarn_ramp(4, 8, 10000.0, 4096, 32.0, 1.0, True)
+        [1.0, 1.0, 0.5, 0.0]
     """
     if base <= 1.0:
         raise OptionError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
@@ -394,12 +459,25 @@ def yarn_ramp(
 
 
 def yarn_factor(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's temperature for cos and sin: 0.1 mscale ln(factor) + 1, and 1 where nothing is extended."""
+    """YaRN's temperature for cos and sin: 0.1 mscale ln(factor) + 1, and 1 where nothing is extended.
+
+    Raises nothing: YaRN validates.
+
+        >>> round(posenc.scaling.yarn_factor(4.0), 4)
+        1.1386
+    """
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def frequencies(size: int, base: float, scaling: Scaling | None = None, total: int | None = None) -> Frequencies:
-    """The inverse frequencies of `size` rotated channels, scaled."""
+    """The inverse frequencies of `size` rotated channels, scaled.
+
+    `total` is the length that dynamic scalings follow; without it they are as trained. Raises OptionError for a base that
+    is not positive.
+
+        >>> posenc.scaling.frequencies(4, 10000.0)
+        (1.0, 0.01)
+    """
     w = formulas.inverse_frequencies(size, float(base))
     return w if scaling is None else scaling.frequencies(w, size, float(base), total)
 
@@ -414,6 +492,9 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
     length      the length that is served, for the readers that fix the frequencies once ("vllm", "llama.cpp")
 
     Unknown, missing and contradictory keys raise. `posenc.RoPE.from_config` gives the whole RoPE.
+
+        >>> posenc.scaling.from_config({"rope_type": "linear", "factor": 2.0})
+        Linear(factor=2.0)
     """
     from .configs import read
 
@@ -423,6 +504,9 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
 def to_config(scaling, dialect: str = "hf") -> dict:
     """The configuration that makes `dialect` use this scaling (a Scaling, None, or a RoPE with its base and sizes):
     keys to merge into config.json. What the dialect cannot express raises.
+
+        >>> posenc.scaling.to_config(posenc.scaling.Linear(factor=2.0))
+        {'rope_parameters': {'rope_type': 'linear', 'factor': 2.0}}
     """
     from .configs import write
 

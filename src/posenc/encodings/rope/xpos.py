@@ -32,6 +32,11 @@ class XPos(Encoding):
     factor leaves exp(±80) for max_length up to 65000 (float32, bfloat16). Float16 ends at 65504: with the default 8192
     factors reach exp(10), which leaves room for |q|, |k| < 2.9 only and is refused; max_length=4096 is exp(5), room for 430.
     Positions outside [0, max_length) raise.
+
+    q, k [B, H, L, D]. Raises OptionError for options out of range.
+
+        >>> posenc.XPos(head_dim=16, max_length=2048).plan(posenc.Positions(8)).rotate.q[0].shape  # [1, L, D/2]
+        torch.Size([1, 8, 8])
     """
 
     causal_only = True

@@ -22,6 +22,7 @@ from ...core.functions import transform_reason
 from ...core.plan import holds_nan
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
+from ..sdpa import VECTOR
 from . import block_sizes, decode, dense, ops
 from .terms import make_terms, structure_reason
 
@@ -46,9 +47,6 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     eager = not torch.compiler.is_compiling()
-    # PyTorch's CPU kernel returns zeros for a query of NaN, as if it were fully masked: a fault would go unnoticed
-    if eager and holds_nan(q):
-        return blocked.run(q, k, v, lowered)
     facts = lowered.facts
     if facts.further_axes:
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)
@@ -60,6 +58,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     # the same bits with a gradient and without: `decode` and the tiles have, `dense` has
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
     short = eager and not few and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
+    # `hides_nan`; a tile may have few keys where the text has many
+    if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):
+        return blocked.run(q, k, v, lowered)
     if eager and not short and decode.applies(q, k, v, lowered):
         out = decode.run(q, k, v, lowered, scale)
         is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)

@@ -18,11 +18,11 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Grid, Index
 from ...core.plan import Plan
 from ..lowering import LoweredPlan, add
+from ..sdpa import fused_attention
 from . import block_sizes
 from .forward import pad_head_sizes
 from .head_block import NEG_INF
@@ -66,7 +66,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         mask = mask.expand(-1, heads, 1, -1)
     if size != v_size or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         q, k, v = pad_head_sizes(q, k, v)
-    out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=heads != k.shape[1])
+    out = fused_attention(q, k, v, mask, 0.0, False, scale)
     if rows > 1:
         out = out.flip(2)
     return out if size <= v_size else out[..., :v_size]
@@ -155,8 +155,9 @@ def _add_content(
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             mask = add(mask, found * scale)
-    if plan.decay is not None:
-        c_q, c_k = plan.decay
+    decay = plan.decay_in(precision)
+    if decay is not None:
+        c_q, c_k = decay
         mask = add(mask, (c_q[..., None] - c_k[..., -keys:].unsqueeze(2)).to(precision))
     return mask
 

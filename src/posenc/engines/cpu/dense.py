@@ -10,6 +10,7 @@ tables' numbers are the same, whichever way they were or were not changed since.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache, wraps
 
 import torch
@@ -23,6 +24,8 @@ from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 
 NEG_INF = float("-inf")
+ALL = slice(None)
+BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -63,9 +66,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         out = _Fused.apply(q, k, v, mask, scale)
     else:
         out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-    if (facts.is_limited or key_mask is not None) and holds_nan(out):
-        return None
-    return out
+    if key_mask is not None or facts.left is not None:
+        return None if holds_nan(out) else out
+    return None if facts.right is not None and sees_masked(out) else out
+
+
+def sees_masked(out: Tensor) -> bool:
+    """Whether NaN or inf in a later key or value may have reached the output: the first query's, since all that another one does
+    not see it does not see either."""
+    return holds_nan(out.narrow(2, 0, 1))
 
 
 def first_derivatives_only(backward):
@@ -97,9 +106,8 @@ class _FirstOnly(torch.autograd.Function):
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
 _masks = Memo(most=64, numbers=1 << 23)
-"""(copies of the tables, mask) by what masks are made for."""
 _rows = Memo(most=64, numbers=1 << 22)
-"""(copies of the tables, bias by distance), for single queries."""
+"""Masks, and the bias by distance for single queries: (indices, copies of the tables, what was made of them)."""
 
 
 def _bias(lowered: LoweredPlan) -> Tensor | None:
@@ -118,18 +126,13 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return _make_bias(lowered, offset, precision)
     indices = tuple([index for index, _ in found])
-    mask = find_bias(tables, indices, offset, q_length, k_length, *limits, precision)
+    facts_of_mask = (offset, q_length, k_length, *limits, precision)
+    mask = find_bias(tables, indices, *facts_of_mask)
     if mask is None:
         with torch.inference_mode(False), torch.no_grad():
             mask = _make_bias(lowered, offset, precision)
-            key = _key(tables, indices, offset, q_length, k_length, *limits, precision)
-            _masks.put(key, (tuple([table.clone() for table in tables]), mask), mask.numel())
+            _keep(_masks, _key(tables, *facts_of_mask), tables, indices, mask)
     return mask
-
-
-def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
-    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
-    return (tuple([table.data_ptr() for table in tables]), *facts)
 
 
 def find_bias(
@@ -137,10 +140,27 @@ def find_bias(
     right: int | None, precision: torch.dtype,
 ) -> Tensor | None:  # fmt: skip
     """The kept mask of these numbers, or None. tables: a bias for each index, then the slopes."""
-    found = _masks.get(_key(tables, indices, offset, q_length, k_length, left, right, precision))
-    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
+    return _find(_masks, _key(tables, offset, q_length, k_length, left, right, precision), tables, indices)
+
+
+def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
+    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    return (tables[0].data_ptr(), *facts)
+
+
+def _keep(memo: Memo, key: tuple, tables: tuple[Tensor, ...], indices: tuple, made: Tensor) -> None:
+    memo.put(key, (indices, tuple([table.clone() for table in tables]), made), made.numel())
+
+
+def _find(memo: Memo, key: tuple, tables: tuple[Tensor, ...], indices: tuple) -> Tensor | None:
+    """What was kept under the key, where it was made of the same numbers."""
+    found = memo.get(key)
+    if found is None or found[0] != indices or len(found[1]) != len(tables):
         return None
-    return found[1]
+    for kept, table in zip(found[1], tables):
+        if not kept.equal(table):
+            return None
+    return found[2]
 
 
 def row_of_query(
@@ -149,9 +169,9 @@ def row_of_query(
     """[1, H, 1, count]: the bias of one query whose distances are `lowest` and on; a view of a kept row that serves the next
     steps too. None where a table holds NaN. tables: a bias for each index, then the slopes."""
     first, last = lowest // STEP * STEP, -(-(lowest + count) // STEP) * STEP
-    key = _key(tables, indices, first, last, precision)
-    found = _rows.get(key)
-    if found is None or not all(a.equal(b) for a, b in zip(found[0], tables, strict=True)):
+    key = _key(tables, first, last, precision)
+    whole = _find(_rows, key, tables, indices)
+    if whole is None:
         with torch.inference_mode(False), torch.no_grad():
             distances = torch.arange(first, last)
             row = None
@@ -162,9 +182,9 @@ def row_of_query(
             assert row is not None
             if any(holds_nan(table) for table in tables):
                 return None
-            found = tuple([table.clone() for table in tables]), row
-        _rows.put(key, found, row.numel())
-    return found[1].narrow(1, lowest - first, count)[None, :, None]
+            whole = row[None, :, None]
+            _keep(_rows, key, tables, indices, whole)
+    return whole.narrow(3, lowest - first, count)
 
 
 def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:
@@ -340,29 +360,45 @@ class _Attend(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        batch, heads, q_length, size = q.shape
-        _, kv_heads, k_length, v_size = v.shape
-        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-        scaled = q.to(mask.dtype).reshape(stacks, rows, size) * ctx.scale
-        keys = k.to(mask.dtype).reshape(stacks, k_length, size)
-        values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
-        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
-        p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-        g = grad.to(p.dtype).reshape(stacks, rows, v_size)
-        d_v = torch.bmm(p.transpose(1, 2), g)
-        d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
-        d_q = torch.bmm(d_s, keys).mul_(ctx.scale)
-        d_k = torch.bmm(d_s.transpose(1, 2), scaled)
-        d_mask = None
-        if ctx.needs_input_grad[3]:
-            d_mask = d_s.view(batch, heads, q_length, k_length)
-            for axis, length in enumerate(mask.shape):
-                if length == 1 and d_mask.shape[axis] > 1:
-                    d_mask = d_mask.sum(axis, keepdim=True)
-        return (
-            d_q.view(q.shape).to(q.dtype),
-            d_k.view(k.shape).to(k.dtype),
-            d_v.view(v.shape).to(v.dtype),
-            d_mask,
-            None,
-        )
+        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
+            d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, ctx.scale)
+            d_mask = d_s.sum_to_size(mask.shape) if ctx.needs_input_grad[3] else None
+            return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_mask, None
+        d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if ctx.needs_input_grad[3] else None
+        group = q.shape[1] // k.shape[1]
+        for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
+            own = slice(heads.start * group, heads.stop * group)
+            at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
+            found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], ctx.scale)
+            d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
+            if d_mask is not None:
+                d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
+        return d_q, d_k, d_v, d_mask, None
+
+
+def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and key heads whose scores stay in a core's cache together. numbers: scores of a key head."""
+    heads = min(kv_heads, max(1, BLOCK // numbers))
+    rows = max(1, BLOCK // (kv_heads * numbers))
+    for row in range(0, batch, rows):
+        for head in range(0, kv_heads, heads):
+            yield slice(row, min(row + rows, batch)), slice(head, min(head + heads, kv_heads))
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Of q, k, v and the scores [B, H, Lq, Lk]."""
+    batch, heads, q_length, size = q.shape
+    _, kv_heads, k_length, v_size = v.shape
+    stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+    scaled = q.to(mask.dtype).reshape(stacks, rows, size) * scale
+    keys = k.to(mask.dtype).reshape(stacks, k_length, size)
+    values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
+    whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+    p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
+    g = grad.to(p.dtype).reshape(stacks, rows, v_size)
+    d_v = torch.bmm(p.transpose(1, 2), g)
+    d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+    d_q = torch.bmm(d_s, keys).mul_(scale)
+    d_k = torch.bmm(d_s.transpose(1, 2), scaled)
+    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)

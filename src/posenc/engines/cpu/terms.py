@@ -94,10 +94,5 @@ def make_terms(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, BandGeometry]:
     table_q, states = (None, None) if query_span is None else lowered.query_table(q, lo, hi, precision)
     table_k = None if key_span is None else lowered.key_table(lo, hi, precision)
     table_v = None if value_span is None else lowered.value_table(lo, hi, precision)
-    decay_q, decay_k = plan.decay or (None, None)
-    if (
-        decay_q is not None and decay_k is not None
-    ):  # sums over a long sequence may be float64: only differences are rounded
-        exact = torch.promote_types(torch.promote_types(decay_q.dtype, decay_k.dtype), precision)
-        decay_q, decay_k = decay_q.to(exact), decay_k.to(exact)
+    decay_q, decay_k = plan.decay_in(precision) or (None, None)
     return Terms(bias, table_q, states, table_k, table_v, decay_q, decay_k, lowered.mask.key_mask), band

@@ -8,6 +8,7 @@
         scores          the terms of a score                   band_layout   content terms, one number per token and distance
         bf16x3, diagonals, dropout, tiles                      arithmetic
     band_products products of bands with tables                padding       bounds of the real keys
+    alignment     head sizes and strides
     decode, decode_launch, decode_schedule                     a few queries over many keys, without gradients
 
 This package can be imported without Triton; the kernels are loaded when a call runs.
@@ -77,6 +78,7 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     from . import decode_launch, prepared
+    from .alignment import pad_heads
     from .arguments import kernel_arguments
     from .ops import attend
 
@@ -89,7 +91,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if lowered.facts.further_axes:
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)
     inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
-    out, lse, _ = attend(inputs, numbers, scale, lowered.dropout)
+    size = v.shape[3]
+    out, lse, _ = attend(pad_heads(inputs), numbers, scale, lowered.dropout)
+    out = out if out.shape[3] == size else out[..., :size]
     out = out if finish is None else finish(out)
     if not lowered.facts.return_lse:
         return out, None

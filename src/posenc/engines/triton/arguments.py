@@ -138,7 +138,7 @@ def kernel_arguments(
         scale = 1.0
     if plan.decay is not None:
         for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
-            tensors[name] = decay.float().expand(facts.batch, facts.heads, length).contiguous()
+            tensors[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
     _add_masks(tensors, lowered.mask, facts, launch)
     content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
@@ -150,6 +150,11 @@ def kernel_arguments(
     if facts.dropout:
         tensors["seed"] = kernel_numbers(lowered.dropout, facts.heads, q.device)
     return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
+
+
+def as_single(decay: Tensor) -> Tensor:
+    """float32, unless it is float64: sums over long texts, of which kernels subtract two before they round."""
+    return decay if decay.dtype == torch.float64 else decay.float()
 
 
 def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, Tensor], dict[str, int]]:

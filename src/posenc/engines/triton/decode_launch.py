@@ -21,7 +21,7 @@ from ...core.functions import transform_reason
 from ...core.index import Index
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
-from .arguments import FAR, Numbers
+from .arguments import FAR, Numbers, as_single
 from .decode import decode, merge_shares, query_rows
 from .device import define_operator, is_traced, launch_on
 from .launcher import describe_variant, launch_known
@@ -107,7 +107,7 @@ def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
         scale = 1.0
     if plan.decay is not None:
         decay_q, decay_k = (
-            one.float().expand(facts.batch, facts.heads, length).contiguous()
+            as_single(one).expand(facts.batch, facts.heads, length).contiguous()
             for one, length in zip(plan.decay, (facts.q_length, facts.k_length), strict=True)
         )
     if mask.key_mask is not None:

@@ -18,7 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from .. import gluon
 from . import schedule
+from .alignment import align_rows
 from .arguments import GRADIENTS, Inputs, Numbers
 from .backward_k import backward_k
 from .backward_q import backward_q
@@ -39,7 +41,7 @@ def run_forward(
     launch: Launch, x: Inputs, num: Numbers, scale: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), and attention per distance (a band's buffer) or None."""
-    x = _with_contiguous_rows(x)
+    x = _with_aligned_rows(x)
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
@@ -52,6 +54,10 @@ def run_forward(
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
+    if gluon.refuse(x, num, scale, dropout) is None:
+        from ..gluon.launch import run_forward as run_gluon
+
+        return run_gluon(launch, x, num, scale, out, lse)
 
     kind = x.kind(num)
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
@@ -116,7 +122,7 @@ def run_backward(
     """The gradients of GRADIENTS; those of tables are still to be summed (sum_parts). d_lse: like lse, of the log-sum-exp in base 2."""
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
-    x, do = _with_contiguous_rows(x), _contiguous_rows(do)
+    x, do = _with_aligned_rows(x), align_rows(do)
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
@@ -231,9 +237,11 @@ def _allocate_gradients(
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
-        grads["decay_k"] = torch.zeros_like(x.decay_k)
+        grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
         # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
-        grads["decay_q"] = torch.zeros_like(x.decay_q) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        grads["decay_q"] = (
+            torch.zeros_like(x.decay_q, dtype=torch.float32) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
+        )
     return grads
 
 
@@ -402,9 +410,5 @@ def _batch_stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)
 
 
-def _with_contiguous_rows(x: Inputs) -> Inputs:
-    return x._replace(q=_contiguous_rows(x.q), k=_contiguous_rows(x.k), v=_contiguous_rows(x.v))
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _with_aligned_rows(x: Inputs) -> Inputs:
+    return x._replace(q=align_rows(x.q), k=align_rows(x.k), v=align_rows(x.v))

@@ -22,6 +22,7 @@ from ...core.memo import Memo
 from ...core.plan import Lookup, Plan
 from ..lowering import Facts, LoweredPlan
 from . import launcher
+from .alignment import is_padded
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers, Tables, kernel_arguments
 from .device import is_traced, launch_on
 from .launch import run_backward, run_forward
@@ -48,6 +49,8 @@ def supports(lowered: LoweredPlan) -> bool:
     """Whether every gradient that is wanted is one of those below."""
     facts, plan = lowered.facts, lowered.plan
     if facts.positions != "run" or facts.further_axes or facts.decay or facts.scale != "number" or facts.pair:
+        return False
+    if is_padded(facts.dtype, facts.head_dim, facts.value_dim):
         return False
     if type(lowered.dropout) not in (float, int) or facts.mask == "learned" or float(lowered.scale) <= 0.0:
         return False

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,15 @@ SHARED = 1 << 24  # bytes: larger buffers are freed as soon as they are used
 ALIGNED = 512  # bytes, as PyTorch's own allocations
 MOST = 1024  # keys that are remembered
 _programs: dict[tuple, Callable | None] = {}
+
+
+class Blocks(NamedTuple):
+    """What the launcher reads of a TensorDescriptor of the Gluon kernels, without its checks."""
+
+    base: Tensor
+    shape: list[int]
+    strides: list[int]
+    padding: str
 
 
 def describe(tensors: Sequence[Tensor | None]) -> tuple:
@@ -99,6 +109,8 @@ class Recorder(TorchDispatchMode):
             if id(x) in self.views and id(x) not in self.names:
                 self._write_view(x)
             return self.names.get(id(x)) or self.constant(x)
+        if type(x).__name__ == "TensorDescriptor":
+            return self.write(Blocks(x.base, list(x.shape), list(x.strides), x.padding))
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             self.space[type(x).__name__] = type(x)
             return f"{type(x).__name__}({', '.join(map(self.write, x))})"

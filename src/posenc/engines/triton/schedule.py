@@ -45,6 +45,10 @@ HOPPER_KINDS = {
         ("backward_q", 128): Tile(64, 32, 4, 3, 2),
         ("backward_k", 64): Tile(64, 64, 4, 3, 2),
         ("backward_k", 128): Tile(32, 64, 4, 3, 2),
+        # pipelined although it is not faster: see alignment.py
+        ("forward", 256): Tile(64, 32, 4, 2, 2),
+        ("backward_q", 256): Tile(64, 32, 4, 2, 2),
+        ("backward_k", 256): Tile(32, 64, 4, 2, 2),
     },
     "keys": {("forward", 64): Tile(64, 64, 4, 3, 3), ("backward_k", 64): Tile(64, 64, 4, 3, 2, 32)},
     "wide content": {

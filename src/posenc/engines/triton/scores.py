@@ -125,7 +125,7 @@ def add_unscaled_terms(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
     if slots.decay_q is not None:
         c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
         c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
-        x += LOG2E * (c_q - c_k)
+        x += LOG2E * (c_q - c_k).to(tl.float32)  # sums over long texts come as float64: subtracted first, then rounded
     if masks.extra is not None:
         if not masks.extra_is_bool:
             at = masks.extra + b * masks.extra_b + h * masks.extra_h
@@ -228,7 +228,7 @@ def far_row(slots, h, bh, i, q0, on_left, q_length):
         x += slope * (i - q0).to(tl.float32)
     if slots.decay_q is not None:
         c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
-        x += LOG2E * (c_q - tl.load(slots.decay_q + bh * q_length + q0))
+        x += LOG2E * (c_q - tl.load(slots.decay_q + bh * q_length + q0)).to(tl.float32)
     return x
 
 
@@ -242,7 +242,7 @@ def far_column(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
         x += slope * (j + offset - q0).to(tl.float32)
     if slots.decay_q is not None:
         c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
-        x += LOG2E * (tl.load(slots.decay_q + bh * q_length + q0) - c_k)
+        x += LOG2E * (tl.load(slots.decay_q + bh * q_length + q0) - c_k).to(tl.float32)
     return x
 
 

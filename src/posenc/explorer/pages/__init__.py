@@ -6,7 +6,8 @@ from .base import Page
 from .compare import Compare
 from .extend import Extend
 from .gallery import Gallery
+from .learn import Learn
 from .results import Results
 from .sentence import Sentence
 
-PAGES: dict[str, Page] = {page.key: page for page in (Gallery(), Compare(), Sentence(), Extend(), Results())}
+PAGES: dict[str, Page] = {page.key: page for page in (Gallery(), Learn(), Compare(), Sentence(), Extend(), Results())}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, ClassVar
 
+from ...core import documentation
 from ...plot.panels import Panel
 from ...plot.translations import Translation
 from ..url_state import State
@@ -74,3 +76,13 @@ class Page:
         """The state for some parameters, with defaults for the others: those of a language, if it is given."""
         defaults = self.defaults if words is None else self.defaults_in(words)
         return {key: given.get(key, default) for key, default in defaults.items()}
+
+
+def documentation_link(page: str, text: str, words: Translation) -> str:
+    """A link to a page of the documentation: on its site, or as built in this clone. Without either, how to build it."""
+    address = documentation.address_of(page, words("language"))
+    if documentation.built_site() is not None and not address.startswith("http"):
+        address = f"/docs/{documentation.path_of(page, words('language'))}"
+    if not address.startswith(("http", "/")):
+        return f"{escape(text)}: <code>{escape(address)}</code>"
+    return f'<a href="{escape(address)}" target="_blank" rel="noopener">{escape(text)}</a>'

@@ -9,7 +9,7 @@ from ...plot import analysis, panels
 from ...plot.translations import Translation
 from ..url_state import State, read_choice, to_text
 from . import snippets
-from .base import Controls, Figure, Page, View
+from .base import Controls, Figure, Page, View, documentation_link
 from .descriptions import describe
 from .table_origin import axes_notes, trained_notes, untrained_notes
 
@@ -56,6 +56,9 @@ def _card(name: str, subject: analysis.Subject, words: Translation) -> str:
     if subject.tables == "trained":
         rows[words("values drawn")] = " ".join(trained_notes([subject], words))
     facts = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in rows.items())
+    if which.module.startswith("posenc."):  # one that the user registered has no page
+        link = documentation_link(f"encodings/{name}.html", words("page of", name=name), words)
+        facts += f"<dt>{escape(words('documentation'))}</dt><dd>{link}</dd>"
     return (
         f'<article class="card"><h2>{escape(name)} <code>posenc.{escape(which.class_name)}</code></h2>'
         f'<p class="formula">{escape(which.formula)}</p><dl>{facts}</dl></article>'

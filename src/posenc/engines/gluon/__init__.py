@@ -1,0 +1,86 @@
+"""The forward pass on Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
+
+    kernel      producer and consumers; which tiles a block visits
+    launch      buffers, tiles by head size, descriptors
+
+`refuse` says where it does not apply; the triton engine's own kernels run there, and in every backward pass, which needs nothing
+but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+import torch
+
+from ..triton.arguments import FAR, Inputs, Numbers
+from ..triton.device import capability
+
+TESTED = ("3.6",)
+DTYPES = (torch.bfloat16, torch.float16)
+SIZES = (64, 128)
+SHORTEST = 512  # queries and keys
+FEWEST = (
+    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
+)
+SMALLEST = 2.0**-40
+WIDEST = 1 << 20  # distances of a causal table
+READS = {"q", "k", "v", "bias", "slopes"}
+
+
+def _version() -> str:
+    try:
+        found = re.match(r"\d+\.\d+", metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        found = None
+    return found[0] if found else "none"
+
+
+VERSION = _version()
+
+
+def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel cannot run this call, or None."""
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+
+
+def refuse_device(device: torch.device) -> str | None:
+    if VERSION not in TESTED:
+        return f"it is tested with Triton {', '.join(TESTED)}, found {VERSION}"
+    if device.type != "cuda" or torch.version.hip is not None or capability(device) != (9, 0):
+        return "it needs a GPU of compute capability 9.0"
+    return None
+
+
+def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    q, k, v = x.q, x.k, x.v
+    if q.dtype not in DTYPES:
+        return f"it computes in bfloat16 or float16, not {q.dtype}"
+    if q.shape[3] not in SIZES or v.shape[3] != q.shape[3]:
+        return f"head sizes are {' or '.join(map(str, SIZES))}, the same for keys and values, got {q.shape[3]} and {v.shape[3]}"
+    extra = [name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS]
+    if extra:
+        return f"it knows biases by distance and slopes, not {', '.join(extra)}"
+    if dropout > 0.0:
+        return "it has no dropout"
+    if num.left >= 0 or num.right > 0:
+        return "it has no window"
+    if scale < SMALLEST:
+        return f"the bias is divided by the scale, which must be at least {SMALLEST}, got {scale}"
+    if num.right == 0 and num.lo != FAR and abs(k.shape[2] - q.shape[2] + num.offset - num.lo) > WIDEST:
+        return f"the last visible distance is more than {WIDEST} from the table's first"
+    if min(q.shape[2], k.shape[2]) < SHORTEST:
+        return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"
+    blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // 192)
+    if blocks < FEWEST:
+        return f"it needs {FEWEST} blocks of 192 queries to fill a device, got {blocks}"
+    if any(bad_strides(tensor) for tensor in (q, k, v)):
+        return "the copy engine needs rows that begin at multiples of 16 bytes and strides above zero"
+    return None
+
+
+def bad_strides(x: torch.Tensor) -> bool:
+    """Whether the copy engine cannot read x [B, heads, L, D]."""
+    steps = [step for step, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    return x.stride(3) != 1 or x.storage_offset() % 8 != 0 or any(step % 8 != 0 or step <= 0 for step in steps)

@@ -1,0 +1,431 @@
+"""The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality.
+
+A program is one producer warp, which copies tiles by TMA, and NC consumer warpgroups of 64 queries each. Keys and values pass
+through a ring of STAGES slots in shared memory. Slot t of a block holds keys t and values t - 1, which is what step t multiplies:
+
+    step            0              1                2                    n
+    slot         k0  -          k1  v0           k2  v1              -   v(n-1)
+    consumer     s0 = q k0      s1 = q k1        s2 = q k2           acc += p v(n-1), store
+                 p0 = softmax   acc += p0 v0     acc += p1 v1
+                                p1 = softmax     p2 = softmax
+
+The tiles of a block come in this order, which is the same for all its consumers (`split_tiles`, `find_tile`):
+
+    keys      0          left1          right0          right1          n
+              |   far     |    near      |     far       |     near      |
+    order          1st         3rd             2nd             4th
+
+    far       visible to all queries of the block, and every distance at or beyond one end of the table: the bias is one number,
+              which goes into the row's maximum; the products with values run beside the softmax
+    near      all others: the table's numbers, divided by the scale, are what the product of queries and keys begins with, instead of
+              zero. Where causal, the table ends with -inf, which is the mask
+
+A consumer skips the last tiles where only later queries of the block see them.
+
+Programs stay on their multiprocessor and take several blocks (`find_block`). log-sum-exps are in base 2, +inf where fully masked.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+ROWS = gl.constexpr(64)  # queries of a consumer
+PAD = gl.constexpr(192)  # entries before and after a head's bias in the padded table: queries and keys of a tile
+TURN = gl.constexpr(8)  # the first named barrier by which consumers take turns
+
+
+# ---- which blocks and tiles -------------------------------------------------------------------------------------------
+@gluon.jit
+def count_blocks(blocks, program, programs):
+    """How many blocks a program takes."""
+    whole = blocks // programs
+    last = whole * programs + gl.where(whole % 2 == 0, program, programs - 1 - program)
+    return whole + gl.where(last < blocks, 1, 0)
+
+
+@gluon.jit
+def find_block(turn, program, programs, count, batch_heads, section):
+    """The head (of all batch rows) and the block of queries that a program takes in its turn.
+
+    `section` heads at a time, and of these the blocks with the most keys first. Every other turn goes
+    backwards through the programs, so that none gets the longer one each time.
+    """
+    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    first = index // (section * count) * section
+    rest = index - first * count
+    width = gl.minimum(section, batch_heads - first)
+    return first + rest % width, count - 1 - rest // width
+
+
+@gluon.jit
+def count_tiles(end, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
+    """How many tiles of keys the queries before `end` may see."""
+    keys = k_length
+    if CAUSAL:
+        keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length))
+    return (gl.maximum(keys, 0) + BN - 1) // BN
+
+
+@gluon.jit
+def split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
+    """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles."""
+    seen = k_length
+    if CAUSAL:
+        seen = gl.minimum(seen, m0 + (k_length - q_length) + 1)
+    clear = gl.minimum(gl.maximum(seen, 0) // BN, n)
+    left1 = gl.minimum(gl.maximum(lo + m0 - offset + 1, 0) // BN, clear)
+    right0 = gl.maximum((gl.maximum(hi + m0 + BM - 1 - offset, 0) + BN - 1) // BN, left1)
+    right1 = gl.where(right0 < clear, clear, left1)
+    return left1, gl.minimum(right0, right1), right1
+
+
+@gluon.jit
+def find_tile(t, left1, right0, right1):
+    """The t-th tile in the order above."""
+    far = left1 + (right1 - right0)
+    near = gl.where(t - far < right0 - left1, t - (right1 - right0), t)
+    return gl.where(t < left1, t, gl.where(t < far, t + (right0 - left1), near))
+
+
+# ---- pieces of a step -------------------------------------------------------------------------------------------------
+@gluon.jit
+def wait_turn(CID: gl.constexpr):
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.u32 $0, 0;", "=r,r", [TURN + CID], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def pass_turn(CID: gl.constexpr):
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r", [TURN + CID], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def by_eights(x):
+    """[rows, columns] -> [rows, columns // 8, 8]. A thread has all elements along the middle axis, so that what depends on it is a
+    constant of the compiled code: an offset of a load, a number to compare with."""
+    return gl.reshape(x, [x.shape[0], x.shape[1] // 8, 8])
+
+
+@gluon.jit
+def coordinates(x):
+    """Row, column // 8 and column % 8 of what by_eights gave."""
+    L: gl.constexpr = x.type.layout
+    row = gl.arange(0, x.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    eight = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, L)))
+    column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    row = gl.expand_dims(gl.expand_dims(row, 1), 2)
+    return row, gl.expand_dims(gl.expand_dims(eight, 0), 2), gl.expand_dims(gl.expand_dims(column, 0), 1)
+
+
+@gluon.jit
+def row_max(x, S_L: gl.constexpr):
+    """Maxima of rows, first over each thread's own columns."""
+    return gl.convert_layout(gl.max(gl.max(x, 1), 1), gl.SliceLayout(1, S_L))
+
+
+@gluon.jit
+def along_rows(factor, x):
+    """[rows] in a shape that broadcasts against x, which has two or three axes."""
+    L: gl.constexpr = x.type.layout
+    if len(x.shape) == 2:
+        return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, L)), 1)
+    else:
+        factor = gl.convert_layout(factor, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+        return gl.expand_dims(gl.expand_dims(factor, 1), 2)
+
+
+@gluon.jit
+def load_table(
+    table, scale, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr
+):  # fmt: skip
+    """The table's numbers for a tile, dist being the distance of its first key and first query."""
+    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
+    # beyond the span, any tile reads the same numbers: the table need not be longer
+    first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
+    x = gl.load((table + first + (column - row)) + 8 * eight)
+    return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
+def slope_of_pairs(slope, BN: gl.constexpr, S_L: gl.constexpr):
+    """slope * (j - i) for a tile."""
+    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
+    x = slope * (column - row).to(gl.float32) + slope * (8 * eight).to(gl.float32)
+    return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
+def softmax(
+    s, m, scale, shift, slope, dist, keys, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr
+):  # fmt: skip
+    """Probabilities (by_eights), the factor of earlier sums, and the new maxima of the tile of scores s * scale + shift - slope |r|,
+    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i). keys: how many there are."""
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    if NEAR and not CAUSAL:
+        x = gl.where(8 * eight < keys - column, x, float("-inf"))
+    if NEAR and SLOPES:
+        x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
+        m_new = gl.maximum(m, row_max(x, S_L))
+        base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(x - along_rows(base, x))
+    else:
+        if SLOPES:
+            shift = shift + slope * dist.to(gl.float32)
+        m_new = gl.maximum(m, row_max(x, S_L) * scale + shift)
+        base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(x * scale - along_rows(base - shift, x))
+    return p, gl.exp2(m - base), m_new
+
+
+# ---- the roles --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def produce(
+    load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = load
+    q_full, q_empty, full, empty = bars
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    BN: gl.constexpr = k_smem.shape[3]
+    BM: gl.constexpr = NC * ROWS
+    count = (q_length + BM - 1) // BM
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    step = 0
+    for turn in range(count_blocks(batch_heads * count, program, programs)):
+        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+        b = bh // heads
+        h = bh % heads
+        m0 = block * BM
+        n = gl.maximum(count_tiles(m0 + BM, q_length, k_length, BN, CAUSAL), 1)
+        left1, right0, right1 = split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        before = -BN  # outside the tensor: zeros
+        for t in range(n + 1):
+            n0 = find_tile(t, left1, right0, right1) * BN
+            at = step % STAGES
+            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+            has_keys = t < n
+            mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
+            mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
+            tma.async_copy_global_to_shared(
+                k_desc, [b, h // group, n0, 0], full.index(at), k_smem.index(at), pred=has_keys
+            )
+            tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
+            before = n0
+            step += 1
+            if t == 0:
+                for c in gl.static_range(NC):
+                    at_q = turn % QUEUE * NC + c
+                    mbarrier.wait(q_empty.index(at_q), ((turn // QUEUE) & 1) ^ 1)
+                    mbarrier.expect(q_full.index(at_q), q_desc.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(at_q), q_smem.index(at_q)
+                    )
+
+
+@gluon.jit
+def take_step(
+    q, p, m, l, acc, step, scale, shift, slope, dist, keys, table, lo, hi, k_smem, v_smem, full, empty, S_L: gl.constexpr,
+    P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, NEAR: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
+    BN: gl.constexpr = k_smem.shape[3]
+    D: gl.constexpr = k_smem.shape[4]
+    at = step % STAGES
+    k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
+    v_tile = v_smem.index(at).reshape([BN, D])
+    if NEAR and TABLE:
+        begin = load_table(table, scale, dist, lo, hi, BN, S_L)
+        if TURNS:
+            wait_turn(CID)
+        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
+    elif SLOPES and not NEAR:
+        begin = slope_of_pairs(slope / scale, BN, S_L)
+        if TURNS:
+            wait_turn(CID)
+        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
+    else:
+        if TURNS:
+            wait_turn(CID)
+        zero = gl.zeros([ROWS, BN], gl.float32, S_L)
+        s_new = warpgroup_mma(q, k_tile, zero, use_acc=False, is_async=True)
+    acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
+    if TURNS:
+        pass_turn((CID + 1) % NC)
+    s = warpgroup_mma_wait(1, deps=(s_new,))
+    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, keys, S_L, NEAR, SLOPES, CAUSAL)
+    l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
+    # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
+    # the softmax, and nothing overlaps.
+    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
+    acc = warpgroup_mma_wait(0, deps=(acc_new,))
+    mbarrier.arrive(empty.index(at))
+    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, BN]), P_L)
+    return p, m, l, acc * along_rows(alpha, acc)
+
+
+@gluon.jit
+def consume(
+    use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr,
+    TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    q_full, q_empty, full, empty = bars
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    BN: gl.constexpr = k_smem.shape[3]
+    D: gl.constexpr = k_smem.shape[4]
+    BM: gl.constexpr = NC * ROWS
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    count = (q_length + BM - 1) // BM
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    if TURNS and CID == 0:
+        pass_turn(0)
+    step = 0
+    for turn in range(count_blocks(batch_heads * count, program, programs)):
+        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+        m0 = block * BM + CID * ROWS
+        n = gl.maximum(count_tiles(block * BM + BM, q_length, k_length, BN, CAUSAL), 1)
+        own = gl.maximum(count_tiles(m0 + ROWS, q_length, k_length, BN, CAUSAL), 1)
+        own = gl.where(m0 < q_length, own, 0)
+        left1, right0, right1 = split_tiles(block * BM, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        far = gl.minimum(left1 + (right1 - right0), own)
+        table = table_ptr
+        shift = 0.0
+        shift_right = 0.0
+        if TABLE:
+            table = table_ptr + (bh % heads) * row
+            shift = gl.load(table) * scale
+            shift_right = gl.load(table + (hi - lo + 2 * PAD)) * scale
+        slope = 0.0
+        if SLOPES:
+            slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
+        at_q = turn % QUEUE * NC + CID
+        q = q_smem.index(at_q).reshape([ROWS, D])
+        mbarrier.wait(q_full.index(at_q), (turn // QUEUE) & 1)
+        if QREG:
+            q = q.load(gl.DotOperandLayout(0, S_L, 2))
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+
+        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
+        nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
+        l = gl.sum(by_eights(nothing), 1)
+        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
+        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        for t in range(far):
+            n0 = find_tile(t, left1, right0, right1) * BN
+            is_left = t < left1
+            p, m, l, acc = take_step(
+                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope),
+                n0 - m0 + offset, BN, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
+                TABLE, SLOPES, CAUSAL,
+            )  # fmt: skip
+            step += 1
+        for t in range(far, own):
+            n0 = find_tile(t, left1, right0, right1) * BN
+            p, m, l, acc = take_step(
+                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, table, lo, hi, k_smem, v_smem, full,
+                empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL,
+            )  # fmt: skip
+            step += 1
+
+        # the values of the last tile
+        at = step % STAGES
+        values = v_smem.index(at).reshape([BN, D])
+        acc_new = warpgroup_mma(p, values, acc, is_async=True)
+        mbarrier.arrive(q_empty.index(at_q))
+        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
+        is_empty = total == 0.0
+        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
+        inverse = 1.0 / gl.where(is_empty, 1.0, total)
+        acc = warpgroup_mma_wait(0, deps=(acc_new,))
+        mbarrier.arrive(empty.index(at))
+        step += 1
+        if m0 < q_length:
+            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
+            padded = (q_length + 63) // 64 * 64
+            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
+            tma.store_wait(0)
+            gl.thread_barrier()
+            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(o_desc, [bh // heads, bh % heads, m0, 0], o_smem.index(CID))
+        for _ in range(own, n):
+            if TURNS:
+                wait_turn(CID)
+                pass_turn((CID + 1) % NC)
+            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+            mbarrier.arrive(empty.index(step % STAGES))
+            step += 1
+    if TURNS and CID == 0:
+        wait_turn(0)
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "lo", "hi", "scale",
+    ]
+)  # fmt: skip
+def forward(
+    q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
+    lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
+    table_ptr,  # float32 [H or 1, PAD + span + PAD], constant before and after the span (launch.pad_bias); or unused
+    slopes_ptr,  # float32 [H], or unused
+    scale,  # base 2
+    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi,
+    NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr,
+    SLOPES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """out and lse. r = j - i + offset; lo, hi: the span of the table, or, without one, of nothing, beyond every distance, so that all
+    tiles are far; row: the table's stride over heads. QUEUE: blocks of queries in shared memory; QREG: a block's queries in registers."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    D: gl.constexpr = q_desc.block_shape[3]
+    BN: gl.constexpr = k_desc.block_shape[2]
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUEUE * NC, 1, 1, ROWS, D], q_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    for i in gl.static_range(QUEUE * NC):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=NC)
+    fence_async_shared()
+
+    load = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
+    bars = (q_full, q_empty, full, empty)
+    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi)
+    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    if NC == 2:
+        gl.warp_specialize([
+            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
+        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (consume, (use, bars, sizes, scale, 2, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
+            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
+        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

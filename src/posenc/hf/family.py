@@ -1,0 +1,243 @@
+"""What a family of models gives to `accelerate`: one file here for each, which is imported when a model needs it.
+
+    FAMILY = Family(tiny, layers=(T5Attention, ...))
+
+Two ways:
+
+interface   the layer calls transformers' attention interface. Its class stays; `InterfaceLayer` says how its `position_bias`
+            becomes a plan, and which methods of the instance are replaced because they would build a dense bias.
+override    the layer calls no interface. Its class becomes a subclass (`Layer`, layer.py), whose file gives the reason and the
+            lines of transformers that it stands for.
+
+What a family relies on is checked, not the version: names and arguments (`relies_on`), and numbers, on the tiny model, when a
+process first needs the family.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import Plan, Positions
+
+FOLDERS = {
+    "t5": "t5", "mt5": "t5", "umt5": "t5", "longt5": "longt5",
+    "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
+    "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
+    "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
+    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm", "beit": "beit", "data2vec": "beit",
+    **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
+    **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
+    **dict.fromkeys(
+        ("sam", "sam_hq", "got_ocr2", "pp_formulanet", "slanext", "unlimited_ocr", "deepseek_ocr2", "seggpt", "vitdet"),
+        "decomposed",
+    ),
+}  # fmt: skip
+"""Folder of transformers.models -> the module here that knows its attention."""
+
+INTERFACE, OVERRIDE = "interface", "override"
+
+
+class InterfacePart:
+    """A module whose class stays. It is a namespace: nothing makes an instance of it."""
+
+    original: type[nn.Module]
+    way = INTERFACE
+    relies_on: Mapping[str, tuple[str, ...]] = {}
+    """Method of the original -> the names of the arguments that it must take, in this order, others after them."""
+    attributes: tuple[str, ...] = ()
+    """Attributes that every instance must have."""
+    replaces: Mapping[str, Callable] = {}
+    """Method of the instance ("forward", or "child.forward") -> function(module, original method, *args, **kwargs), which
+    runs while attn_implementation is "posenc"."""
+    hook: Callable | None = None
+    """A forward pre-hook (module, args, kwargs) -> (args, kwargs)."""
+
+    @staticmethod
+    def needs_hook(module: Any) -> bool:
+        """Whether this module gets the hook: a module with one takes longer to call."""
+        return True
+
+    @staticmethod
+    def refuses(module: Any) -> str | None:
+        """Why this module cannot be accelerated, or None."""
+        return None
+
+    @staticmethod
+    def prepare(module: Any) -> dict[str, Any]:
+        """What is the same for every call, as attributes of the module: names begin with posenc_. ValueError: refused."""
+        return {}
+
+
+class InterfaceLayer(InterfacePart):
+    """An attention layer."""
+
+    encoding: str
+    on_cpu: str | None = None
+    """What runs it on a CPU, where that is no engine; for `report`."""
+    shares_sequences = False
+    """Whether it can be one of several ranks that share a sequence (context_parallel)."""
+
+    @staticmethod
+    def encoding_of(module: Any) -> str | None:
+        """The encoding of this module, where it depends on its configuration."""
+        return None
+
+    @classmethod
+    def plan_of(
+        cls, module: Any, position_bias: Any, scaling: float | None, query: Tensor, kwargs: dict[str, Any]
+    ) -> Callable[[Positions], Plan] | None:
+        """positions -> the plan of this call. None: `position_bias` is dense, or there is none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def sample(module: Any, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        """Heads, head size, plan and mask options of a typical call, for `report`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Family:
+    """`tiny(folder)` -> (a random model of this folder of transformers.models, the inputs of a call), both small."""
+
+    tiny: Callable[[str], tuple[nn.Module, dict[str, Any]]]
+    parts: tuple[Any, ...] = ()
+    """InterfacePart, InterfaceLayer, Part and Layer subclasses."""
+    hooks: Mapping[type, Callable] = field(default_factory=dict)
+    """Class of transformers (or its Part) -> a forward pre-hook, for modules that are not parts."""
+
+
+def variants(base: type, *names: str) -> tuple[type, ...]:
+    """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
+    release does not have is left out: its models are refused, and not those of the other folders."""
+    found = []
+    for name in names:
+        path, _, cls = name.rpartition(".")
+        try:
+            original = getattr(importlib.import_module(f"transformers.models.{path}"), cls)
+        except (ImportError, AttributeError):
+            continue
+        bases = (base, original) if issubclass(base, nn.Module) else (base,)
+        found.append(type(cls, bases, {"original": original, "__module__": base.__module__}))
+        setattr(sys.modules[base.__module__], cls, found[-1])  # where pickle looks for it
+    return tuple(found)
+
+
+def scatter(model: nn.Module) -> nn.Module:
+    """Weights large enough for scores that matter, and tables that many models begin with zeros."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def tiny_text() -> dict[str, Tensor]:
+    """Two texts of tokens from 2 to 31, the second padded; long enough for an engine to run, not PyTorch's attention."""
+    ids = torch.arange(340).reshape(2, 170) % 30 + 2
+    mask = torch.ones_like(ids)
+    mask[1, 113:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def folder_of(cls: type) -> str | None:
+    """The folder of transformers.models that a class comes from."""
+    names = cls.__module__.split(".")
+    return names[2] if names[:2] == ["transformers", "models"] and len(names) > 2 else None
+
+
+@cache
+def load(folder: str) -> Family | str:
+    """The family of a folder, or why it cannot be used with this transformers."""
+    import transformers
+
+    try:
+        family: Family = importlib.import_module(f"posenc.hf.{FOLDERS[folder]}").FAMILY
+    except (ImportError, AttributeError) as error:
+        return f"{folder} is refused with transformers {transformers.__version__}: {error}"
+    reason = next(
+        (found for part in family.parts if folder_of(part.original) == folder and (found := _changed(part))), None
+    )
+    return family if reason is None else f"{folder} is refused with transformers {transformers.__version__}: {reason}"
+
+
+def _changed(part: Any) -> str | None:
+    """What the original has no longer."""
+    for method, names in getattr(part, "relies_on", {}).items():
+        found = getattr(part.original, method, None)
+        where = f"{part.original.__name__}.{method}"
+        if found is None:
+            return f"{where} is gone"
+        given = [name for name in inspect.signature(found).parameters if name != "self"]
+        if tuple(given[: len(names)]) != names:
+            return f"{where} takes ({', '.join(given)}), and posenc relies on ({', '.join(names)})"
+    return None
+
+
+@cache
+def check_numbers(folder: str) -> str | None:
+    """What differs between the original and the accelerated tiny model of this folder, or None. It runs once in a process."""
+    import transformers
+
+    from .swap import install, restore
+
+    family = load(folder)
+    assert isinstance(family, Family)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model, inputs = family.tiny(folder)
+        reason = compare(model.eval(), lambda one: install(one, check=False), inputs)
+        restore(model)
+    return None if reason is None else f"{folder} is refused with transformers {transformers.__version__}: {reason}"
+
+
+def compare(model: nn.Module, change: Callable[[nn.Module], Any], inputs: dict[str, Any]) -> str | None:
+    """How a model's output differs after a change, or None."""
+    try:
+        theirs = first(model(**copy.deepcopy(inputs)))
+        change(model)
+        ours = first(model(**inputs))
+    except Exception as error:  # whatever a release that nobody has seen raises
+        return f"its tiny model raises {type(error).__name__}: {str(error).strip()[:300]}"
+    real = inputs.get("attention_mask")
+    if real is not None and real.shape == theirs.shape[:2] and real.shape == ours.shape[:2]:
+        ours, theirs = ours[real != 0], theirs[real != 0]
+    if ours.shape != theirs.shape:
+        return f"its output is {list(ours.shape)}, and that of the original {list(theirs.shape)}"
+    worst, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+    eps = torch.finfo(theirs.dtype).eps
+    return None if worst <= 1e3 * eps * max(size, 1.0) else f"its output differs by {worst:.1e} of {size:.1e}"
+
+
+def first(output: Any) -> Tensor:
+    """The first tensor of a model's output."""
+    return output if isinstance(output, Tensor) else (output if isinstance(output, tuple) else output.to_tuple())[0]
+
+
+def replace_methods(module: nn.Module, part: type[InterfacePart]) -> None:
+    """Put the functions of `part.replaces` before the methods of this instance; `put_back` undoes it."""
+    for path, function in part.replaces.items():
+        child, _, name = path.rpartition(".")
+        target = module.get_submodule(child) if child else module
+        target.__dict__[name] = partial(run_replaced, function, module, target, name)
+        target.__dict__["posenc_replaced"] = (*target.__dict__.get("posenc_replaced", ()), name)
+
+
+def run_replaced(function: Callable, owner: Any, target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    original = partial(getattr(type(target), name), target)
+    if owner.config._attn_implementation != "posenc":
+        return original(*args, **kwargs)
+    return function(owner, original, *args, **kwargs)
+
+
+def put_back(module: nn.Module) -> None:
+    for name in module.__dict__.get("posenc_replaced", ()):
+        module.__dict__.pop(name, None)

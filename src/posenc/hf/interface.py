@@ -1,0 +1,372 @@
+"""attn_implementation="posenc": transformers' attention interface and mask interface.
+
+    import posenc.hf
+    AutoModel.from_pretrained(name, attn_implementation="posenc")
+    model.set_attn_implementation("posenc")
+
+`make_mask` is what transformers calls once in a forward pass, `attention` in every layer. A mask that transformers describes
+by its functions (causal, sliding window, packed texts, padding) becomes a `Mask`, which holds no [L, L] tensor; any other
+becomes the dense one that "sdpa" makes. A call without positional terms and with a mask that PyTorch's kernels take is
+transformers' own "sdpa" function. Terms come from the layers that `accelerate` prepares (`posenc_layer`, see family.py), or
+dense as `position_bias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .. import Plan, Positions, attend
+from ..core.precision import autocast_is_on
+from ..functional import scores
+from .layer import log_once
+
+NAME = "posenc"
+FEW = 384 * 384
+"""Scores of a head up to which PyTorch's attention with a dense mask is faster than an engine, on a CPU: with padding, 8 heads
+and two rows, 3.8 ms against 5.5 at 256 tokens, 15.7 against 13.3 at 512, 71 against 35 at 1024."""
+FEW_BIASED = 160 * 160
+"""Scores of a head up to which the originals are faster with their dense biases, on a CPU: BLOOM with padding, two tiny layers,
+2.2 ms against 4.5 at 64 tokens, 7.7 against 7.0 at 128 (a training step: 14 against 21)."""
+MOST_DENSE = 1 << 26
+"""Numbers of a dense mask of packed texts, whose only engine on a CPU is `blocked`: 65 ms against 118 at 1024 tokens."""
+
+
+class Mask:
+    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask."""
+
+    def __init__(
+        self, batch: int, queries: tuple[int, int], keys: tuple[int, int], key_mask: Tensor | None, *, causal: bool,
+        window: tuple[int, int | None] | None, documents: Tensor | None, device: Any,
+    ):  # fmt: skip
+        self.batch, self.queries, self.keys = batch, queries, keys  # (first position, length)
+        self.key_mask, self.causal, self.window, self.documents = key_mask, causal, window, documents
+        self.device_of_mask = device
+        self.has_padding = key_mask is not None and not nothing_padded(key_mask)
+        self.kept: Tensor | None = None
+        self.biased: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def positions(self) -> Positions:
+        return Positions(self.queries, self.keys)
+
+    def options(self, *, shares: bool = False) -> dict[str, Any]:
+        """`attend`'s mask arguments. `shares`: this is one rank's part of a sequence, and ranks need the same form."""
+        found: dict[str, Any] = {"causal": self.causal and (shares or self.queries[1] > 1)}
+        if self.key_mask is not None and (shares or self.has_padding):
+            found["key_mask"] = self.key_mask
+        if self.window is not None and self.window[0] + 1 < self.keys[1]:
+            found["window"] = self.window
+        if self.documents is not None:
+            found["documents"] = self.documents
+        return found
+
+    def dense(self) -> Tensor:
+        """bool [B, 1, Lq, Lk], made once; [B, 1, 1, Lk] where padding is all that it masks."""
+        if self.kept is None:
+            found = self.options()
+            q = torch.arange(self.queries[1], device=self.device_of_mask)[:, None] + self.queries[0]
+            k = torch.arange(self.keys[1], device=self.device_of_mask) + self.keys[0]
+            left, right = found.get("window", (None, None))
+            mask = None
+            if found["causal"]:
+                mask = k <= q
+            if left is not None:
+                mask = k >= q - left if mask is None else mask & (k >= q - left)
+            if right is not None:
+                mask = k <= q + right if mask is None else mask & (k <= q + right)
+            if "documents" in found:
+                same = (self.documents[:, :, None] == self.documents[:, None, :])[:, None]  # type: ignore[index]
+                mask = same if mask is None else mask & same
+            if "key_mask" in found:
+                real = found["key_mask"][:, None, None, :]
+                mask = real if mask is None else mask & real
+            if mask is None:
+                mask = torch.ones(1, 1, dtype=torch.bool, device=self.device_of_mask)
+            self.kept = mask.expand(self.batch, 1, -1, self.keys[1])
+        return self.kept
+
+    def with_bias(self, bias: Tensor) -> Tensor:
+        """The dense bias, -inf where masked; made once for layers that share a bias, unless it needs gradients: layers that
+        are computed again in the backward pass would then have different graphs."""
+        if self.biased is not None and self.biased[0] is bias:
+            return self.biased[1]
+        made = bias if self.options() == {"causal": False} else _add(self.dense(), bias)
+        if not (bias.requires_grad and torch.is_grad_enabled()):
+            self.biased = (bias, made)
+        return made
+
+    def whole(self) -> Tensor:
+        return self.dense().expand(self.batch, 1, self.queries[1], self.keys[1])
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return self.whole().to(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.whole()[index]
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        args = [x.whole() if isinstance(x, Mask) else x for x in args]
+        kwargs = {name: x.whole() if isinstance(x, Mask) else x for name, x in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+
+def nothing_padded(mask: Tensor) -> bool:
+    """Whether it is known that every token is real: read on a CPU only, where that costs no synchronisation."""
+    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+
+
+def make_mask(
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function, attention_mask: Tensor | None = None,
+    local_size: int | None = None, **kwargs: Any,
+) -> Mask | Tensor | None:  # fmt: skip
+    """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
+    if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
+        return attention_mask
+    found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
+    if (
+        found is not None
+        and (found["causal"] or found["window"] is not None)
+        and q_offset + q_length != kv_offset + kv_length
+    ):
+        found = None  # `attend` aligns the last query with the last key
+    if found is None:
+        return masking_utils.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
+        )  # fmt: skip
+    key_mask = attention_mask
+    if key_mask is not None:
+        key_mask = masking_utils.prepare_padding_mask(key_mask, kv_length, kv_offset)[
+            :, kv_offset : kv_offset + kv_length
+        ]
+        key_mask = key_mask.expand(batch_size, -1)
+    return Mask(
+        batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
+    )
+
+
+def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """causal, window and documents of a mask function, or None."""
+    found: dict[str, Any] = {"causal": False, "window": None, "documents": None}
+    if function is masking_utils.causal_mask_function:
+        return {**found, "causal": True}
+    if function is masking_utils.bidirectional_mask_function:
+        return found
+    if not torch.compiler.is_compiling():
+        return found if _read_closure(function, found) else None
+    # a compiled call cannot look into a closure; without other overlays causal layers have a window and nothing else
+    config = kwargs.get("config")
+    window = getattr(config, "sliding_window", None)
+    plain = kwargs.get("allow_is_causal_skip") and not getattr(config, "attention_chunk_size", None)
+    if plain and local_size is not None and local_size == window and getattr(config, "is_causal", True):
+        return {**found, "causal": True, "window": (local_size - 1, None)}
+    return None
+
+
+def _read_closure(function: Callable, found: dict[str, Any]) -> bool:
+    if function is masking_utils.causal_mask_function:
+        found["causal"] = True
+        return True
+    if function is masking_utils.bidirectional_mask_function:
+        return True
+    name = getattr(function, "__qualname__", "").split(".<locals>")[0]
+    if getattr(function, "__module__", None) != masking_utils.__name__ or name not in _known():
+        return False
+    cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
+    if name == "and_masks":
+        return all(_read_closure(one, found) for one in cells["mask_functions"])
+    if name == "packed_sequence_mask_function" and found["documents"] is None:
+        found["documents"] = cells["packed_sequence_mask"]
+        return True
+    if found["window"] is not None or (found["documents"] is not None and name == "packed_sequence_mask_function"):
+        return False
+    size = cells["sliding_window"]
+    found["window"] = (size - 1, None) if name == "sliding_window_overlay" else (size, size)
+    return True
+
+
+@cache
+def _known() -> frozenset[str]:
+    """The mask functions of transformers that mean here what `_read_closure` reads in them."""
+    q, k = torch.arange(7)[:, None], torch.arange(7)[None, :]
+    zero, texts = torch.zeros(1, 1, dtype=torch.long), torch.tensor([[0, 0, 0, 1, 1, 2, 2]])
+    wanted = {
+        "sliding_window_overlay": (3, k > q - 3),
+        "sliding_window_bidirectional_overlay": (3, (q - k).abs() <= 3),
+        "packed_sequence_mask_function": (texts, texts[0][q] == texts[0][k]),
+    }
+    known = {"and_masks"}
+    for name, (argument, mask) in wanted.items():
+        make = getattr(masking_utils, name, None)
+        variable = "packed_sequence_mask" if name.startswith("packed") else "sliding_window"
+        made = None if make is None else make(argument)
+        if made is not None and made.__code__.co_freevars == (variable,) and torch.equal(made(zero, zero, q, k), mask):
+            known.add(name)
+    return frozenset(known)
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
+    dropout: float = 0.0, position_bias: Any = None, is_causal: bool | None = None, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """[B, H, L, D] each -> (out [B, L, H, D], probabilities where output_attentions is True, else None)."""
+    if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
+        lower = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(lower), key.to(lower), value.to(lower)
+    own = module.__dict__
+    layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    options = _options(attention_mask, query, causal, context is not None)
+    wants = bool(kwargs.get("output_attentions"))
+    make = (
+        None
+        if layer is None
+        else layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
+    )
+    if make is None and position_bias is not None:
+        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
+        if isinstance(attention_mask, Mask) and context is None and bias.shape[-1] == key.shape[2]:
+            options = {"mask": attention_mask.with_bias(bias)}
+        else:
+            options["mask"] = _add(options.get("mask"), bias)
+    sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
+    plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
+    if plain and _prefers_dense(attention_mask, options, query, key):
+        options = {"mask": attention_mask.dense()}
+    if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
+        return _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs)
+    if make is None:
+        make = partial(Plan, scale=scaling, sinks=sinks)
+    if context is not None:
+        from ..parallel.functional import attend as attend_together
+        from ..parallel.terms import FixedPlan
+
+        if wants:
+            raise ValueError(
+                "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; "
+                "leave one of them out"
+            )
+        if query.shape[2] != key.shape[2] and options.get("causal"):
+            raise ValueError(
+                "context_parallel is for whole sequences (training, prefill), and this call continues a cache; "
+                "generate with a model that is accelerated without it"
+            )
+        out = attend_together(
+            query, key, value, FixedPlan(make), context_parallel=context, engine=engine, dropout=dropout,
+            table_gradients="local", **options,
+        )  # fmt: skip
+        return out.transpose(1, 2).contiguous(), None
+    plan = make(_positions(attention_mask, query, key))
+    if wants or softcap is not None:
+        out, weights = _by_scores(query, key, value, plan, options, dropout, softcap)
+        return out, weights if wants else None
+    return attend(query, key, value, plan, dropout=dropout, engine=engine, **options).transpose(1, 2).contiguous(), None
+
+
+def _options(mask: Any, query: Tensor, causal: bool, shares: bool) -> dict[str, Any]:
+    """`attend`'s mask arguments."""
+    if isinstance(mask, Mask):
+        return mask.options(shares=shares)
+    if mask is None:
+        return {"causal": causal and query.shape[2] > 1}
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"attention_mask must be a tensor [B, 1 or H, Lq, Lk] here, got {shape}; give the model [B, L]"
+        )
+    return {"mask": mask}
+
+
+def _add(mask: Tensor | None, bias: Tensor) -> Tensor:
+    if mask is None:
+        return bias
+    # transformers' own number: a query without a visible key gives a mean, not NaN
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
+
+
+def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
+    if isinstance(mask, Mask) and (mask.queries[1], mask.keys[1]) == (query.shape[2], key.shape[2]):
+        return mask.positions
+    return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
+
+
+def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any) -> bool:
+    """Whether the original is faster with its dense bias than an engine: short texts on a CPU, no engine named."""
+    own = module.__dict__
+    return (
+        not torch.compiler.is_compiling() and device is not None and device.type == "cpu" and queries > 1
+        and queries * keys <= FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
+    )  # fmt: skip
+
+
+def _prefers_dense(mask: Any, options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
+    """Whether PyTorch's attention is faster with this mask dense, which is made once for all layers."""
+    if not isinstance(mask, Mask) or query.device.type != "cpu" or _is_sdpa(options, query, key) or "mask" in options:
+        return False
+    scores_of_head = query.shape[2] * key.shape[2]
+    return scores_of_head <= FEW or ("documents" in options and query.shape[0] * scores_of_head <= MOST_DENSE)
+
+
+def _is_sdpa(options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
+    """Whether PyTorch's kernels take these masks without a dense one."""
+    others = [name for name in options if name != "causal" and options[name] is not None]
+    if not others:
+        return not options.get("causal") or query.shape[2] == key.shape[2]
+    return not options.get("causal") and others in (["key_mask"], ["mask"])
+
+
+def _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs):
+    mask = options.get("mask")
+    if mask is None and options.get("key_mask") is not None:
+        mask = options["key_mask"][:, None, None, :]
+    passed = kwargs if kwargs.get("cache") is not None else {}  # continuous batching: the function writes to it
+    return sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        mask,
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=options.get("causal", False),
+        **passed,
+    )
+
+
+def _by_scores(q, k, v, plan, options, dropout, softcap) -> tuple[Tensor, Tensor]:
+    """The output and the probabilities, out of dense scores, which may be capped before the mask is added."""
+    log_once("output_attentions or softcap: these calls compute dense scores")
+    added = options.get("mask")
+    added = None if added is None or added.dtype == torch.bool or softcap is None else options.pop("mask")
+    dense = scores(q, k, plan, **options)
+    if softcap is not None:
+        dense = torch.where(dense == float("-inf"), dense, (dense / softcap).tanh() * softcap)
+        dense = dense if added is None else dense + added
+    weights = torch.nan_to_num(dense.softmax(-1)) if plan.sinks is None else _beside_sinks(dense, plan.sinks)
+    weights = weights.to(q.dtype)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    out = nn.functional.dropout(weights, dropout) @ v
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _beside_sinks(dense: Tensor, sinks: Tensor) -> Tensor:
+    sink = sinks.to(dense.dtype)[:, None, None].expand(*dense.shape[:3], 1)
+    return torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1]
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, make_mask)

@@ -1,0 +1,351 @@
+"""Runs the Gluon kernel's own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
+
+Gluon has no interpreter. `load()` executes kernel.py with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
+shared memory is a tensor, a copy by TMA fills zeros outside its tensor, wgmma multiplies in float32, and a role that waits for a phase
+that never comes raises `Deadlock`. It checks the schedule, indices, masks and barriers' phases; not layouts, registers or timing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import types
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).parents[2] / "src" / "posenc" / "engines" / "gluon" / "kernel.py"
+PATIENCE = 5.0  # seconds without progress: a deadlock
+
+
+class Deadlock(RuntimeError):
+    """A role waits for what no other will do."""
+
+
+class Constant(int):
+    """A constexpr."""
+
+    @property
+    def value(self):
+        return int(self)
+
+
+class Register:
+    """A tensor or a number in registers."""
+
+    type = types.SimpleNamespace(layout=None)
+    dtype = property(lambda self: self.data.dtype)
+    shape = property(lambda self: tuple(self.data.shape))
+
+    def __init__(self, data):
+        self.data = data
+
+    def to(self, dtype):
+        return Register(self.data.to(dtype)) if isinstance(self.data, torch.Tensor) else Register(self.data)
+
+
+def raw(x):
+    return x.data if isinstance(x, Register) else x
+
+
+def number(x):
+    return int(x) if isinstance(x, (torch.Tensor, Register)) else x
+
+
+def _operator(name):
+    def apply(a, b):
+        a, b = raw(a), raw(b)
+        if isinstance(b, Pointer):
+            return NotImplemented
+        value = getattr(torch, name)(torch.as_tensor(a), torch.as_tensor(b))
+        return Register(value)
+
+    return apply
+
+
+for _method, _name in {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "lt": "lt",
+    "eq": "eq",
+    "or": "bitwise_or",
+    "truediv": "div",
+}.items():
+    _forward = _operator(_name)
+    setattr(Register, f"__{_method}__", _forward)
+    if _method in ("add", "sub", "mul", "truediv"):
+        setattr(Register, f"__r{_method}__", lambda a, b, forward=_forward: forward(b, a))
+Register.__bool__ = lambda self: bool(self.data)
+Register.__neg__ = lambda self: Register(-self.data)
+
+
+class Integer(int):
+    """A number of the kernel."""
+
+    def to(self, dtype):
+        return float(self) if dtype.is_floating_point else self
+
+
+def _closed(name):
+    def apply(a, b):
+        value = getattr(int, name)(a, b)
+        return value if value is NotImplemented else Integer(value)
+
+    return apply
+
+
+for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod"):
+    setattr(Integer, f"__{name}__", _closed(f"__{name}__"))
+
+
+class Pointer:
+    """An address in a tensor's memory."""
+
+    def __init__(self, memory, at=0):
+        self.memory, self.at = memory, at
+
+    def __add__(self, step):
+        return Pointer(self.memory, raw(step) + self.at)
+
+
+class Barrier:
+    """An mbarrier: a phase ends when `count` arrivals and all expected bytes are there."""
+
+    def __init__(self):
+        self.phase, self.pending, self.count, self.bytes = 0, 0, 0, 0
+
+    def init(self, count):
+        self.count = self.pending = count
+
+    def arrive(self, machine, expected=0, received=0, arrivals=1):
+        with machine.lock:
+            self.bytes += expected - received
+            self.pending -= arrivals
+            if self.pending < 0:
+                raise Deadlock("a barrier had more arrivals than its phase has")
+            if self.pending == 0 and self.bytes == 0:
+                self.phase, self.pending = self.phase + 1, self.count
+                machine.lock.notify_all()
+
+    def wait(self, machine, parity):
+        machine.wait_until(lambda: (self.phase & 1) != parity)
+
+
+class Named:
+    """A named barrier of 256 threads: 128 that wait and 128 that arrived."""
+
+    def __init__(self):
+        self.arrived = self.left = 0
+
+
+class Memory:
+    """Shared memory."""
+
+    def __init__(self, data):
+        self.data = data
+        self.shape, self.dtype = (
+            tuple(data.shape) if isinstance(data, torch.Tensor) else (len(data), 1),
+            getattr(data, "dtype", None),
+        )
+
+    def index(self, at):
+        return self.data[number(at)] if isinstance(self.data, list) else Memory(self.data[number(at)])
+
+    def reshape(self, shape):
+        return Memory(self.data.view(*shape))
+
+    def permute(self, order):
+        return Memory(self.data.permute(*order))
+
+    def load(self, layout):
+        return Register(self.data.clone())
+
+    def store(self, value):
+        self.data.copy_(raw(value))
+
+
+class Descriptor:
+    """A tensor in global memory and the blocks in which it is copied."""
+
+    layout = None
+
+    def __init__(self, x, rows):
+        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1, 1, rows, x.shape[3]]
+        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[3] * x.element_size())
+
+    def part(self, at):
+        b, h, first, _ = map(number, at)
+        inside = max(first, 0), min(first + self.rows, self.x.shape[2])
+        return self.x[b, h, inside[0] : max(inside)], inside[0] - first
+
+
+class Machine:
+    """One program: its roles as threads."""
+
+    def __init__(self, program, programs):
+        self.lock = threading.Condition()
+        self.program, self.programs, self.errors = program, programs, []
+        self.named: dict[int, Named] = {}
+
+    def wait_until(self, ready):
+        with self.lock:
+            if not self.lock.wait_for(lambda: ready() or self.errors, PATIENCE) or not ready():
+                raise Deadlock("a role waits for ever" if not self.errors else "another role failed")
+
+    def run(self, roles):
+        def role(function, args):
+            try:
+                current.machine = self
+                function(*args)
+            except BaseException as error:
+                with self.lock:
+                    self.errors.append(error)
+                    self.lock.notify_all()
+
+        threads = [threading.Thread(target=role, args=one) for one in roles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.errors:
+            raise self.errors[0]
+
+
+current = threading.local()
+
+
+def _reduce(function):
+    return lambda x, axis: Register(function(x.data, axis))
+
+
+def _expect(barrier, nbytes, pred=True):
+    if bool(raw(pred)):
+        barrier.arrive(current.machine, expected=nbytes)
+
+
+def _load(desc, at, barrier, result, pred=True):
+    if bool(raw(pred)):
+        part, first = desc.part(at)
+        block = torch.zeros_like(result.data)
+        block[0, 0, first : first + len(part)] = part
+        result.data.copy_(block)
+        barrier.arrive(current.machine, received=desc.block_type.nbytes, arrivals=0)
+
+
+def _store(desc, at, source):
+    part, first = desc.part(at)
+    part.copy_(source.data[0, 0, first : first + len(part)])
+
+
+def _turn(text, constraints, args, **options):
+    """bar.sync and bar.arrive of 256 threads."""
+    machine, at = current.machine, number(args[0])
+    with machine.lock:
+        named = machine.named.setdefault(at, Named())
+    if "bar.arrive" in text:
+        with machine.lock:
+            named.arrived += 1
+            machine.lock.notify_all()
+    else:
+        machine.wait_until(lambda: named.arrived > named.left)
+        named.left += 1
+
+
+def _multiply(a, b, acc, use_acc=True, is_async=False):
+    product = a.data.float() @ b.data.float()
+    return Register(product + acc.data if use_acc else product)
+
+
+def _either(condition, a, b):
+    condition, a, b = raw(condition), raw(a), raw(b)
+    if not isinstance(condition, torch.Tensor):
+        value = a if condition else b
+        return (
+            Register(value) if isinstance(value, torch.Tensor) else Integer(value) if isinstance(value, int) else value
+        )
+    return Register(torch.where(condition, torch.as_tensor(a), torch.as_tensor(b)))
+
+
+def _extremum(scalar, tensor):
+    def apply(a, b):
+        if not isinstance(a, Register) and not isinstance(b, Register):
+            return Integer(scalar(a, b))
+        return Register(tensor(torch.as_tensor(raw(a)), torch.as_tensor(raw(b))))
+
+    return apply
+
+
+def _read(pointer):
+    at = pointer.at
+    if not isinstance(at, torch.Tensor):
+        return Register(pointer.memory[at])
+    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside the table"
+    return Register(pointer.memory[at])
+
+
+def _write(pointer, value, mask):
+    keep = raw(mask)
+    pointer.memory[raw(pointer.at)[keep]] = raw(value)[keep]
+
+
+def _allocate(dtype, shape, layout):
+    if dtype == torch.int64:
+        return Memory([Barrier() for _ in range(shape[0])])
+    return Memory(torch.full([int(x) for x in shape], float("nan")).to(dtype))
+
+
+def _stand_ins():
+    gl = types.SimpleNamespace(
+        constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
+        where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
+        inline_asm_elementwise=_turn, max=_reduce(lambda x, axis: x.amax(axis)), sum=_reduce(lambda x, axis: x.sum(axis)),
+        reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
+        expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
+        NVMMADistributedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
+        arange=lambda first, last, layout: Register(torch.arange(first, last)), load=_read, store=_write,
+        exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
+        zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
+        zeros_like=lambda x: Register(torch.zeros_like(x.data)),
+        full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
+        static_range=range, program_id=lambda axis: Integer(current.machine.program),
+        num_programs=lambda axis: Integer(current.machine.programs), allocate_shared_memory=_allocate, thread_barrier=lambda: None,
+        warp_specialize=lambda roles, warps, registers: current.machine.run(roles),
+    )  # fmt: skip
+    mbarrier = types.SimpleNamespace(
+        MBarrierLayout=lambda: None, init=lambda barrier, count: barrier.init(count), expect=_expect,
+        arrive=lambda barrier: barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
+    )  # fmt: skip
+    tma = types.SimpleNamespace(
+        async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=lambda pending: None
+    )  # fmt: skip
+
+    def wait(pending, deps):
+        return deps[0] if len(deps) == 1 else deps
+
+    return gl, dict(
+        fence_async_shared=lambda: None, mbarrier=mbarrier, tma=tma, warpgroup_mma=_multiply, warpgroup_mma_wait=wait
+    )  # fmt: skip
+
+
+def load():
+    """kernel.py as a module of plain functions."""
+    gl, hopper = _stand_ins()
+    jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
+    body = re.sub(r"^from triton[^(\n]*(\([^)]*\))?$", "", SOURCE.read_text(encoding="utf-8"), flags=re.M)
+    module = types.ModuleType("gluon_kernel")
+    module.__dict__.update(gl=gl, gluon=types.SimpleNamespace(jit=jit), **hopper)
+    sys.modules["gluon_kernel"] = module
+    exec(compile(body, str(SOURCE), "exec"), module.__dict__)
+    return module
+
+
+def launch(module, programs, descriptors, pointers, scale, sizes, constants):
+    """The kernel over all its programs, one after another. descriptors: (tensor, rows of a block)."""
+    for program in range(programs):
+        current.machine = Machine(program, programs)
+        module.forward(
+            *(Descriptor(*one) for one in descriptors), *(Pointer(x.view(-1)) for x in pointers), scale, *map(Integer, sizes),
+            **{name: Constant(x) for name, x in constants.items()},
+        )  # fmt: skip

@@ -1,0 +1,200 @@
+"""The Gluon kernel without a GPU: its source in an emulator (tests/engines/gluon_emulator.py), and where it is chosen."""
+
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+from posenc import Lookup, Plan, Positions, index
+from posenc.core.mask import make_mask
+from posenc.engines import gluon
+from posenc.engines.gluon import launch as gluon_launch
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton.arguments import kernel_arguments
+from tests import budget
+from tests.engines import gluon_emulator
+
+LOG2E = 1.4426950408889634
+TILE = gluon_launch.Tile(3, 128, 2, True, False, (160, 32))
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return gluon_emulator.load()
+
+
+def emulate(module):
+    """A launch(...) as in triton/launcher.py."""
+
+    def launch(called, programs, *args, **constants):
+        if called is gluon_launch.pad_bias:
+            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
+            r = first + torch.arange(width)
+            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
+            if causal:
+                table[:, r > last] = float("-inf")
+            return
+        descriptors, pointers, scale, sizes = args[:4], args[4:7], args[7], args[8:]
+        constants.pop("num_warps")
+        blocks = [(x.base, x.block_shape[2]) for x in descriptors]
+        gluon_emulator.launch(module, programs, blocks, pointers, scale, sizes, constants)
+
+    return launch
+
+
+def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal)))
+    out = torch.full_like(q, float("nan"))
+    lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
+    with torch.no_grad():
+        gluon_launch.run_forward(emulate(module), inputs, numbers, scale, out, lse, tile)
+    lse = lse[..., : q.shape[2]]
+    return out, torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)
+
+
+def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), batch=1, **options):
+    lq, lk = lengths
+    q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
+    k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
+    spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9)}.get(
+        terms, index.log_buckets(32, 64, causal=causal)
+    )
+    lookups = (Lookup(spot, bias=torch.randn(heads[0], spot.n)),) if terms not in ("none", "slopes") else ()
+    slopes = torch.rand(heads[0]) / 8 if terms in ("slopes", "apart") else None
+    plan = Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes)
+    out, lse = run(module, monkeypatch, q, k, v, plan, causal, **options)
+    expected, allowed = budget.expect(q, k, v, plan, causal=causal)
+    budget.assert_within(out, expected["out"], allowed["out"], "out")
+    budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none", "slopes", "apart", "near"])
+def test_terms(kernel, monkeypatch, terms, causal):
+    check(kernel, monkeypatch, terms, causal, (600, 600))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 64), (129, 127), (200, 700), (700, 200), (1, 500)])
+def test_lengths(kernel, monkeypatch, lengths, causal):
+    check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [(2, 128, 2, True, True, (240, 24)), (3, 64, 4, False, False, (160, 32)), (3, 128, 3, False, False, (160, 32))],
+)
+def test_tiles(kernel, monkeypatch, tile):
+    check(
+        kernel,
+        monkeypatch,
+        "bias",
+        True,
+        (400, 450),
+        start=7,
+        heads=(4, 2),
+        batch=2,
+        tile=gluon_launch.Tile(*tile),
+        programs=5,
+    )
+
+
+# ---- where it is chosen ------------------------------------------------------------------------------------------------
+def given(lq=2048, lk=2048, size=64, dtype=torch.bfloat16, plan=None, batch=9, **masks):
+    """The arguments of `refuse_call`; nothing is computed."""
+    q, k, v = (torch.empty(batch, 2, length, size, dtype=dtype) for length in (lq, lk, lk))
+    plan = plan or Plan(Positions(lq, lk), lookups=(Lookup(index.clip(9, 9), bias=torch.zeros(2, 19)),))
+    return *kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks))), 0.0
+
+
+def test_it_takes_what_it_can():
+    for causal, size, dtype in ((False, 64, torch.bfloat16), (True, 128, torch.float16)):
+        assert gluon.refuse_call(*given(size=size, dtype=dtype, causal=causal)) is None
+    slopes = Plan(Positions(2048), slopes=torch.zeros(2))
+    assert gluon.refuse_call(*given(plan=slopes, causal=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"size": 80}, "head sizes are 64 or 128"),
+        ({"dtype": torch.float32}, "not torch.float32"),
+        ({"lq": 100}, "got 100 and 2048"),
+        ({"batch": 5}, "got 110"),
+        ({"window": 300}, "no window"),
+        ({"window": (300, 5)}, "no window"),
+        ({"mask": torch.ones(2048, 2048, dtype=torch.bool)}, "not extra"),
+        ({"plan": Plan(Positions(2048), decay=(torch.zeros(9, 2, 2048), torch.zeros(9, 2, 2048)))}, "not decay_q, decay_k"),
+        ({"plan": Plan(Positions(2048), scale=1e-15)}, "at least"),
+        ({"plan": Plan(Positions((5_000_000, 2048), 2048), slopes=torch.zeros(2)), "causal": True}, "the last visible distance"),
+    ],
+)  # fmt: skip
+def test_it_names_what_it_cannot(options, reason):
+    assert reason in gluon.refuse_call(*given(**options))
+
+
+def test_dropout_padding_and_strides_are_refused():
+    inputs, numbers, scale, _ = given()
+    assert gluon.refuse_call(inputs, numbers, scale, 0.1) == "it has no dropout"
+    assert "not key_mask" in gluon.refuse_call(inputs._replace(key_mask=torch.ones(1, 2048)), numbers, scale, 0.0)
+    odd = torch.empty(9, 2, 2048, 68, dtype=torch.bfloat16)[..., :64]
+    assert "16 bytes" in gluon.refuse_call(inputs._replace(k=odd), numbers, scale, 0.0)
+    shared = inputs.v[:, :1].expand(-1, 2, -1, -1)
+    assert "strides above zero" in gluon.refuse_call(inputs._replace(v=shared), numbers, scale, 0.0)
+
+
+def test_it_runs_on_hopper_with_tested_versions_only(monkeypatch):
+    monkeypatch.setattr(gluon, "VERSION", "3.6")
+    monkeypatch.setattr(gluon, "capability", lambda device: (9, 0))
+    cuda = torch.device("cuda")
+    assert gluon.refuse_device(cuda) is None
+    assert "9.0" in gluon.refuse_device(torch.device("cpu"))
+    monkeypatch.setattr(gluon, "capability", lambda device: (10, 0))
+    assert "9.0" in gluon.refuse_device(cuda)
+    monkeypatch.setattr(gluon, "VERSION", "3.7")
+    assert gluon.refuse_device(cuda) == "it is tested with Triton 3.6, found 3.7"
+
+
+def test_warm_up_describes_descriptors():
+    from posenc.engines.triton import warm_up
+
+    made = gluon_launch._describe(torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16), 64)
+    described = warm_up._described(made)
+    assert hash(described) == hash(
+        warm_up._described(gluon_launch._describe(torch.ones(2, 2, 64, 64, dtype=torch.bfloat16), 64))
+    )
+    restored = described.restore()
+    assert (restored.block_shape, restored.layout, restored.base.dtype) == (
+        made.block_shape,
+        made.layout,
+        torch.bfloat16,
+    )
+
+
+def test_a_recorded_call_makes_its_descriptors_anew():
+    from posenc.engines.triton import replay
+
+    x = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16)
+    recorder = replay.Recorder([x])
+    text = recorder.write(gluon_launch._describe(recorder.inputs[0], 64))
+    other = torch.ones_like(x)
+    made = eval(text, {**recorder.space, recorder.parameters[0]: other})
+    assert (made.base is other, made.shape, made.strides) == (True, [1, 1, 64, 64], [4096, 4096, 64, 1])
+
+
+def test_the_inspection_of_machine_code_finds_a_register_that_is_not_set():
+    from tests.gpu import hopper_compiles
+
+    product = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR16], R24"
+    code = ["UMOV UR4, URZ", "@!P0 BRA 0x90", "UIADD3 UR32, UR20, 0x2, URZ", "UMOV UR16, UR32", product, "UIADD3 UR4, UR4, 0x1, URZ",
+            "@P0 BRA 0x40", "NOP", "NOP", "UMOV UR18, UR4", "UMOV UR16, UR32", product, "@P0 BRA 0xb0"]  # fmt: skip
+    lines, loops = [(16 * at, text) for at, text in enumerate(code)], [(0x40, 0x60), (0xB0, 0xC0)]
+    assert hopper_compiles.find_faults(lines, loops) == ["UR32 at a0 is not set without far tiles"]
+    lines[0] = (0, "UMOV UR32, URZ")
+    lines[9] = (0x90, "NOP")
+    assert hopper_compiles.find_faults(lines, loops) == []

@@ -1,0 +1,163 @@
+"""Compiles every variant of the Gluon kernel for Hopper, without a GPU, and inspects the machine code.
+
+    python -m tests.gpu.hopper_compiles [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
+
+For each variant: registers, bytes spilled, shared memory, CPU seconds, instructions of a far and of a near tile and how many of
+them touch local memory. It fails where
+
+- ptxas serialises products (its warnings C7510 to C7519),
+- near tiles read a uniform register that is only set where there are far tiles. ptxas 12.8 did this with a descriptor of the queries
+  that differed from block to block (two buffers for them): the first tiles of a text gave wrong scores, if they were near.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.runtime import driver
+
+from posenc.engines import gluon
+from posenc.engines.gluon import launch
+from posenc.engines.triton import launcher
+from posenc.engines.triton.arguments import FAR, Inputs, Numbers
+from tests.gpu.compiles import Target, spent
+
+TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def compile_variant(size, terms, causal, dtype=torch.bfloat16):
+    q = torch.empty(1, 2, 512, size, dtype=dtype)
+    tensors = {"bias": torch.empty(2, 9), "slopes": torch.empty(2)}
+    num = Numbers(right=0 if causal else -1, lo=-4 if terms else FAR, hi=4 if terms else FAR, bias_lo=-4, bias_hi=4)
+    made = []
+
+    def record(kernel, programs, *args, **constants):
+        began = spent()
+        compiled = launcher.compile_kernel(kernel, args, constants)
+        made.append((compiled, spent() - began))
+
+    launch.run_forward(record, Inputs(q, q, q, **{x: tensors[x] for x in terms}), num, 0.125, q, torch.empty(1, 2, 512))
+    return made[-1]
+
+
+def inspect(compiled):
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        ptx.write_text(compiled.asm["ptx"])
+        log = run("ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin)
+        code = run("cuobjdump", "-sass", cubin)
+    lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
+    loops = tile_loops(lines)
+    return {
+        "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
+        "shared": compiled.metadata.shared,
+        "far": instructions(lines, loops[0]),
+        "near": instructions(lines, loops[1]),
+        "local": max(instructions(lines, loop, "LDL", "STL") for loop in loops),
+        "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_faults(lines, loops),
+    }
+
+
+def run(tool, *args):
+    done = subprocess.run([TOOLS / tool, *args], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def tile_loops(lines):
+    """First and last address of the loops over far and over near tiles, of each consumer in turn."""
+    loops = []
+    for at, text in lines:
+        target = jump(text)
+        products = sum("HGMMA" in x for a, x in lines if (target or at) <= a <= at)
+        if (
+            target is not None and target < at < target + 0x4000 and products == 12
+        ):  # of 16 columns or keys each, in every tile
+            loops.append((target, at))
+    assert loops and len(loops) % 2 == 0, "no pairs of loops over tiles found"
+    return loops
+
+
+def jump(text):
+    found = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
+    return int(found[1], 16) if found else None
+
+
+def instructions(lines, loop, *names):
+    inside = [text for at, text in lines if loop[0] <= at <= loop[1]]
+    return sum(any(name in text for name in names) for text in inside) if names else len(inside)
+
+
+def find_faults(lines, loops):
+    faults = []
+    for far, near in zip(loops[::2], loops[1::2], strict=True):
+        skips = [(at, jump(text)) for at, text in lines if at < far[0] and far[1] < (jump(text) or 0) <= near[0]]
+        branch, target = skips[-1]
+        written = set().union(*(uniform(text)[0] for at, text in lines if branch < at < target))
+        before = set().union(*(uniform(text)[0] for at, text in lines if loops[0][0] - 0x2000 < at < branch))
+        known: set[int] = set()
+        for at, text in lines:
+            if target <= at <= near[1]:
+                writes, reads = uniform(text)
+                faults += [f"UR{x} at {at:x} is not set without far tiles" for x in (reads & written) - known - before]
+                known |= writes | (reads & written)
+    return faults
+
+
+def uniform(text):
+    """Uniform registers that an instruction writes, and those that it reads."""
+    text = re.sub(r"^@!?\w+\s+", "", text.strip())
+    name, numbers = text.split()[0], [int(x) for x in re.findall(r"\bUR(\d+)\b", text)]
+    if not numbers:
+        return set(), set()
+    if "HGMMA" in name:
+        return set(), set(range(numbers[0], numbers[0] + 4))
+    if not re.match(r"(U|R2UR|S2UR)\S*\s+UR", text):
+        return set(), set(numbers)
+    wide = ".64" in name or "WIDE" in name
+    return {numbers[0], numbers[0] + wide}, set(numbers[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    if gluon.VERSION not in gluon.TESTED:
+        sys.exit(f"the kernel is tested with Triton {', '.join(gluon.TESTED)}, found {gluon.VERSION}")
+    driver.set_active(Target(90))
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+    rows, failed = [], 0
+    print(
+        "size | terms | causal | consumers x keys x stages | registers | spilled | shared | seconds | far, near, local | faults"
+    )
+    for size in gluon.SIZES:
+        for (name, terms), causal in ((x, y) for x in TERMS.items() for y in (False, True)):
+            compiled, seconds = compile_variant(size, terms, causal)
+            tile = launch.TILES[size]
+            row = {
+                "size": size,
+                "terms": name,
+                "causal": causal,
+                "tile": f"{tile.consumers} x {tile.keys} x {tile.stages}",
+            }
+            row |= {**inspect(compiled), "seconds": round(seconds, 1), "consumer": tile.registers[0]}
+            rows.append(row)
+            failed += bool(row["faults"])
+            print(f"{size} | {name} | {causal} | {row['tile']} | {row['consumer']} | {row['spilled']} | {row['shared']} | "
+                  f"{seconds:.1f} | {row['far']}, {row['near']}, {row['local']} | {'; '.join(row['faults']) or '-'}", flush=True)  # fmt: skip
+    if args.out:
+        Path(args.out).write_text(json.dumps({"triton": triton.__version__, "variants": rows}, indent=1) + "\n")
+    sys.exit(min(failed, 1))
+
+
+if __name__ == "__main__":
+    main()
