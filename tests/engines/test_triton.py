@@ -1,5 +1,6 @@
 """The triton engine without a GPU: the reasons of `supports`, and interpreted kernels (triton_cases.py)."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc import UnsupportedPlan, attend, engines
+from posenc import Lookup, UnsupportedPlan, attend, engines
 from posenc.engines.choose import ENGINES
 from tests.plans import plan_of, tensors
 
@@ -67,3 +68,9 @@ def test_refusing_does_not_load_triton():
     )
     env = {**os.environ, "PYTHONPATH": str(Path(engines.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+
+
+def test_known_calls_name_every_table_of_a_lookup():
+    """Slots of a plan that `describe` does not know have no key; tables of a lookup it names one by one."""
+    known = {"index", "bias", "dot_query", "states", "dot_key", "add_value", "query_shift"}
+    assert {slot.name for slot in dataclasses.fields(Lookup)} == known

@@ -536,8 +536,10 @@ def group_known():
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(step(), first) and not step().requires_grad
-    with torch.inference_mode():
-        assert torch.equal(step(), first)
+    forget()
+    with torch.inference_mode():  # where operators come in other forms
+        for _ in range(4):
+            assert torch.equal(step(), first)
     assert not step(table=table.detach()).requires_grad
     assert torch.equal(step(x=q.expand(1, 2, 17, 16).transpose(1, 2).contiguous().transpose(1, 2)), first)
     for options in ({"causal": True}, {"window": 3}, {"key_mask": torch.arange(17)[None] < 9}, {"return_lse": True}):
@@ -556,6 +558,60 @@ def group_known():
     assert torch.equal(half, whole)
     dropped = {float(step(dropout=0.5).sum()) for _ in range(5)}
     assert len(dropped) == 5, "every call draws anew"
+
+
+WORK = {
+    "alibi": ((1, 25), (4, 34)),
+    "t5": ((2, 27), (6, 36)),
+    "clipped": ((2, 27), (6, 36)),
+    "shaw": ((2, 29), (9, 38)),
+    "deberta": ((5, 36), (16, 46)),
+}
+"""A repeated call: launches, and calls of this package's functions, forward and in a step."""
+
+
+def group_work():
+    """Host time grows with the work of a repeated call, which is counted here, without running a kernel."""
+    from posenc import Attention
+    from posenc.bench.uses_calls import make_encoding
+    from posenc.engines.triton import launcher
+    from tests.nn.test_work import count_calls
+
+    class Compiled:
+        function = packed_metadata = None
+
+        def __getitem__(self, grid):
+            return self.run
+
+        def run(self, *arguments):
+            launched.append(arguments)
+
+    launched: list = []
+    launcher.INTERPRETED, launcher.current_stream = False, lambda device: 0
+    launcher.compile_kernel = lambda *_: Compiled()
+    q, k, v = (torch.randn(2, 4, 32, 64, requires_grad=True) for _ in range(3))
+    for name, allowed in WORK.items():
+        layer = Attention(256, 4, encoding=make_encoding(name, 4, 64, "cpu", torch.float32), causal=name == "alibi")
+
+        def forward():
+            with torch.no_grad():
+                return call()
+
+        def call():
+            plan = layer.encoding.plan(Positions(32), host=layer)  # noqa: B023
+            return attend(q, k, v, plan, engine="triton", causal=name == "alibi")  # noqa: B023
+
+        def step():
+            torch.autograd.grad(call().sum(), (q, k, v, *layer.encoding.parameters()))  # noqa: B023
+
+        for run, most in zip((forward, step), allowed, strict=True):
+            for _ in range(4):
+                run()
+            launched.clear()
+            calls = count_calls(run)
+            assert len(launched) <= most[0] and calls <= most[1], (
+                f"{name}: {len(launched)} launches, {calls} calls; {most}"
+            )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ takes the long way. A few queries without gradients decode: their keys grow with
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ from .base import Engine
 from .lowering import Facts, LoweredPlan
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+OTHER_SLOTS = tuple(
+    slot.name
+    for slot in fields(Plan)
+    if slot.name not in ("positions", "rotate", "lookups", "scale", "slopes", "pair_axes")
+)
+"""What must be None here, a slot that is added later included."""
 MASKS = frozenset(("causal", "window", "key_mask", "documents", "mask"))
 MOST = 1024
 FEW, DECODING = 16, "decoding"
@@ -46,11 +53,11 @@ def describe(
     positions, rotate, scale = plan.positions, plan.rotate, plan.scale
     if positions.offset is None or len(positions.q_axes) > 1 or not masks.keys() <= MASKS:
         return None
-    if (
-        plan.shift is not None or plan.cosine is not None or plan.append is not None or plan.decay is not None
-        or plan.pair is not None or plan.sinks is not None or isinstance(scale, Tensor)
-    ):  # fmt: skip
+    if isinstance(scale, Tensor):
         return None
+    for slot in OTHER_SLOTS:
+        if getattr(plan, slot) is not None:
+            return None
     get = masks.get
     causal, window, documents = get("causal", False), get("window"), get("documents")
     if causal and positions.offset != positions.q_length - positions.k_length:

@@ -19,7 +19,7 @@ from ...core.positions import Positions
 from ..lowering import Facts, LoweredPlan, Span
 from . import schedule
 from .launcher import Launch
-from .padding import key_bounds
+from .padding import find_bounds
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
 LONGEST = 2048  # distances: with more, a row term is made for some queries at a time, as it takes memory for each token
@@ -119,7 +119,7 @@ class Tables:
 def kernel_arguments(
     q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, tables: Tables | None = None, launch: Launch | None = None
 ) -> tuple[Inputs, Numbers, float]:
-    """Tensors, integers and the scale (1 where it is a tensor). launch: None where the operators are called that do it."""
+    """Tensors, integers and the scale (1 where it is a tensor). launch: None where the operator prepares its masks itself."""
     facts, plan = lowered.facts, lowered.plan
     tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
@@ -228,19 +228,26 @@ def _two_axes(positions: Tensor) -> Tensor:
 
 def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Launch | None) -> None:
     if mask.key_mask is not None:
-        tensors["key_mask"] = _bytes(mask.key_mask.contiguous())
-        tensors["key_bounds"] = key_bounds(tensors["key_mask"], facts.batch, launch)
+        tensors["key_mask"] = mask.key_mask.contiguous()
     if mask.documents is not None:
         tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
         tensors["doc_q_keys"], tensors["doc_k_queries"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
     if mask.extra is not None:
-        extra = _bytes(mask.extra) if mask.extra.dtype == torch.bool else mask.extra
-        tensors["extra"] = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
+        tensors["extra"] = mask.extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
+    if launch is not None:
+        tensors.update(prepare_masks(launch, tensors.get("key_mask"), tensors.get("extra"), facts.batch))
 
 
-def _bytes(mask: Tensor) -> Tensor:
-    """A view, except for Inductor, which (in torch 2.11) cannot view a boolean tensor as bytes."""
-    return mask.to(torch.uint8) if torch.compiler.is_compiling() else mask.view(torch.uint8)
+def prepare_masks(launch: Launch, key_mask: Tensor | None, extra: Tensor | None, batch: int) -> dict[str, Tensor]:
+    """Masks as the kernels take them, bytes for booleans, and the bounds of the real keys. Inside an operator: Inductor (in torch
+    2.11) cannot view a boolean tensor as bytes."""
+    made: dict[str, Tensor] = {}
+    if key_mask is not None:
+        made["key_mask"] = key_mask.view(torch.uint8) if key_mask.dtype == torch.bool else key_mask
+        made["key_bounds"] = find_bounds(launch, made["key_mask"], batch)
+    if extra is not None and extra.dtype == torch.bool:
+        made["extra"] = extra.view(torch.uint8)
+    return made
 
 
 def _document_bounds(own: Tensor, other: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single
 from .decode import decode, merge_shares, query_rows
-from .device import is_traced, launch_on
+from .device import define_operator, is_traced, launch_on
 from .launcher import describe_variant, launch_known
 from .schedule import cdiv, next_power_of_2
 
@@ -254,10 +254,10 @@ def _decode(
     return out, out.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-decode_op = torch.library.custom_op("posenc::decode", _decode, mutates_args=())
+decode_op = define_operator("decode", _decode)
 
 
-@decode_op.register_fake
+@torch.library.register_fake("posenc::decode")
 def _(tensors, present, numbers, scale, return_lse):
     q, _, v, *_ = tensors
     lse = q.shape[:3] if return_lse else (0,)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...core.functions import apply_function
-from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
-from .device import is_traced, launch_on
+from .arguments import GRADIENTS, INPUTS, Inputs, Numbers, prepare_masks
+from .device import define_operator, is_traced, launch_on
 from .launch import empty_in_order, mass_size, padded, run_backward, run_forward
 from .replay import describe, run_recorded
 from .tables import Parts, sum_parts
@@ -37,22 +37,25 @@ def forward(
     tensors: list[Tensor], present: list[int], numbers: list[int], scale: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv], lse [B, H, Lq rounded up to 64] (base 2), mass (a band's buffer) or empty."""
-    inputs = unpack(tensors, present)
-    num = Numbers(*numbers)
-    key = ("forward", inputs.q.device, num, scale, dropout, describe(inputs))
+    key = ("forward", tensors[0].device, tuple(numbers), scale, dropout, tuple(present), describe(tensors))
 
-    def run(launch, *inputs):
-        out, lse, mass = run_forward(launch, Inputs(*inputs), num, scale, dropout)
+    def run(launch, *tensors):
+        inputs = _with_masks(launch, unpack(tensors, present))
+        out, lse, mass = run_forward(launch, inputs, Numbers(*numbers), scale, dropout)
         return out, lse, out.new_empty(0) if mass is None else mass
 
-    with launch_on(inputs.q):
-        return run_recorded(key, inputs, run)
+    with launch_on(tensors[0]):
+        return run_recorded(key, tensors, run)
 
 
-attend_op = torch.library.custom_op("posenc::attend", forward, mutates_args=())
+def _with_masks(launch, inputs: Inputs) -> Inputs:
+    return inputs._replace(**prepare_masks(launch, inputs.key_mask, inputs.extra, inputs.q.shape[0]))
 
 
-@attend_op.register_fake
+attend_op = define_operator("attend", forward)
+
+
+@torch.library.register_fake("posenc::attend")
 def _(tensors, present, numbers, scale, dropout):
     x = unpack(tensors, present)
     out = empty_in_order(x.q, x.v.shape[3])
@@ -68,16 +71,18 @@ def backward(
     present: list[int], numbers: list[int], scale: float, dropout: float, wanted: list[int],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors whose indices in Inputs are `wanted`."""
-    inputs = unpack(tensors, present)
-    num, given = Numbers(*numbers), (d_out, d_lse, out, lse, mass, *inputs)
-    key = ("backward", inputs.q.device, num, scale, dropout, tuple(wanted), describe(given))
+    given = (d_out, d_lse, out, lse, mass, *tensors)
+    key = (
+        "backward", out.device, tuple(numbers), scale, dropout, tuple(present), tuple(wanted), describe(given),
+    )  # fmt: skip
 
-    def run(launch, d_out, d_lse, out, lse, mass, *inputs):
+    def run(launch, d_out, d_lse, out, lse, mass, *tensors):
         names = {name: number in wanted for number, name in enumerate(GRADIENTS)}
-        grads = run_backward(launch, d_out, d_lse, out, lse, mass, Inputs(*inputs), num, scale, dropout, names)
+        inputs = _with_masks(launch, unpack(tensors, present))
+        grads = run_backward(launch, d_out, d_lse, out, lse, mass, inputs, Numbers(*numbers), scale, dropout, names)
         return [finish_gradient(launch, grads[number], inputs[number]) for number in wanted]
 
-    with launch_on(inputs.q):
+    with launch_on(out):
         return run_recorded(key, given, run)
 
 
@@ -87,10 +92,10 @@ def finish_gradient(launch, grad: Tensor | Parts, tensor: Tensor) -> Tensor:
     return grad if grad.dtype == tensor.dtype else grad.to(tensor.dtype)
 
 
-attend_backward = torch.library.custom_op("posenc::attend_backward", backward, mutates_args=())
+attend_backward = define_operator("attend_backward", backward)
 
 
-@attend_backward.register_fake
+@torch.library.register_fake("posenc::attend_backward")
 def _(d_out, d_lse, out, lse, mass, tensors, present, numbers, scale, dropout, wanted):
     inputs = unpack(tensors, present)
     return [
@@ -120,7 +125,7 @@ def _backward(ctx, d_out, d_lse, d_mass):
     return _differentiate(ctx, d_out, d_lse, ctx.needs_input_grad[0], attend_backward), None, None, None, None
 
 
-attend_op.register_autograd(_backward, setup_context=_setup)
+torch.library.register_autograd("posenc::attend", _backward, setup_context=_setup)
 
 
 class _Attention(torch.autograd.Function):

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import launcher
-from .device import is_traced, launch_on
 from .launcher import Launch
 
 
@@ -37,29 +35,10 @@ def key_bounds_kernel(key_mask, row, length, bounds, BLOCK: tl.constexpr):
 
 
 def find_bounds(launch: Launch, key_mask: Tensor, batch: int) -> Tensor:
+    """uint8 [batch or 1, L] -> int32 [batch, 3]: the first real key, the last + 1, whether all keys between are real."""
     key_mask = key_mask.contiguous()
     bounds = key_mask.new_empty(batch, 3, dtype=torch.int32)
     if batch:
         row = 0 if key_mask.shape[0] == 1 else key_mask.shape[1]
-        with launch_on(key_mask):
-            launch(key_bounds_kernel, batch, key_mask, row, key_mask.shape[1], bounds, BLOCK=1024)
+        launch(key_bounds_kernel, batch, key_mask, row, key_mask.shape[1], bounds, BLOCK=1024)
     return bounds
-
-
-def _key_bounds(key_mask: Tensor, batch: int) -> Tensor:
-    return find_bounds(launcher.launch, key_mask, batch)
-
-
-key_bounds_op = torch.library.custom_op("posenc::key_bounds", _key_bounds, mutates_args=())
-
-
-@key_bounds_op.register_fake
-def _(key_mask, batch):
-    return key_mask.new_empty(batch, 3, dtype=torch.int32)
-
-
-def key_bounds(key_mask: Tensor, batch: int, launch: Launch | None = None) -> Tensor:
-    """uint8 [batch or 1, L] -> int32 [batch, 3]: the first real key, the last + 1, whether all keys between are real."""
-    if launch is not None:
-        return find_bounds(launch, key_mask, batch)
-    return (key_bounds_op if is_traced(key_mask) else _key_bounds)(key_mask, batch)

@@ -154,13 +154,15 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if _is_view(function):
-            result = function(*args, **kwargs)
-            self.views[id(result)] = function, args, kwargs
-            self.alive.append(result)
-            return result
-        call = self._write_call(function, args, kwargs)
         result = function(*args, **kwargs)
+        if _may_be_view(function) and isinstance(args[0], Tensor):
+            if result is args[0]:
+                return result
+            if result.untyped_storage()._cdata == args[0].untyped_storage()._cdata:
+                self.views[id(result)] = function, args, kwargs
+                self.alive.append(result)
+                return result
+        call = self._write_call(function, args, kwargs)
         if isinstance(result, (tuple, list)):
             call = f"{', '.join(self.name(x, 't') for x in result)}, = {call}"
         elif not isinstance(result, Tensor):
@@ -246,8 +248,8 @@ class Recorder(TorchDispatchMode):
         return [*first, *(line for line in kept if line is not None)]
 
 
-def _is_view(function) -> bool:
-    """Whether an operator returns one tensor that is a view of its first argument."""
+def _may_be_view(function) -> bool:
+    """Whether an operator returns one tensor that is, or may be (reshape, to), a view of its first argument."""
     returns = function._schema.returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     return alias is not None and not alias.is_write and isinstance(returns[0].type, torch.TensorType)
