@@ -144,6 +144,9 @@ def test_dropout_padding_and_strides_are_refused():
     assert "not key_mask" in gluon.refuse_call(inputs._replace(key_mask=torch.ones(1, 2048)), numbers, scale, 0.0)
     odd = torch.empty(9, 2, 2048, 68, dtype=torch.bfloat16)[..., :64]
     assert "16 bytes" in gluon.refuse_call(inputs._replace(k=odd), numbers, scale, 0.0)
+    one = torch.empty(3 * 2048 * 64 + 5, dtype=torch.bfloat16).as_strided((1, 3, 2048, 64), (1, 2048 * 64, 64, 1))
+    assert not gluon.bad_strides(one) and gluon.bad_strides(one[0][None, :, :, 4:])
+    assert gluon_launch._describe(one, 64).strides == [64, 2048 * 64, 64, 1]
     shared = inputs.v[:, :1].expand(-1, 2, -1, -1)
     assert "strides above zero" in gluon.refuse_call(inputs._replace(v=shared), numbers, scale, 0.0)
 
@@ -179,12 +182,12 @@ def test_warm_up_describes_descriptors():
 def test_a_recorded_call_makes_its_descriptors_anew():
     from posenc.engines.triton import replay
 
-    x = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16)
+    x = torch.zeros(2, 2, 64, 64, dtype=torch.bfloat16)
     recorder = replay.Recorder([x])
     text = recorder.write(gluon_launch._describe(recorder.inputs[0], 64))
     other = torch.ones_like(x)
     made = eval(text, {**recorder.space, recorder.parameters[0]: other})
-    assert (made.base is other, made.shape, made.strides) == (True, [1, 1, 64, 64], [4096, 4096, 64, 1])
+    assert (made.base is other, made.shape, made.strides) == (True, [2, 2, 64, 64], [8192, 4096, 64, 1])
 
 
 def test_the_inspection_of_machine_code_finds_a_register_that_is_not_set():
