@@ -277,8 +277,11 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     if engine != "auto":
         return engine
     weight = next(module.parameters())
+    own = getattr(module.__dict__.get("posenc_part", type(module)), "on_cpu", None)
+    if own is not None and weight.device.type == "cpu":
+        return own
     heads, size, plan, options = sample(length)
-    q = torch.empty(1, heads, length, size, device=weight.device, dtype=weight.dtype)
+    q = torch.empty(1, heads, plan.positions.q_length, size, device=weight.device, dtype=weight.dtype)
     return explain(q, q, q, plan, **options).engine
 
 
@@ -300,6 +303,7 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                 found.refused.append(family)
                 continue
             is_known = False
+            originals = [part.original for part in family.parts]
             for part in family.parts:
                 if type(module) is part.original:
                     is_known = True
@@ -312,7 +316,9 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                             found.layers.add(id(module))
                     else:
                         found.refused.append(f"{name} ({type(module).__name__}) {reason}")
-                elif isinstance(module, part.original) and not isinstance(module, Part):
+                elif (
+                    isinstance(module, part.original) and not isinstance(module, Part) and type(module) not in originals
+                ):
                     found.refused.append(
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"
