@@ -223,6 +223,7 @@ def attention(
         options["mask"] = _add(options.get("mask"), bias)
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
+    plain = plain and not torch.compiler.is_exporting()  # `attend` chooses what can be exported for every length
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
         return _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs)
     if make is None:

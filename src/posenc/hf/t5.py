@@ -23,6 +23,7 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from .family import Family, InterfaceLayer, tiny_text
+from .layer import zeros_beside
 
 
 def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
@@ -41,7 +42,7 @@ def before_layer(module: Any, args: tuple, kwargs: dict[str, Any]):
     """Cross-attention: an empty bias in place of the zeros."""
     crosses = kwargs.get("key_value_states") is not None
     if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
-        kwargs = {**kwargs, "position_bias": module.q.weight.new_zeros(module.n_heads, 0)}
+        kwargs = {**kwargs, "position_bias": zeros_beside(module.q.weight, module.n_heads, 0)}
         if module.training:
             kwargs["position_bias"].requires_grad_()  # reentrant checkpointing: as the original's zeros
     return args, kwargs
@@ -75,7 +76,7 @@ class Bucketed(InterfaceLayer):
     @staticmethod
     def sample(module, length):
         crosses = not module.has_relative_attention_bias and module.is_decoder and not module.is_causal
-        bias = module.q.weight.new_zeros(module.n_heads, 0 if crosses else module.posenc_index.span)
+        bias = zeros_beside(module.q.weight, module.n_heads, 0 if crosses else module.posenc_index.span)
         plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
         return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_decoder and not crosses}
 

@@ -17,7 +17,12 @@ def tokenizer(side="right"):
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", mask_token="<mask>", unk_token="w3", padding_side=side
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="</s>",
+        mask_token="<mask>",
+        unk_token="w3",
+        padding_side=side,
     )
 
 
@@ -49,9 +54,7 @@ def test_text_to_text():
     words = tokenizer()
     given = words(TEXTS, padding=True, return_tensors="pt")
     given.pop("token_type_ids", None)
-    wanted, found = (
-        words.batch_decode(model.generate(**given, max_new_tokens=5, num_beams=2)) for model in pair("t5")
-    )
+    wanted, found = (words.batch_decode(model.generate(**given, max_new_tokens=5, num_beams=2)) for model in pair("t5"))
     assert found == wanted
 
 
@@ -91,4 +94,6 @@ def test_sentence_transformers(family, tmp_path):
     model.save(str(tmp_path / "saved"))
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     hf.restore(again)
-    assert (again.encode(TEXTS, convert_to_tensor=True) - model.eval().encode(TEXTS, convert_to_tensor=True)).abs().max() < 1e-4
+    assert (
+        again.encode(TEXTS, convert_to_tensor=True) - model.eval().encode(TEXTS, convert_to_tensor=True)
+    ).abs().max() < 1e-4
