@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .. import Plan, Positions, attend
+from ..core.precision import autocast_is_on
 from ..functional import scores
 from .layer import log_once
 
@@ -223,6 +224,9 @@ def attention(
     dropout: float = 0.0, position_bias: Any = None, is_causal: bool | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """[B, H, L, D] each -> (out [B, L, H, D], probabilities where output_attentions is True, else None)."""
+    if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
+        lower = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(lower), key.to(lower), value.to(lower)
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -241,6 +245,7 @@ def attention(
             options["mask"] = _add(options.get("mask"), bias)
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
+    plain = plain and not torch.compiler.is_exporting()  # `attend` chooses what can be exported for every length
     if plain and _prefers_dense(attention_mask, options, query, key):
         options = {"mask": attention_mask.dense()}
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
@@ -311,7 +316,9 @@ def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any) ->
 
 def _prefers_dense(mask: Any, options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
     """Whether PyTorch's attention is faster with this mask dense, which is made once for all layers."""
-    if not isinstance(mask, Mask) or query.device.type != "cpu" or _is_sdpa(options, query, key) or "mask" in options:
+    if not isinstance(mask, Mask) or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if "mask" in options or _is_sdpa(options, query, key):
         return False
     scores_of_head = query.shape[2] * key.shape[2]
     return scores_of_head <= FEW or ("documents" in options and query.shape[0] * scores_of_head <= MOST_DENSE)
