@@ -31,7 +31,8 @@ def compute_bias(module: Any, original: Callable, query_length, key_length, devi
     """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
     static cache)."""
     is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
-    if is_static or prefers_original(module, query_length, key_length, device):
+    where = module.relative_attention_bias.weight.device if device is None else device
+    if is_static or prefers_original(module, query_length, key_length, where):
         return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
     return expand_bias(module)
 
