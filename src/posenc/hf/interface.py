@@ -230,6 +230,11 @@ def attention(
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
+        # the start of a text in an empty static cache, for which transformers makes no mask: the rest of its slots is empty
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        if isinstance(position_bias, Tensor) and position_bias.dim() == 4:
+            position_bias = position_bias[..., : query.shape[2]]
     options = _options(attention_mask, query, causal, context is not None)
     wants = bool(kwargs.get("output_attentions"))
     make = (
