@@ -21,7 +21,7 @@ from ..core.constants import constant
 from . import masks
 from .family import Family, tiny_text
 from .interface import prefers_original
-from .layer import Layer, NoAttentions, Part, split
+from .layer import Layer, NoAttentions, Part, split, zeros_beside
 
 
 class Sloped(Layer):
@@ -58,7 +58,7 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        no_padding = self.dense.weight.new_zeros(0)
+        no_padding = zeros_beside(self.dense.weight, 0)
         return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), no_padding), {"causal": True}
 
     def forward(

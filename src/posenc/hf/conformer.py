@@ -25,7 +25,7 @@ from ..core import index
 from ..encodings.transformer_xl import beyond_shift
 from . import interface
 from .family import Family, InterfaceLayer, InterfacePart
-from .layer import split
+from .layer import split, zeros_beside
 
 KINDS = {"relative": "transformer_xl", "relative_key": "shaw", "rotary": "rope"}
 
@@ -96,7 +96,7 @@ class Conformer(InterfaceLayer):
     @classmethod
     def sample(cls, module, length):
         weight = module.linear_q.weight
-        make = cls.plan_of(module, weight.new_zeros(1, 2 * length - 1, weight.shape[1]), None, weight, {})
+        make = cls.plan_of(module, zeros_beside(weight, 1, 2 * length - 1, weight.shape[1]), None, weight, {})
         positions = Positions(length)
         return module.num_heads, module.head_size, Plan(positions) if make is None else make(positions), {}
 

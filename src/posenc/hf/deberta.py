@@ -22,7 +22,7 @@ from ..encodings.deberta import plan_disentangled
 from . import masks
 from .family import Family, tiny_text
 from .interface import prefers_original
-from .layer import Layer, Part, split
+from .layer import Layer, Part, split, zeros_beside
 
 TERMS = {"c2p", "p2c"}
 
@@ -77,7 +77,7 @@ class Disentangled(Layer):
         weight = (self.in_proj if hasattr(self, "in_proj") else self.query_proj).weight
         table = None
         if self.relative_attention:
-            table = weight.new_zeros(2 * self.max_relative_positions, weight.shape[1])
+            table = zeros_beside(weight, 2 * self.max_relative_positions, weight.shape[1])
         plan = self.posenc_plan(Positions(length), length, table)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 

@@ -22,6 +22,7 @@ from ..core import index
 from ..encodings.relative_logits import plan_bank
 from .family import Family, InterfaceLayer, tiny_text
 from .interface import Mask, prefers_original
+from .layer import zeros_beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Attention(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        states = module.q_proj.weight.new_zeros(1, module.num_heads, length, module.config.d_rel)
+        states = zeros_beside(module.q_proj.weight, 1, module.num_heads, length, module.config.d_rel)
         plan = plan_bank(
             Positions(length), module.posenc_index, states, module.rel_logits_proj.proj, module.scaling, None
         )

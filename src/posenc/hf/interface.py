@@ -230,6 +230,11 @@ def attention(
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
+        # the start of a text in an empty static cache, for which transformers makes no mask: the rest of its slots is empty
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        if isinstance(position_bias, Tensor) and position_bias.dim() == 4:
+            position_bias = position_bias[..., : query.shape[2]]
     options = _options(attention_mask, query, causal, context is not None)
     wants = bool(kwargs.get("output_attentions"))
     make = (
@@ -245,6 +250,7 @@ def attention(
             options["mask"] = _add(options.get("mask"), bias)
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
+    plain = plain and not torch.compiler.is_exporting()  # `attend` chooses what can be exported for every length
     if plain and _prefers_dense(attention_mask, options, query, key):
         options = {"mask": attention_mask.dense()}
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
@@ -315,7 +321,9 @@ def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any) ->
 
 def _prefers_dense(mask: Any, options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
     """Whether PyTorch's attention is faster with this mask dense, which is made once for all layers."""
-    if not isinstance(mask, Mask) or query.device.type != "cpu" or _is_sdpa(options, query, key) or "mask" in options:
+    if not isinstance(mask, Mask) or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if "mask" in options or _is_sdpa(options, query, key):
         return False
     scores_of_head = query.shape[2] * key.shape[2]
     return scores_of_head <= FEW or ("documents" in options and query.shape[0] * scores_of_head <= MOST_DENSE)

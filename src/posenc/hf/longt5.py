@@ -24,7 +24,7 @@ from ..core import index
 from ..core.tables import expand_table
 from . import masks
 from .family import Family, tiny_text
-from .layer import Layer, split
+from .layer import Layer, split, zeros_beside
 from .t5 import T5Attention, expand_bias, plan_bias
 
 
@@ -46,7 +46,7 @@ class Windowed(Layer):
         return plan_bias(positions, index=self.posenc_index, bias=bias, scale=1.0)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        bias = self.q.weight.new_zeros(self.n_heads, self.posenc_index.span)
+        bias = zeros_beside(self.q.weight, self.n_heads, self.posenc_index.span)
         plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 

@@ -19,7 +19,7 @@ from torch import nn
 from .. import ENGINES, Plan, Positions, explain
 from . import family as families
 from .family import FOLDERS, INTERFACE, OVERRIDE, Family, InterfaceLayer, InterfacePart
-from .layer import Layer, Part
+from .layer import Layer, Part, zeros_beside
 
 NAME = "posenc"
 
@@ -309,7 +309,7 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     if own is not None and weight.device.type == "cpu":
         return own
     heads, size, plan, options = sample(length)
-    q = torch.empty(1, heads, plan.positions.q_length, size, device=weight.device, dtype=weight.dtype)
+    q = zeros_beside(weight, 1, heads, plan.positions.q_length, size)
     return explain(q, q, q, plan, **options).engine
 
 

@@ -24,13 +24,15 @@ from ..core import index
 from ..core.tables import expand_table
 from .family import Family, InterfaceLayer, tiny_text
 from .interface import prefers_original
+from .layer import zeros_beside
 
 
 def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
     """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
     static cache)."""
     is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
-    if is_static or prefers_original(module, query_length, key_length, device):
+    where = module.relative_attention_bias.weight.device if device is None else device
+    if is_static or prefers_original(module, query_length, key_length, where):
         return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
     return expand_bias(module)
 
@@ -44,7 +46,7 @@ def before_layer(module: Any, args: tuple, kwargs: dict[str, Any]):
     """Cross-attention: an empty bias in place of the zeros."""
     crosses = kwargs.get("key_value_states") is not None
     if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
-        kwargs = {**kwargs, "position_bias": module.q.weight.new_zeros(module.n_heads, 0)}
+        kwargs = {**kwargs, "position_bias": zeros_beside(module.q.weight, module.n_heads, 0)}
         if module.training:
             kwargs["position_bias"].requires_grad_()  # reentrant checkpointing: as the original's zeros
     return args, kwargs
@@ -82,7 +84,7 @@ class Bucketed(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        bias = module.q.weight.new_zeros(module.n_heads, 0 if crosses(module) else module.posenc_index.span)
+        bias = zeros_beside(module.q.weight, module.n_heads, 0 if crosses(module) else module.posenc_index.span)
         plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
         return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_causal}
 
