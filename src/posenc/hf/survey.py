@@ -8,7 +8,7 @@ test notices a folder that nobody has read.
 
 from __future__ import annotations
 
-import re
+from functools import cache
 from pathlib import Path
 
 from .family import FOLDERS
@@ -59,13 +59,16 @@ TERMS = {
 }  # fmt: skip
 """Folder -> what is done about its term; the folders of `FOLDERS` are done."""
 
-PATTERN = re.compile(
-    r"relative_position_bias|relative_position_bucket|rel_pos_bias|rel_pos_h\b|build_alibi|alibi_slopes|alibi_bias"
-    r"|\.sinks\b|attention_bias_idxs|relative_attention_bias|distance_embedding|pos_bias_u|bias_u\b|rel_attn_embed|_rel_shift"
-    r"|\brpb\b|rpb_embed|rel_pos_emb|relative_buckets|rel_att\b|relative_positional_attention|bbox_pos_scores"
-    r"|tmp_layout_attention_scores|relative_position_embedding|RelativePositionEncoding|rel_k\b|emb_rel_k|time_decay|slope_rate"
-)
-ROTARY = re.compile(r"apply_rotary|rotary_emb|RotaryEmbedding|rotate_half|freqs_cis")
+SIGNS = (
+    "relative_position_bias", "relative_position_bucket", "rel_pos_bias", "rel_pos_h", "build_alibi", "build_mpt_alibi",
+    "module.sinks", "attention_bias_idxs", "relative_attention_bias", "distance_embedding", "pos_bias_u", "bias_u",
+    "rel_attn_embed", "_rel_shift", ".rpb", "rpb_embed", "rel_pos_emb", "relative_buckets", "rel_att ", "emb_rel_k",
+    "relative_positional_attention", "bbox_pos_scores", "tmp_layout_attention_scores", "relative_position_embedding",
+    "RelativePositionEncoding", "time_decay", "slope_rate", "rel_logits_proj", "continuous_position_bias", "r_head_bias", "r_r_bias",
+    "RelativeLogits", "relative_position_index", "EsmFoldRelativePosition", "RelativePositionBias",
+)  # fmt: skip
+"""What such terms are called."""
+ROTARY = ("apply_rotary", "rotary_emb", "RotaryEmbedding", "rotate_half", "freqs_cis")
 
 
 def models_folder() -> Path:
@@ -74,6 +77,7 @@ def models_folder() -> Path:
     return Path(transformers.__file__).parent / "models"
 
 
+@cache
 def sources() -> dict[str, str]:
     """Folder -> the text of its modeling files."""
     found: dict[str, str] = {}
@@ -84,7 +88,7 @@ def sources() -> dict[str, str]:
 
 def find_terms() -> set[str]:
     """Folders whose source names something that such terms are made of."""
-    return {folder for folder, text in sources().items() if PATTERN.search(text)}
+    return {folder for folder, text in sources().items() if any(sign in text for sign in SIGNS)}
 
 
 def page() -> str:
@@ -94,7 +98,9 @@ def page() -> str:
     texts = sources()
     done = {folder: f"done (`hf/{name}.py`)" for folder, name in FOLDERS.items()}
     known = {**done, **TERMS}
-    rotary = sorted(folder for folder, text in texts.items() if folder not in known and ROTARY.search(text))
+    rotary = sorted(
+        folder for folder, text in texts.items() if folder not in known and any(sign in text for sign in ROTARY)
+    )
     others = sorted(folder for folder in texts if folder not in known and folder not in rotary)
     calls = {folder for folder, text in texts.items() if "ALL_ATTENTION_FUNCTIONS" in text}
     lines = [
