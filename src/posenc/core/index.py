@@ -167,6 +167,8 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
         lo, hi = min(lo, most), max(hi, -most)
     if not future:
         lo, hi = min(lo, 0), min(hi, 0)
+    if torch.compiler.is_compiling():
+        torch._check(lo <= hi)  # a traced program knows nothing of positions that it reads
     index = Index(lo, hi, axis=axis)
     if (
         one.offset is not None

@@ -63,6 +63,8 @@ def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
         if reason is not None:
             raise UnsupportedPlan(f"engine {engine!r} cannot run this: {reason}; engine='auto' tries the others")
         return Choice(engine, {})
+    if is_exporting():
+        return _choose_plain_operators(lowered)
     reasons: dict[str, str] = {}
     for name in order_engines(lowered.facts):
         reason = ENGINES[name].supports(lowered)
@@ -72,6 +74,31 @@ def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
             return Choice(name, reasons)
         reasons[name] = reason
     raise UnsupportedPlan("no engine can run this: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+def is_exporting() -> bool:
+    """Whether this call is traced for a program that runs elsewhere (torch.export, ONNX), where the operators of the engines
+    do not exist and lengths stay open."""
+    return torch.compiler.is_exporting()
+
+
+def _choose_plain_operators(lowered: LoweredPlan) -> Choice:
+    """PyTorch's attention where nothing is added or masked, the dense formula elsewhere: neither has an operator of ours, and
+    neither compares lengths, which would fix the exported ones."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # torch.export has loaded it
+
+    facts = lowered.facts
+    reason = "an exported program has plain operators alone, for every length"
+    others = {name: reason for name in ENGINES if name not in ("sdpa", "reference")}
+    is_square = statically_known_true(facts.q_length == facts.k_length)
+    if facts.has_terms or (facts.is_limited and not is_square):
+        others["sdpa"] = "PyTorch's attention takes neither terms nor causality of fewer queries than keys"
+    else:
+        why_not = sdpa.supports(lowered)
+        if why_not is None:
+            return Choice("sdpa", others)
+        others["sdpa"] = why_not
+    return Choice("reference", others)
 
 
 def order_engines(facts: Facts) -> list[str]:

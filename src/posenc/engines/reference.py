@@ -189,7 +189,12 @@ def weigh_values(probabilities: Tensor, v: Tensor, allowed: Callable[[], Tensor 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Key heads [B, Hkv, L, D] as query heads [B, H, L, D]: head h reads h // (H / Hkv)."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+    if x.shape[1] == heads:
+        return x
+    group = heads // x.shape[1]
+    if torch.compiler.is_exporting():  # views of open lengths become conditions that torch.export cannot decide
+        return x.index_select(1, torch.arange(heads, device=x.device) // group)
+    return x.repeat_interleave(group, dim=1)
 
 
 def _expand_rows(rows: Tensor, s: Tensor) -> Tensor:

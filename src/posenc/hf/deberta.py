@@ -21,7 +21,8 @@ from ..core import index
 from ..encodings.deberta import plan_disentangled
 from . import masks
 from .family import Family, tiny_text
-from .layer import Layer, Part, split
+from .interface import prefers_original
+from .layer import Layer, Part, split, zeros_beside
 
 TERMS = {"c2p", "p2c"}
 
@@ -76,7 +77,7 @@ class Disentangled(Layer):
         weight = (self.in_proj if hasattr(self, "in_proj") else self.query_proj).weight
         table = None
         if self.relative_attention:
-            table = weight.new_zeros(2 * self.max_relative_positions, weight.shape[1])
+            table = zeros_beside(weight, 2 * self.max_relative_positions, weight.shape[1])
         plan = self.posenc_plan(Positions(length), length, table)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
@@ -163,11 +164,15 @@ class _Encoder(Part):
     """An encoder that builds neither the mask nor the distances."""
 
     def get_attention_mask(self, attention_mask):
-        if attention_mask.dim() > 2:
+        length = attention_mask.shape[-1]
+        if attention_mask.dim() > 2 or prefers_original(self, length, length, attention_mask.device):
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device, self)
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
+        length = hidden_states.shape[1]
+        if prefers_original(self, length, length, hidden_states.device):
+            return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         return relative_pos
 
 

@@ -113,6 +113,12 @@ def split(projected: Tensor, size: int) -> Tensor:
     return projected.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
+def zeros_beside(weight: Tensor, *shape: int) -> Tensor:
+    """Zeros on a weight's device in the dtype that it computes in; quantised weights have no new_zeros."""
+    dtype = weight.dtype if weight.dtype.is_floating_point else torch.get_default_dtype()
+    return torch.zeros(shape, dtype=dtype, device=weight.device)
+
+
 _logged: set[str] = set()
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from .. import ENGINES, Plan, Positions, explain
 from . import family as families
 from .family import FOLDERS, INTERFACE, OVERRIDE, Family, InterfaceLayer, InterfacePart
-from .layer import Layer, Part
+from .layer import Layer, Part, zeros_beside
 
 NAME = "posenc"
 
@@ -98,7 +98,7 @@ def install(model: nn.Module, *, engine: str = "auto", context: Any = None, chec
         _set_implementation(model)
     for module in model.modules():
         own = module.__dict__
-        if isinstance(module, Layer) or calls_interface(type(module)):
+        if isinstance(module, Part) or "posenc_hook" in own or calls_interface(type(module)):
             own["posenc_engine"] = engine
         own.pop("posenc_context", None)
         if context is not None and (isinstance(module, Part) or "posenc_part" in own or "posenc_hook" in own):
@@ -112,7 +112,7 @@ def _prepare(module: Any, part: type[InterfacePart]) -> None:
     if issubclass(part, InterfaceLayer):
         module.__dict__["posenc_layer"] = part
     families.replace_methods(module, part)
-    if part.hook is not None:
+    if part.hook is not None and part.needs_hook(module):
         module.__dict__["posenc_hook"] = module.register_forward_pre_hook(part.hook, with_kwargs=True)
 
 
@@ -281,7 +281,7 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     if own is not None and weight.device.type == "cpu":
         return own
     heads, size, plan, options = sample(length)
-    q = torch.empty(1, heads, plan.positions.q_length, size, device=weight.device, dtype=weight.dtype)
+    q = zeros_beside(weight, 1, heads, plan.positions.q_length, size)
     return explain(q, q, q, plan, **options).engine
 
 

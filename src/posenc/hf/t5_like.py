@@ -24,7 +24,7 @@ class T5Like(T5Attention):
 
 def before_switch(module: Any, args: tuple, kwargs: dict[str, Any]):
     args, kwargs = before_layer(module, args, kwargs)
-    mask = kwargs.get("mask")
+    mask: Any = kwargs.get("mask")
     crosses = kwargs.get("key_value_states") is not None
     is_padding = isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 4 and mask.shape[2] == 1
     if is_padding and not crosses and not module.is_decoder and module.config._attn_implementation == "posenc":
@@ -38,6 +38,10 @@ def before_switch(module: Any, args: tuple, kwargs: dict[str, Any]):
 class Switch(T5Attention):
     hook = before_switch
 
+    @staticmethod
+    def needs_hook(module):
+        return True
+
 
 def before_pix2struct(module: Any, args: tuple, kwargs: dict[str, Any]):
     crosses = kwargs.get("key_value_states") is not None
@@ -49,6 +53,10 @@ def before_pix2struct(module: Any, args: tuple, kwargs: dict[str, Any]):
 
 class Pix2Struct(T5Attention):
     hook = before_pix2struct
+
+    @staticmethod
+    def needs_hook(module):
+        return not module.is_causal
 
     @staticmethod
     def prepare(module):
@@ -71,7 +79,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         relative_attention_max_distance=12, decoder_start_token_id=0,
     )  # fmt: skip
     text = tiny_text()
-    both = {**text, "decoder_input_ids": text["input_ids"][:, :9]}
+    both = {**text, "decoder_input_ids": text["input_ids"][:, :165]}
     if folder == "pix2struct":
         config = transformers.Pix2StructTextConfig(**sizes, hidden_size=16, is_decoder=True, initializer_range=0.02)
         return scatter(transformers.Pix2StructTextModel(config)), text
@@ -81,11 +89,11 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         return scatter(transformers.SwitchTransformersModel(config)), both
     if folder == "pop2piano":
         model = transformers.Pop2PianoForConditionalGeneration(transformers.Pop2PianoConfig(**sizes, d_model=16))
-        states = torch.randn(2, 20, 16)
+        states = torch.randn(*text["input_ids"].shape, 16)
         return scatter(model), {"inputs_embeds": states, "attention_mask": text["attention_mask"],
                                 "decoder_input_ids": both["decoder_input_ids"]}  # fmt: skip
     config = transformers.UdopConfig(**sizes, d_model=16, image_size=8, patch_size=4, max_2d_position_embeddings=50)
-    corner = torch.rand(2, 20, 2) / 2
+    corner = torch.rand(*text["input_ids"].shape, 2) / 2
     return scatter(transformers.UdopModel(config)), {**both, "bbox": torch.cat((corner, corner + 0.3), -1)}
 
 
