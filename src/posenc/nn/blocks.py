@@ -76,7 +76,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tenso
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], scale: float) -> Tensor:
-    blocks = list(cut(*q.shape[:3], k.shape[2]))
+    blocks = list(cut(q.shape, k.shape[2]))
     if len(blocks) == 1:
         return scaled_dot_product_attention(q, k, v, make(*blocks[0], *tensors).to(q.dtype), scale=scale)
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
@@ -86,8 +86,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Ten
     return out
 
 
-def cut(batch: int, heads: int, q_length: int, k_length: int) -> Iterator[tuple[slice, slice]]:
-    """(images, rows) of each block: whole images, or rows of one."""
+def cut(shape: torch.Size, k_length: int) -> Iterator[tuple[slice, slice]]:
+    """(images, rows) of each block: whole images, or rows of one. shape: of the queries, [B, H, L, D]."""
+    batch, heads, q_length, _ = shape
     image = max(1, heads * q_length * k_length)
     if image <= NUMBERS:
         step = NUMBERS // image
@@ -122,7 +123,7 @@ class _Blocks(torch.autograd.Function):
         leaves = [x.detach().requires_grad_(need) for x, need in zip(given, ctx.needs_input_grad[5:], strict=True)]
         precision = torch.promote_types(q.dtype, torch.float32)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for images, rows in cut(*q.shape[:3], k.shape[2]):
+        for images, rows in cut(q.shape, k.shape[2]):
             q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
             with torch.enable_grad():
                 bias = ctx.make(images, rows, *leaves)
@@ -179,24 +180,28 @@ def read_table(table: Tensor, index: Tensor) -> Tensor:
     return table.t().contiguous().index_select(1, index.reshape(-1)).view(1, table.shape[1], *index.shape)
 
 
-_kept: WeakKeyDictionary[nn.Module, tuple[tuple[Tensor, ...], Any, Tensor]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[nn.Module, tuple[tuple[Tensor, ...], Any, Tensor, int]] = WeakKeyDictionary()
+"""Module -> copies of the tables, the key, the bias and its version: who adds to it in place loses it."""
 
 
 def keep(module: nn.Module, key: Any, tables: tuple[Tensor, ...], make: Callable[[], Tensor]) -> Tensor:
-    """make(), or what it returned last for this module, if no gradient is wanted and the tables' numbers are the same.
+    """make(), or on a CPU what it returned last for this module, if no gradient is wanted and the tables' numbers are the same;
+    elsewhere comparing them would be a synchronisation.
 
     A layer keeps one bias of at most 4 MiB, with copies of the tables: no way of changing a parameter makes it stale.
     """
     wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
-    if wants_gradient or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if wants_gradient or is_traced or not all(x.is_cpu for x in tables):
         return make()
     found = _kept.get(module)
-    if found is not None and found[1] == key and all(_same(a, b) for a, b in zip(found[0], tables, strict=True)):
-        return found[2]
+    if found is not None and found[1] == key and found[2]._version == found[3]:
+        if all(_same(a, b) for a, b in zip(found[0], tables, strict=True)):
+            return found[2]
     with torch.inference_mode(False), torch.no_grad():
         made = make()
         if made.numel() <= NUMBERS:
-            _kept[module] = tuple(x.detach().clone() for x in tables), key, made
+            _kept[module] = tuple(x.detach().clone() for x in tables), key, made, made._version
     return made
 
 

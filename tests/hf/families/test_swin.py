@@ -86,6 +86,14 @@ def test_a_kept_bias_follows_its_parameters(folder):
         outputs_agree(second, hf.restore(model)(**inputs)[0])
 
 
+def test_a_kept_bias_that_was_changed_is_made_anew():
+    module, table = torch.nn.Identity(), torch.randn(4, 2)
+    made = blocks.keep(module, "key", (table,), lambda: table.t().clone())
+    assert blocks.keep(module, "key", (table,), lambda: table.t().clone()) is made
+    made += 1.0
+    assert torch.equal(blocks.keep(module, "key", (table,), lambda: table.t().clone()), table.t())
+
+
 def test_output_attentions_are_the_originals():
     for folder in ("swinv2", "donut"):
         model, inputs = make(folder), batch(folder)
