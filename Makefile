@@ -145,6 +145,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/torchao torchao  # beside the environment: transformers would import it in every process
 	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm  # an oracle of image encodings, where transformers does not find it: it would need torchvision
 	@[ "$$(uname)" != Linux ] || $(PY) -c 'import triton' 2>/dev/null || { echo "$(PIP) triton==3.9.0"; $(PIP) triton==3.9.0; }
 	@touch $@
