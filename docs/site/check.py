@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -26,12 +27,16 @@ class _Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """A sentence for each link that leads nowhere and for each file that would be loaded from elsewhere."""
+    """A sentence for each link that leads nowhere, each file that would be loaded from elsewhere, each table shown as text."""
     pages: dict[Path, _Page] = {}
     for path in sorted(site.rglob("*.html")):
         pages[path.resolve()] = page = _Page()
         page.feed(path.read_text(encoding="utf-8"))
-    found = []
+    found = [
+        f"{path.relative_to(site.resolve())} shows a table as text: does it have a head and a line | --- |?"
+        for path in pages
+        if re.search(r"<p>\s*\| ", path.read_text(encoding="utf-8"))
+    ]
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
         if name.name == "404.html":

@@ -13,6 +13,7 @@ from docs.site import assemble, check
     [
         ('<a href="other.html">x</a>', "index.html links to other.html, which does not exist"),
         ('<a href="#nowhere">x</a>', "index.html links to #nowhere, and there is no such anchor"),
+        ("<p>| a | b |</p>", "index.html shows a table as text"),
         ('<img src="missing.svg">', "index.html loads missing.svg, which does not exist"),
         ('<script src="https://example.org/x.js"></script>', "index.html loads https://example.org/x.js from another machine"),
         ('<link rel="stylesheet" href="//example.org/x.css">', "index.html loads //example.org/x.css from another machine"),
