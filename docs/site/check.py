@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 
@@ -56,6 +57,20 @@ def faults(site: Path) -> list[str]:
             elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
                 found.append(f"{name} links to {address}, and there is no such anchor")
     return found
+
+
+def unreferenced(site: Path, names: dict[str, Any]) -> list[str]:
+    """A sentence for each public name (name -> object) that no page of the API reference has."""
+    anchors: set[str] = set()
+    for path in (site / "api").glob("*.html"):
+        page = _Page()
+        page.feed(path.read_text(encoding="utf-8"))
+        anchors |= page.anchors
+    return [
+        f"{name} is on no page of the API reference; add {{{{ api {name} }}}} to a page in docs/en/api and docs/zh/api"
+        for name, one in names.items()
+        if name not in anchors and f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" not in anchors
+    ]
 
 
 def _target(page: Path, address: str) -> Path:

@@ -25,6 +25,14 @@ def test_a_fault_of_the_built_site_is_found(page, fault, tmp_path):
     assert found.startswith(fault)
 
 
+def test_a_public_name_without_a_page_is_found(tmp_path):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "a.html").write_text('<h3 id="posenc.one"></h3><h3 id="tests.two"></h3>')
+    two = type("two", (), {"__module__": "tests"})
+    (found,) = check.unreferenced(tmp_path, {"posenc.one": len, "posenc.two": two, "posenc.three": len})
+    assert found.startswith("posenc.three is on no page")
+
+
 def test_right_links_are_no_faults(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "index.html").write_text(
