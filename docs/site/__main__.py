@@ -30,7 +30,8 @@ def main() -> int:
     done = subprocess.run(command, cwd=assemble.ROOT, env=environment)
     if done.returncode or arguments.serve:
         return done.returncode
-    return _print(check.faults(assemble.ROOT / "out" / "site"))
+    site = assemble.ROOT / "out" / "site"
+    return _print(check.faults(site) + check.unreferenced(site, reference.public_names()))
 
 
 def source_faults() -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 
@@ -26,12 +28,16 @@ class _Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """A sentence for each link that leads nowhere and for each file that would be loaded from elsewhere."""
+    """A sentence for each link that leads nowhere, each file that would be loaded from elsewhere, each table shown as text."""
     pages: dict[Path, _Page] = {}
     for path in sorted(site.rglob("*.html")):
         pages[path.resolve()] = page = _Page()
         page.feed(path.read_text(encoding="utf-8"))
-    found = []
+    found = [
+        f"{path.relative_to(site.resolve())} shows a table as text: does it have a head and a line | --- |?"
+        for path in pages
+        if re.search(r"<p>\s*\| ", path.read_text(encoding="utf-8"))
+    ]
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
         if name.name == "404.html":
@@ -51,6 +57,22 @@ def faults(site: Path) -> list[str]:
             elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
                 found.append(f"{name} links to {address}, and there is no such anchor")
     return found
+
+
+def unreferenced(site: Path, names: dict[str, Any]) -> list[str]:
+    """A sentence for each public name (name -> object) that no page of the API reference has."""
+    anchors: set[str] = set()
+    for path in (site / "api").glob("*.html"):
+        page = _Page()
+        page.feed(path.read_text(encoding="utf-8"))
+        anchors |= page.anchors
+    own = {name: f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" for name, one in names.items()}
+    method = {name: f"posenc.{getattr(one, '__qualname__', '')}" for name, one in names.items()}  # RoPE.from_config
+    return [
+        f"{name} is on no page of the API reference; add {{{{ api {name} }}}} to a page in docs/en/api and docs/zh/api"
+        for name in names
+        if not {name, own[name], method[name]} & anchors
+    ]
 
 
 def _target(page: Path, address: str) -> Path:

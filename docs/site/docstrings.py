@@ -57,7 +57,9 @@ def _table(lines: list[str]) -> str:
 def _escape(text: str) -> str:
     """Brackets, stars and angle brackets are text, but for those in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\[\]*<_])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([\[\]*_])", r"\\\1", part).replace("<", "&lt;") for part in parts
+    )
 
 
 class Extension(griffe.Extension):

@@ -106,10 +106,8 @@ def options(cls: type, words: dict[str, str]) -> str:
         if name == "self":
             continue
         default = words["needed"] if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        annotation = str(parameter.annotation).replace("|", "\\|")
-        lines.append(
-            f"| `{name}`: `{annotation}` | {default} |" if "\\|" not in annotation else f"| `{name}` | {default} |"
-        )
+        annotation = str(parameter.annotation).replace("|", "&#124;")  # a bar would end the cell
+        lines.append(f"| `{name}`: <code>{annotation}</code> | {default} |")
     if len(lines) == 2:
         return ""
     link = f"[`posenc.{cls.__name__}`](../api/encodings.md#posenc.{cls.__name__})"

@@ -77,7 +77,11 @@ def engines(language: str) -> str:
 def hugging_face(language: str) -> str:
     runs = [json.loads((BENCH / f"hf-{name}.json").read_text()) for name in ("cpu", "cpu-longt5", "cuda")]
     words = {} if language == "en" else dict(train="训练一步", forward="前向")
-    return measure.table(runs, **words)
+    head = {
+        "en": ["model", "", "transformers", "accelerated", "time", "memory"],
+        "zh": ["模型", "", "transformers", "加速后", "时间", "内存"],
+    }[language]
+    return "\n".join(["| " + " | ".join(head) + " |", "| --- " * len(head) + "|", measure.table(runs, **words)])
 
 
 def speed(name: str, language: str) -> str:

@@ -122,7 +122,7 @@ def test_methods_are_documented():
 
 def test_docstrings_become_markdown():
     shown = docstrings.show(
-        """One line with [B, L].
+        """One line with [B, L] where a < b.
 
             s = q·k
             second line
@@ -133,6 +133,6 @@ def test_docstrings_become_markdown():
         """
     )
     assert shown == (
-        "One line with \\[B, L\\].\n\n```text\ns = q·k\nsecond line\n```\n\n"
+        "One line with \\[B, L\\] where a &lt; b.\n\n```text\ns = q·k\nsecond line\n```\n\n"
         "| | |\n| --- | --- |\n| `name` | what it is, a\\*b and more |\n| `other` | `x \\| y` |"
     )

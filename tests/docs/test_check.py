@@ -13,6 +13,7 @@ from docs.site import assemble, check
     [
         ('<a href="other.html">x</a>', "index.html links to other.html, which does not exist"),
         ('<a href="#nowhere">x</a>', "index.html links to #nowhere, and there is no such anchor"),
+        ("<p>| a | b |</p>", "index.html shows a table as text"),
         ('<img src="missing.svg">', "index.html loads missing.svg, which does not exist"),
         ('<script src="https://example.org/x.js"></script>', "index.html loads https://example.org/x.js from another machine"),
         ('<link rel="stylesheet" href="//example.org/x.css">', "index.html loads //example.org/x.css from another machine"),
@@ -22,6 +23,14 @@ def test_a_fault_of_the_built_site_is_found(page, fault, tmp_path):
     (tmp_path / "index.html").write_text(page)
     (found,) = check.faults(tmp_path)
     assert found.startswith(fault)
+
+
+def test_a_public_name_without_a_page_is_found(tmp_path):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "a.html").write_text('<h3 id="posenc.one"></h3><h3 id="tests.two"></h3>')
+    two = type("two", (), {"__module__": "tests"})
+    (found,) = check.unreferenced(tmp_path, {"posenc.one": len, "posenc.two": two, "posenc.three": len})
+    assert found.startswith("posenc.three is on no page")
 
 
 def test_right_links_are_no_faults(tmp_path):

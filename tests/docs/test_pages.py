@@ -136,6 +136,14 @@ def test_markers_are_known():
             assert set(drawn) <= set(figures.names()), page
 
 
+@pytest.mark.parametrize("name", tables.TABLES)
+@pytest.mark.parametrize("language", assemble.LANGUAGES)
+def test_a_table_has_a_head_and_rows_of_one_width(name, language):
+    rows = [line for line in tables.table(name, language).splitlines() if line.startswith("|")]
+    assert re.fullmatch(r"(\| --- )+\|", rows[1]) and len(rows) > 2
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
 def test_a_figure_is_drawn(tmp_path):
     figures.draw("rope-decay", tmp_path / "rope-decay.svg")
     assert "<svg" in (tmp_path / "rope-decay.svg").read_text(encoding="utf-8")

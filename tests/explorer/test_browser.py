@@ -46,7 +46,7 @@ def test_every_page_opens_and_draws(page, address):
     go(page, address, "?view=gallery&encoding=alibi")
     assert figure(page, "gallery-plot-0")["titles"][0].startswith("alibi:")
     expect(page.locator("#gallery-html")).to_contain_text("BLOOM")
-    for name, figures in (("Compare", 2), ("Your sentence", 3), ("Extend RoPE", 2)):
+    for name, figures in (("Learn", 1), ("Compare", 2), ("Your sentence", 3), ("Extend RoPE", 2)):
         page.get_by_role("tab", name=name).click()
         key = name.split()[-1].lower().replace("rope", "extend")
         for number in range(figures):
@@ -55,6 +55,25 @@ def test_every_page_opens_and_draws(page, address):
             assert all(drawn["titles"])
     page.get_by_role("tab", name="Results").click()
     expect_alert(page, "results", "no run here yet")
+
+
+def test_the_course_can_be_walked_and_its_numbers_changed(page, address):
+    go(page, address, "?view=learn")
+    first = figure(page, "learn-plot-0")
+    expect(page.locator("#learn-html h2")).to_have_text("1. Order is lost")
+    page.click("#learn-on")
+    second = changed(page, "learn-plot-0", first)
+    expect(page.locator("#learn-html h2")).to_have_text("2. Sinusoidal positions")
+    slide(page, "learn-number", 2)
+    other = changed(page, "learn-plot-0", second)
+    assert second["titles"] == other["titles"]
+    expect(page.locator("#learn-link")).to_have_attribute("href", re.compile("chapter=2.*number=2"))
+    page.get_by_label("8. Rotary positions").check()
+    changed(page, "learn-plot-0", other)
+    expect(page.locator("#learn-number input[type=number]")).to_have_value("4")  # the course's own
+    go(page, address, "?view=learn&chapter=11&number=4", "zh/")
+    expect(page.locator("#learn-html h2")).to_have_text("11. 按距离扣分")
+    expect(page.locator("#learn-number input[type=number]")).to_have_value("4")
 
 
 def test_controls_change_the_figure_s_data(page, address):

@@ -72,12 +72,13 @@ def test_a_chapter_s_code_makes_its_drawn_values_and_the_number_changes_them(num
 
 
 def test_the_chapters_are_those_of_the_course():
-    folder = Path(__file__).parents[2] / "docs" / "en" / "course"
-    assert [chapter.page for chapter in CHAPTERS] == sorted(path.stem for path in folder.glob("[0-9]*.md"))
-    for chapter in CHAPTERS:
-        text = (folder / f"{chapter.page}.md").read_text(encoding="utf-8")
-        for make in chapter.figures:
-            assert f"(figure:{make.__name__.replace('_', '-')})" in text
+    docs = Path(__file__).parents[2] / "docs"
+    assert [c.page for c in CHAPTERS] == sorted(path.stem for path in (docs / "en" / "course").glob("[0-9]*.md"))
+    for number, chapter in enumerate(CHAPTERS, 1):
+        for title, language in zip(chapter.title, ("en", "zh"), strict=True):
+            text = (docs / language / "course" / f"{chapter.page}.md").read_text(encoding="utf-8")
+            assert text.startswith(f"# {number}. {title}")
+            assert all(f"(figure:{make.__name__.replace('_', '-')})" in text for make in chapter.figures)
 
 
 def test_the_published_losses_are_those_of_the_run():

@@ -29,7 +29,7 @@ class Chapter:
 CHAPTERS = (
     Chapter(
         "01-order",
-        ("Order is lost", "顺序丢失了"),
+        ("Order is lost", "次序会丢失"),
         (
             "Two tokens of a text swap places. Without positions no other token's output changes; a causal mask or an encoding makes the order visible.",
             "文本中的两个词元交换位置。没有位置时，其他词元的输出都不变；因果掩码或位置编码使顺序可见。",
@@ -69,7 +69,7 @@ drawn = pe.embed(torch.zeros(1, 100, 64), posenc.Positions(100))[0]""",
     ),
     Chapter(
         "03-learned",
-        ("Learned positions", "可学习的位置编码"),
+        ("Learned positions", "可学习的位置"),
         (
             "A table has one vector for each position and nothing beyond its last row; resize interpolates it for another length.",
             "表中每个位置一个向量，最后一行之后什么也没有；resize 为另一个长度做插值。",
@@ -88,7 +88,7 @@ drawn = table.resize({0}).table[:, 2].detach()""",
     ),
     Chapter(
         "04-shaw",
-        ("Relative positions: Shaw", "相对位置：Shaw"),
+        ("Relative positions", "相对位置"),
         (
             "A distance selects a row of a table; distances beyond k share the last one. Computing q·a per distance saves the memory of one vector for each pair.",
             "距离选出表的一行；超过 k 的距离共用最后一行。对每个距离计算 q·a，省去了每一对一个向量的内存。",
@@ -105,7 +105,7 @@ drawn = posenc.index.clip({0}, {0}).lookup(torch.arange(-reach, reach + 1))""",
     ),
     Chapter(
         "05-four-terms",
-        ("Four terms: Transformer-XL", "四项展开：Transformer-XL"),
+        ("Four terms", "四项展开"),
         (
             "The score is the sum of four terms: content with content, content with position, position with content, position with position.",
             "得分是四项之和：内容与内容、内容与位置、位置与内容、位置与位置。",
@@ -125,7 +125,7 @@ drawn = sum(terms.values())[0].detach()""",
     ),
     Chapter(
         "06-t5",
-        ("Buckets: T5", "分桶：T5"),
+        ("One number per distance", "每个距离一个数"),
         (
             "Near distances have a bucket each, far ones share: the width grows logarithmically up to max_distance. The mistaken code gives ids that no row of the table has.",
             "近的距离各占一个桶，远的共用：宽度按对数增长，直到 max_distance。错误的代码会给出表中没有的编号。",
@@ -142,7 +142,7 @@ drawn = [posenc.formulas.t5_bucket(d, buckets={0}, max_distance=128, causal=Fals
     ),
     Chapter(
         "07-deberta",
-        ("Disentangled: DeBERTa", "解耦：DeBERTa"),
+        ("Disentangled attention", "解耦注意力"),
         (
             "Version 1 clips the distance; versions 2 and 3 have logarithmic buckets beyond half of them. Both tables serve queries and keys.",
             "第 1 版截断距离；第 2、3 版在一半桶数之外使用对数分桶。两种表都同时用于查询和键。",
@@ -158,7 +158,7 @@ drawn = posenc.index.deberta_buckets({0}, 128).lookup(torch.arange(-150, 151))""
     ),
     Chapter(
         "08-rope",
-        ("Rotary positions: RoPE", "旋转位置编码：RoPE"),
+        ("Rotary positions", "旋转位置编码"),
         (
             "Each pair of channels of q and k rotates by an angle that grows with the position; the score then depends on the distance, and decays for equal vectors.",
             "q 和 k 的每对通道按随位置增大的角度旋转；于是得分只与距离有关，并且对相同的向量会衰减。",
@@ -175,7 +175,7 @@ drawn = [sum(2 * math.cos(r * each) for each in w) for r in range(257)]""",
     ),
     Chapter(
         "09-interpolation",
-        ("Interpolation and NTK", "插值与 NTK"),
+        ("Longer contexts I", "更长的上下文（上）"),
         (
             "To read longer texts, pairs must rotate more slowly: interpolation slows all by the same factor, NTK-aware scaling the slow ones more.",
             "要读更长的文本，各对必须转得更慢：插值使所有对慢同样的倍数，NTK 缩放使慢的对慢得更多。",
@@ -192,7 +192,7 @@ drawn = [math.tau / w for w in posenc.scaling.frequencies(128, 10000.0, linear)]
     ),
     Chapter(
         "10-yarn",
-        ("YaRN and Llama 3", "YaRN 与 Llama 3"),
+        ("Longer contexts II", "更长的上下文（下）"),
         (
             "YaRN leaves fast pairs alone, interpolates slow ones, and blends between them by a ramp; Llama 3 does the same by wavelength.",
             "YaRN 不动快的对，对慢的对插值，中间按斜坡过渡；Llama 3 按波长做同样的事。",
@@ -210,7 +210,7 @@ drawn = [a / b for a, b in zip(plain, yarn)]""",
     ),
     Chapter(
         "11-alibi",
-        ("Linear biases: ALiBi", "线性偏置：ALiBi"),
+        ("Penalties for distance", "按距离扣分"),
         (
             "Each head subtracts its slope times the distance: steep heads attend to the last tokens, flat ones far back.",
             "每个头减去斜率乘以距离：斜率大的头只看最近的词元，斜率小的头看得远。",
@@ -227,7 +227,7 @@ drawn = [-slope * abs(r) for r in range(-64, 65)]""",
     ),
     Chapter(
         "12-extrapolation",
-        ("Extrapolation, measured", "外推：实测"),
+        ("Extrapolation", "外推"),
         (
             "Small models of the lab, trained on 64 bytes and tested on longer texts: a flat curve holds, a rising one breaks.",
             "实验室的小模型，以 64 字节训练，在更长的文本上测试：曲线平就保持，上升就失效。",
