@@ -1,7 +1,7 @@
 """Rewrite the generated parts of the two READMEs: `make bench-table`, or `python -m docs.site.readme`.
 
-Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json, uses-cuda.json (or
-uses-h200-partial.json as long as there is no whole run), results.json and h200.json.
+Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json,
+uses-cuda.json, results.json and h200.json.
 """
 
 from __future__ import annotations

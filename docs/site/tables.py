@@ -119,9 +119,8 @@ USES = {
 
 
 def uses(device: str) -> dict:
-    """The newest committed run of the suite of uses: of a GPU, the whole one, or the part that there is."""
-    names = {"cpu": ["uses-cpu.json"], "cuda": ["uses-cuda.json", "uses-h200-partial.json"]}[device]
-    return json.loads(next(BENCH / name for name in names if (BENCH / name).exists()).read_text())
+    """The committed run of the suite of uses."""
+    return json.loads((BENCH / f"uses-{device}.json").read_text())
 
 
 def uses_line(device: str, *groups: str) -> str | None:
@@ -176,10 +175,12 @@ def uses_table(language: str) -> str:
 
 def readme_speed(language: str) -> str:
     """The lines of a README: what people run, beside the best other code; and the ceiling, attention without positions."""
-    used = [group for group in USES if group != "host"]  # a clock of its own: until a call has returned
+    models = ("model", "generate")
+    used = [group for group in USES if group not in (*models, "host")]  # a clock of its own: until a call has returned
     lines = {
-        ("layers, models, decoding: H200", "层、模型、解码：H200"): uses_line("cuda", *used),
-        ("the same on a CPU", "CPU 上同样"): uses_line("cpu", *used),
+        ("T5 and DeBERTa models: H200", "T5 与 DeBERTa 模型：H200"): uses_line("cuda", *models),
+        ("layers, calls, decoding: H200", "层、调用、解码：H200"): uses_line("cuda", *used),
+        ("the same on a CPU", "CPU 上同样"): uses_line("cpu", *models, *used),
         ("host time of a short call", "短调用的主机时间"): uses_line("cuda", "host"),
         ("4096 tokens, training, against no positions: H200", "4096 词元，训练，与无位置相比：H200"): speed_line("h200.json", "training"),
         ("the same on a CPU", "CPU 上同样 "): speed_line("results.json", "training"),
