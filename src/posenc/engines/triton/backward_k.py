@@ -8,6 +8,7 @@ import triton.language as tl
 from .backward_q import UNSPECIALISED, add_mass_gradient
 from .band_layout import reaches_ends, store_band, store_band_ends, store_band_zeros
 from .bf16x3 import add_bf16x3, load_ones
+from .diagonals import store_diagonals, sum_diagonals
 from .dropout import dropout_factor
 from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, query_tiles
 from .scores import (
@@ -49,20 +50,43 @@ def score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile):
     return ds, d_decay
 
 
+@triton.jit
+def add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA: tl.constexpr, FLIP: tl.constexpr):
+    """Add this tile's part of dq, k^T @ ds, atomically to dq, [B, H, D, Lq rounded up]. USE_TMA: dq is a tensor descriptor."""
+    if FLIP:
+        x = matmul(tl.trans(k_tile), ds)
+        if USE_TMA:
+            dq.atomic_add([(bh * x.shape[0]).to(tl.int32), m0], x)
+        else:
+            at = dq + bh * x.shape[0] * padded(q_length) + m0
+            tl.atomic_add(at + tl.arange(0, x.shape[0])[:, None] * padded(q_length) + tl.arange(0, x.shape[1])[None, :], x, sem="relaxed")
+    else:
+        x = matmul(tl.trans(ds), k_tile)
+        row = bh * padded(q_length) + m0
+        if USE_TMA:
+            dq.atomic_add([row.to(tl.int32), 0], x)
+        else:
+            at = dq + row * x.shape[1]
+            tl.atomic_add(at + tl.arange(0, x.shape[0])[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :], x, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def backward_k(
-    q, k, v, do, dk, dv, row_parts,
+    q, k, v, do, dq, dk, dv, row_parts,
     slots, positions, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, batch_heads, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
     SCALE_LAST: tl.constexpr, DROPOUT: tl.constexpr, BAND_STAGES: tl.constexpr, INNER: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr,
+    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, and the gradients of the column term and of the keys' decay. Tiles are [keys, queries].
 
     From the queries q_first .. q_last; ACCUMULATE: added to what earlier queries gave. ZERO_REST: the column term's
     gradient has memory that no tile writes. row_parts: lse and delta of each query as bfloat16 parts (preprocess.py).
+
+    FUSED: there is no backward_q. Each tile is added to dq, float32 [B, H, Lq rounded up, BLOCK_D] without the scale, and
+    the gradients of bias and slopes are summed here, by block of keys and by key.
     """
     plane = (batch_heads * padded(q_length)).to(tl.int64)  # elements of one [B, H, Lq rounded up] array
     blocks = tl.cdiv(k_length, BLOCK_N)
@@ -75,7 +99,7 @@ def backward_k(
     MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # each far probability would be dropped on its own
     CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = query_tiles(
-        n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
+        n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR, FUSED
     )
 
     j = n0 + tl.arange(0, BLOCK_N)
@@ -91,6 +115,8 @@ def backward_k(
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     c = tl.arange(0, 16)[None, :]
     ones_lse, ones_delta = load_ones(slots, 0, BLOCK_N), load_ones(slots, 3, BLOCK_N)
+    BIAS: tl.constexpr = FUSED and (grads.bias is not None)
+    SLOPES: tl.constexpr = FUSED and (grads.slopes is not None)
 
     for member in range(group):
         h = h_kv * group + member
@@ -100,6 +126,7 @@ def backward_k(
         sum_left = tl.zeros([BLOCK_N], tl.float32)
         sum_right = tl.zeros([BLOCK_N], tl.float32)
         d_decay = tl.zeros([BLOCK_N], tl.float32)
+        d_slope = tl.zeros([BLOCK_N], tl.float32)
         far_keys = ones_lse  # [keys, 16]: ones that select -lse, and the parts of both ends of the key's band
         if slots.cols is not None:
             at = slots.cols.bf16x3 + (bh * 2 * slots.cols.rows + j)[:, None] * 16 + c
@@ -137,11 +164,17 @@ def backward_k(
                 dp = matmul(v_tile, tl.trans(do_tile))
                 acc_v, dp = add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT)
                 ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)
-                if grads.cols is not None:
+                if BIAS or (grads.cols is not None):
                     ds_sum = tl.sum(ds, 1)
                     sum_left += tl.where(on_left, ds_sum, 0.0)
                     sum_right += tl.where(on_left, 0.0, ds_sum)
-                acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)
+                if SLOPES:
+                    ds_r = tl.sum(ds * (j[:, None] + offset - i[None, :]).to(tl.float32), 1)
+                    d_slope += tl.where(on_left, ds_r, -ds_r)
+                ds = ds.to(q_tile.dtype)
+                acc_k = matmul(ds, q_tile, acc_k)
+                if FUSED:
+                    add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
 
         # ---- inner tiles ----------------------------------------------------------------------------------------------
         inner0, inner1 = right0, right0
@@ -181,6 +214,10 @@ def backward_k(
 
         # ---- general tiles --------------------------------------------------------------------------------------------
         n_general = ((left0 - first) + (last - right1) + (right0 - left1) - (inner1 - inner0)) * PER_TILE
+        pending_0 = tl.zeros([GENERAL], tl.float32)  # diagonals.py
+        pending_1 = tl.zeros([GENERAL], tl.float32)
+        if BIAS:
+            bias_ptr = grads.bias.ptr + (bh * blocks + block) * grads.bias.h
         for t in tl.range(0, n_general, num_stages=BAND_STAGES):
             tile = general_tile(t // PER_TILE, first, left0, left1, right1, last, inner0, inner1)
             m0 = tile * BLOCK_M + t % PER_TILE * GENERAL
@@ -226,7 +263,22 @@ def backward_k(
                     sum_left += tl.sum(tl.where(back >= col_hi, ds, 0.0), 1)
                     sum_right += tl.sum(tl.where((back <= col_lo) & (back < col_hi), ds, 0.0), 1)
                 store_band(grads.cols, positions, b, h, n0, j, i, back, col_lo, col_hi, share, valid, at_ends, True)
-            acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)
+            if SLOPES:
+                d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
+            if BIAS:
+                outside = t < ((left0 - first) + (last - right1)) * PER_TILE
+                bias_lo, bias_hi = tl.where(outside, lo, grads.bias.lo), tl.where(outside, hi, grads.bias.hi)
+                sum_left += tl.sum(tl.where(r <= bias_lo, ds, 0.0), 1)
+                sum_right += tl.sum(tl.where((r >= bias_hi) & (r > bias_lo), ds, 0.0), 1)
+                inside = tl.where((r > bias_lo) & (r < bias_hi), ds, 0.0)
+                complete, pending_0, pending_1 = sum_diagonals(inside, pending_0, pending_1, GENERAL)
+                in_middle = t >= n_general - (right0 - left1) * PER_TILE
+                r0 = m0 - n0 - offset - 2 * GENERAL  # -r, as queries move along the tile's rows
+                store_diagonals(bias_ptr, r0, complete, grads.bias.lo, grads.bias.hi, in_middle, -1, GENERAL)
+            ds = ds.to(q_tile.dtype)
+            acc_k = matmul(ds, q_tile, acc_k)
+            if FUSED:
+                add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
 
         if grads.cols is not None:
             if slots.scale is None:
@@ -236,6 +288,17 @@ def backward_k(
                 begin, end = left1 * BLOCK_M - offset, right0 * BLOCK_M - offset
                 store_band_zeros(grads.cols, b, h, n0, j, begin, end, valid, GENERAL)
             store_band_ends(grads.cols, b, h, n0, j, sum_right, sum_left, valid, ACCUMULATE)
+        if BIAS:
+            r1 = right0 * BLOCK_M - n0 - offset
+            some = left1 <= right0
+            store_diagonals(bias_ptr, r1 - 2 * GENERAL, pending_0, grads.bias.lo, grads.bias.hi, some, -1, GENERAL)
+            store_diagonals(bias_ptr, r1 - GENERAL, pending_1, grads.bias.lo, grads.bias.hi, some, -1, GENERAL)
+            sum_left += tl.where(grads.bias.hi > grads.bias.lo, 0.0, sum_right)  # a span of one distance: it is both ends
+            tl.store(bias_ptr, tl.sum(sum_left, 0))
+            if grads.bias.hi > grads.bias.lo:
+                tl.store(bias_ptr + (grads.bias.hi - grads.bias.lo), tl.sum(sum_right, 0))
+        if SLOPES:
+            tl.store(grads.slopes + bh * k_length + j, d_slope, mask=valid)
         if grads.decay_k is not None:
             if ACCUMULATE:
                 d_decay += tl.load(grads.decay_k + bh * k_length + j, mask=valid, other=0.0)
