@@ -28,6 +28,9 @@ CONFIGS = {
     "64x128 8w 2s rows": {"tile": (64, 128, 8, 2), "flip": False},
     "64x128 8w 2s rows ptr": {"tile": (64, 128, 8, 2), "flip": False, "tma": False},
     "64x128 8w 2s r128": {"tile": (64, 128, 8, 2), "registers": 128},
+    "64x64 4w 2s loads": {"tile": (64, 64, 4, 2), "loads": True},
+    "64x64 4w 2s loads r168": {"tile": (64, 64, 4, 2), "loads": True, "registers": 168},
+    "64x128 8w 2s loads": {"tile": (64, 128, 8, 2), "loads": True},
     "32x128 4w 3s": {"tile": (32, 128, 4, 3)},
     "D128 pair": {"fused": False, "size": 128},
     "D128 cuDNN": {"size": 128},
@@ -56,6 +59,7 @@ def child(name):
     library = name.endswith("cuDNN")
     schedule.fused_backward = config.get("fused", True)
     schedule.FLIP, schedule.MAXNREG = config.get("flip", True), config.get("registers")
+    schedule.TMA_LOADS = config.get("loads", False)
     if "tile" in config:
         schedule.HOPPER["backward", size] = schedule.Tile(*config["tile"])
     if "tma" in config:

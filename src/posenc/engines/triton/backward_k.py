@@ -72,13 +72,13 @@ def add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA: tl.constexpr, FLIP: tl.con
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def backward_k(
-    q, k, v, do, dq, dk, dv, row_parts,
+    q, k, v, do, q_desc, do_desc, parts_desc, dq, dk, dv, row_parts,
     slots, positions, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, batch_heads, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
     SCALE_LAST: tl.constexpr, DROPOUT: tl.constexpr, BAND_STAGES: tl.constexpr, INNER: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr,
+    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr, TMA_LOADS: tl.constexpr, WS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, and the gradients of the column term and of the keys' decay. Tiles are [keys, queries].
 
@@ -137,13 +137,18 @@ def backward_k(
 
         # ---- far tiles ------------------------------------------------------------------------------------------------
         if CLEAR:
-            for t in range((left1 - left0) + (right1 - right0)):
+            for t in tl.range((left1 - left0) + (right1 - right0), warp_specialize=WS):
                 m0 = far_tile(t, left0, left1, right0) * BLOCK_M
                 on_left = t >= left1 - left0  # later queries have their far keys on the left, r <= lo
-                q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
                 i = m0 + steps
-                side = tl.where(on_left, 0, plane)
-                parts = tl.load(row_parts + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
+                if TMA_LOADS:
+                    q_tile = q_desc.load([b.to(tl.int32), h.to(tl.int32), m0, 0]).reshape(BLOCK_M, BLOCK_D)
+                    side = tl.where(on_left, 0, 1) * batch_heads
+                    parts = parts_desc.load([((side + bh) * padded(q_length) + m0).to(tl.int32), 0])
+                else:
+                    q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
+                    side = tl.where(on_left, 0, plane)
+                    parts = tl.load(row_parts + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
                 scale_tile = broadcast_scale(scale_row, slots, True)
                 qk = matmul(k_tile, tl.trans(q_tile))
@@ -160,7 +165,10 @@ def backward_k(
                     p = tl.exp2(qk * scale_row)
                 else:
                     p = tl.exp2(qk)
-                do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
+                if TMA_LOADS:
+                    do_tile = do_desc.load([b.to(tl.int32), h.to(tl.int32), m0, 0]).reshape(BLOCK_M, BLOCK_DV)
+                else:
+                    do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
                 dp = matmul(v_tile, tl.trans(do_tile))
                 acc_v, dp = add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT)
                 ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)

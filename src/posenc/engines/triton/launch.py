@@ -161,6 +161,7 @@ def run_backward(
             d_slots = d_slots._replace(slopes=lse.new_zeros(batch, heads, k_length))
             grads["slopes"] = d_slots.slopes
     use_tma = fused and schedule.uses_tma(q.device)
+    tma_loads = use_tma and schedule.TMA_LOADS
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
         if x.table is not None:
@@ -175,12 +176,15 @@ def run_backward(
             scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
         )  # fmt: skip
         launch(
-            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _descriptor(dq_sum, (head_sizes[2], k_tile.queries) if flip else (k_tile.queries, head_sizes[2])) if use_tma else dq_sum,
+            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do),
+            *((_descriptor(q, (1, 1, k_tile.queries, head_sizes[2])), _descriptor(do, (1, 1, k_tile.queries, head_sizes[3])),
+               _descriptor(row_parts.view(-1, 16), (k_tile.queries, 16))) if tma_loads else (None, None, None)),
+            _descriptor(dq_sum, (head_sizes[2], k_tile.queries) if flip else (k_tile.queries, head_sizes[2])) if use_tma else dq_sum,
             _view(grads["k"]), _view(grads["v"]), row_parts,
             slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
             k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
             INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
-            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, FUSED=fused, USE_TMA=use_tma, FLIP=schedule.FLIP,
+            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, FUSED=fused, USE_TMA=use_tma, FLIP=schedule.FLIP, TMA_LOADS=tma_loads, WS=fused and schedule.WS,
             maxnreg=schedule.MAXNREG if fused else None, num_warps=k_tile.warps, num_stages=k_tile.stages,
         )  # fmt: skip
         if fused:

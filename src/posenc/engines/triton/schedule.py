@@ -114,6 +114,8 @@ def choose_tile(
 
 
 FLIP = True
+TMA_LOADS = False
+WS = False
 MAXNREG = None
 fused_backward: bool | None = None
 """Whether one kernel computes the backward pass where it can; None: by chooses_fused_backward's rule. Set by tests and benchmarks."""
