@@ -51,6 +51,22 @@ def score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile):
 
 
 @triton.jit
+def rotated(t, block, blocks, n, ROTATE: tl.constexpr):
+    """The t-th of n tiles, from another one on for each block: programs of one head add to different rows of dq."""
+    if ROTATE:
+        t += block * n // blocks
+        t = tl.where(t >= n, t - n, t)
+    return t
+
+
+@triton.jit
+def load_rows(ptr, stride, start, d, D: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr):
+    rows = tl.arange(0, BLOCK)
+    at = ptr + start.to(tl.int64) * stride + rows[:, None] * stride + d[None, :]
+    return tl.load(at, cache_modifier=CACHE)
+
+
+@triton.jit
 def add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA: tl.constexpr, FLIP: tl.constexpr):
     """Add this tile's part of dq, k^T @ ds, atomically to dq, [B, H, D, Lq rounded up]. USE_TMA: dq is a tensor descriptor."""
     if FLIP:
@@ -78,7 +94,7 @@ def backward_k(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
     SCALE_LAST: tl.constexpr, DROPOUT: tl.constexpr, BAND_STAGES: tl.constexpr, INNER: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr, TMA_LOADS: tl.constexpr, WS: tl.constexpr,
+    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr, TMA_LOADS: tl.constexpr, WS: tl.constexpr, PIPELINE: tl.constexpr, CACHE: tl.constexpr, ROTATE: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, and the gradients of the column term and of the keys' decay. Tiles are [keys, queries].
 
@@ -118,7 +134,7 @@ def backward_k(
     BIAS: tl.constexpr = FUSED and (grads.bias is not None)
     SLOPES: tl.constexpr = FUSED and (grads.slopes is not None)
 
-    for member in range(group):
+    for member in range(1 if ONE_GROUP else group):
         h = h_kv * group + member
         bh = b * heads + h
         q_ptr = q.ptr + b * q.b + h * q.h
@@ -136,10 +152,67 @@ def backward_k(
                 key_parts = tl.load(at, mask=valid[:, None] & (c >= 6), other=0.0)
 
         # ---- far tiles ------------------------------------------------------------------------------------------------
-        if CLEAR:
+        if CLEAR and PIPELINE:
+            n_far = (left1 - left0) + (right1 - right0)
+            t0 = rotated(0, block, blocks, n_far, ROTATE)
+            m0 = tl.where(n_far > 0, far_tile(t0, left0, left1, right0), 0) * BLOCK_M
+            q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, True)
+            do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, True)
+            side = tl.where(t0 >= left1 - left0, 0, plane)
+            parts = tl.load(row_parts + (side + bh * padded(q_length) + m0 + steps)[:, None] * 16 + c)
+            qk = matmul(k_tile, tl.trans(q_tile), tl.dot(far_keys, tl.trans(parts)))
+            if PIPELINE == 1:
+                dp = matmul(v_tile, tl.trans(do_tile), tl.dot(ones_delta, tl.trans(parts)))
+            for t in range(n_far):
+                u = rotated(t, block, blocks, n_far, ROTATE)
+                on_left = u >= left1 - left0
+                m0 = far_tile(u, left0, left1, right0) * BLOCK_M
+                t1 = rotated(tl.minimum(t + 1, n_far - 1), block, blocks, n_far, ROTATE)
+                m1 = far_tile(t1, left0, left1, right0) * BLOCK_M
+                if TMA_LOADS:
+                    b32, h32 = b.to(tl.int32), h.to(tl.int32)
+                    side_next = tl.where(t1 >= left1 - left0, 0, 1) * batch_heads
+                    parts = parts_desc.load([((side_next + bh) * padded(q_length) + m1).to(tl.int32), 0])
+                    q_next = q_desc.load([b32, h32, m1, 0]).reshape(BLOCK_M, BLOCK_D)
+                    do_next = do_desc.load([b32, h32, m1, 0]).reshape(BLOCK_M, BLOCK_DV)
+                    do_tile = do_desc.load([b32, h32, m0, 0]).reshape(BLOCK_M, BLOCK_DV)
+                    q_tile = q_desc.load([b32, h32, m0, 0]).reshape(BLOCK_M, BLOCK_D)
+                else:
+                    side = tl.where(t1 >= left1 - left0, 0, plane)
+                    parts = tl.load(row_parts + (side + bh * padded(q_length) + m1 + steps)[:, None] * 16 + c)
+                    q_next = load_rows(q_ptr, q.l, m1, d, D, BLOCK_M, CACHE)
+                    do_next = load_rows(do_ptr, do.l, m1, d_v, DV, BLOCK_M, CACHE)
+                    do_tile = load_rows(do_ptr, do.l, m0, d_v, DV, BLOCK_M, CACHE)
+                    q_tile = load_rows(q_ptr, q.l, m0, d, D, BLOCK_M, CACHE)
+                lse_next = tl.dot(far_keys, tl.trans(parts))
+                if PIPELINE == 1:
+                    delta_next = tl.dot(ones_delta, tl.trans(parts))
+                else:
+                    here = tl.where(on_left, 0, plane) + bh * padded(q_length) + m0
+                    delta = tl.dot(ones_delta, tl.trans(tl.load(row_parts + (here + steps)[:, None] * 16 + c)))
+                qk_next = matmul(k_tile, tl.trans(q_next), lse_next)
+                if PIPELINE == 1:
+                    dp_next = matmul(v_tile, tl.trans(do_next), delta_next)
+                p = tl.exp2(qk * (LOG2E * scale))
+                if PIPELINE == 2:
+                    dp = matmul(v_tile, tl.trans(do_tile), delta)
+                acc_v = matmul(p.to(do_tile.dtype), do_tile, acc_v)
+                ds = p * dp
+                if BIAS:
+                    ds_sum = tl.sum(ds, 1)
+                    sum_left += tl.where(on_left, ds_sum, 0.0)
+                    sum_right += tl.where(on_left, 0.0, ds_sum)
+                ds = ds.to(q_tile.dtype)
+                acc_k = matmul(ds, q_tile, acc_k)
+                add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
+                qk = qk_next
+                if PIPELINE == 1:
+                    dp = dp_next
+        elif CLEAR:
             for t in tl.range((left1 - left0) + (right1 - right0), warp_specialize=WS):
-                m0 = far_tile(t, left0, left1, right0) * BLOCK_M
-                on_left = t >= left1 - left0  # later queries have their far keys on the left, r <= lo
+                u = rotated(t, block, blocks, (left1 - left0) + (right1 - right0), ROTATE)
+                m0 = far_tile(u, left0, left1, right0) * BLOCK_M
+                on_left = u >= left1 - left0  # later queries have their far keys on the left, r <= lo
                 i = m0 + steps
                 if TMA_LOADS:
                     q_tile = q_desc.load([b.to(tl.int32), h.to(tl.int32), m0, 0]).reshape(BLOCK_M, BLOCK_D)

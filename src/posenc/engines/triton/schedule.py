@@ -116,6 +116,9 @@ def choose_tile(
 FLIP = True
 TMA_LOADS = False
 WS = False
+PIPELINE = 0
+CACHE = ""
+ROTATE = False
 MAXNREG = None
 fused_backward: bool | None = None
 """Whether one kernel computes the backward pass where it can; None: by chooses_fused_backward's rule. Set by tests and benchmarks."""
