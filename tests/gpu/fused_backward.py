@@ -87,21 +87,24 @@ def child(name, device="cuda"):
         q, k, v = cases.tensors(1, 4, 4, 1000, 1000, SIZE, torch.bfloat16)
         return cases.check(q, k, v, cases.tame(plan_of(("bias",), q, k, v, reach=(60, 70))))
 
-    functions("t5", 1, 2, 1024, False)[1]()  # compiles
-    print("RESULT " + json.dumps({"ready": 0}), flush=True)
-    for line in sys.stdin:
-        shape = SHAPES[int(line)]
+    def say(**what):
+        print("RESULT " + json.dumps(what), flush=True)
+
+    for shape in SHAPES:
         try:
+            if shape[0] != "check":
+                functions(shape[0], 1, 2, 1024, shape[-1])[1]()  # compiles
+            say(ready=True)
+            sys.stdin.readline()
             if shape[0] == "check":
-                found = {"of its budget": 0 if library else check()}
-            else:
-                run, step = functions(*shape)
-                with torch.no_grad():
-                    forward = time_graph(run)
-                found = {"ms": time_graph(step) - forward, "forward": forward}
+                say(of_its_budget=0 if library else check())
+                continue
+            run, step = functions(*shape)
+            with torch.no_grad():
+                forward = time_graph(run)
+            say(ms=time_graph(step) - forward, forward=forward)
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"[:400]}
-        print("RESULT " + json.dumps(found), flush=True)
+            say(error=f"{type(error).__name__}: {error}"[:400])
 
 
 class Child:
@@ -155,9 +158,8 @@ def main():
             note(one.name, "ended", "".join(one.tail)[-600:])
         elif "ready" in what:
             one.ready = True
-            note(one.name, "ready", 0)
         else:
-            busy = None
+            one.ready, busy = False, None if busy is one else busy
             note(one.name, " ".join(map(str, SHAPES[one.todo.pop(0)])), what)
     for one in children:
         one.process.kill()

@@ -110,7 +110,9 @@ def run_backward(
     k_length, v_size = k.shape[2], v.shape[3]
     kind = x.kind(num)
     q_tile = schedule.choose_tile("backward_q", max(size, v_size), q.dtype, q.device, q_length, kind)
-    fused = schedule.chooses_fused_backward(kind, q.dtype, q.device, q_length, k_length) and _can_fuse_backward(x)
+    fused = _can_fuse_backward(x) and schedule.chooses_fused_backward(
+        max(size, v_size), q.dtype, q.device, q_length, k_length
+    )
     k_tile = schedule.choose_tile(
         "backward" if fused else "backward_k", max(size, v_size), q.dtype, q.device, q_length, kind
     )

@@ -121,10 +121,16 @@ CACHE = ""
 ROTATE = False
 MAXNREG = None
 fused_backward: bool | None = None
-"""Whether one kernel computes the backward pass where it can; None: by chooses_fused_backward's rule. Set by tests and benchmarks."""
+"""Whether one kernel computes the backward pass wherever it can; None: as measured. Tests and benchmarks set it."""
 
 
-def chooses_fused_backward(kind: str, dtype: torch.dtype, device: torch.device, q_length: int, k_length: int) -> bool:
+def allows_atomic_sums() -> bool:
+    """Whether gradients may be added up in any order: not under torch.use_deterministic_algorithms(True)."""
+    return not torch.are_deterministic_algorithms_enabled() if fused_backward is None else fused_backward
+
+
+def chooses_fused_backward(size: int, dtype: torch.dtype, device: torch.device, q_length: int, k_length: int) -> bool:
+    """Whether backward_k does without backward_q, where it can."""
     if fused_backward is not None:
         return fused_backward
     return False
