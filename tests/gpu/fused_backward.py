@@ -19,6 +19,7 @@ from pathlib import Path
 CONFIGS = {
     "cuDNN": {},
     "pair": {"fused": False},
+    "pair ahead2": {"fused": False, "ahead": 2},
     "64x64 4w 2s": {"tile": (64, 64, 4, 2)},
     "64x128 8w 2s": {"tile": (64, 128, 8, 2)},
     "64x128 8w 2s ahead1": {"tile": (64, 128, 8, 2), "ahead": 1},
@@ -29,7 +30,6 @@ CONFIGS = {
     "64x128 8w 2s ahead1 rot": {"tile": (64, 128, 8, 2), "ahead": 1, "rotate": True},
     "64x64 4w 2s rot": {"tile": (64, 64, 4, 2), "rotate": True},
     "64x128 8w 2s rows": {"tile": (64, 128, 8, 2), "flip": False},
-    "64x64 4w 2s loads r168": {"tile": (64, 64, 4, 2), "loads": True, "registers": 168},
     "64x128 8w 3s ahead1": {"tile": (64, 128, 8, 3), "ahead": 1},
     "64x128 8w 2s ptr": {"tile": (64, 128, 8, 2), "tma": False},
 }

@@ -193,7 +193,14 @@ def backward_k(
                 qk_next = matmul(k_tile, tl.trans(q_next), lse_next)
                 if PIPELINE == 1:
                     dp_next = matmul(v_tile, tl.trans(do_next), delta_next)
-                p = tl.exp2(qk * (LOG2E * scale))
+                i = m0 + steps
+                x = far_scores(qk, LOG2E * scale, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
+                if (slots.slopes is not None) or (slots.decay_q is not None):
+                    x += far_row(slots, h, bh, i, m0, on_left, q_length)[None, :]
+                if SCALE_LAST:
+                    p = tl.exp2(x * (LOG2E * scale))
+                else:
+                    p = tl.exp2(x)
                 if PIPELINE == 2:
                     dp = matmul(v_tile, tl.trans(do_tile), delta)
                 acc_v = matmul(p.to(do_tile.dtype), do_tile, acc_v)
@@ -202,9 +209,15 @@ def backward_k(
                     ds_sum = tl.sum(ds, 1)
                     sum_left += tl.where(on_left, ds_sum, 0.0)
                     sum_right += tl.where(on_left, 0.0, ds_sum)
+                if SLOPES:
+                    ds_r = tl.sum(ds * (j[:, None] + offset - i[None, :]).to(tl.float32), 1)
+                    d_slope += tl.where(on_left, ds_r, -ds_r)
+                if grads.decay_k is not None:
+                    d_decay -= tl.sum(ds, 1)
                 ds = ds.to(q_tile.dtype)
                 acc_k = matmul(ds, q_tile, acc_k)
-                add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
+                if FUSED:
+                    add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
                 qk = qk_next
                 if PIPELINE == 1:
                     dp = dp_next

@@ -187,7 +187,7 @@ def run_backward(
             k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
             INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
             ZERO_REST=len(blocks) == 1 and not x.has_token_positions, FUSED=fused, USE_TMA=use_tma, FLIP=schedule.FLIP, TMA_LOADS=tma_loads, WS=fused and schedule.WS, CACHE=schedule.CACHE, ROTATE=fused and schedule.ROTATE, ONE_GROUP=heads == k.shape[1],
-            PIPELINE=schedule.PIPELINE if fused and x.slopes is None and x.decay_k is None and dropout == 0.0 and size == head_sizes[2] and v_size == head_sizes[3] else 0,
+            PIPELINE=schedule.PIPELINE if _can_fuse_backward(x) and dropout == 0.0 and size == head_sizes[2] and v_size == head_sizes[3] else 0,
             maxnreg=schedule.MAXNREG if fused else None, num_warps=k_tile.warps, num_stages=k_tile.stages,
         )  # fmt: skip
         if fused:
