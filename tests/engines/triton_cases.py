@@ -23,7 +23,6 @@ from triton import language as tl  # noqa: E402
 
 from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
 from posenc.core.dropout import Dropout, draw_seed  # noqa: E402
-from posenc.engines.triton import schedule  # noqa: E402
 from tests import budget, seeds  # noqa: E402
 from tests.engines import interpreter, triton_memory  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
@@ -75,23 +74,6 @@ def group_pairs():
     q, k, v = tensors(1, 2, 1, 20, 37, 16)
     for number, slots in enumerate(itertools.combinations(SLOTS, 2)):
         check(q, k, v, plan_of(slots, q, k, v, per_head=number % 2 == 0), causal=number % 3 == 0)
-
-
-def group_fused():
-    """The backward pass in one kernel: every slot and mask that it takes."""
-    schedule.fused_backward = True
-    q, k, v = tensors(1, 4, 2, 37, 50, 16, 24)
-    masks = (
-        {}, {"causal": True}, {"window": (9, 5)}, {"key_mask": torch.arange(50)[None] < 41},
-        {"documents": (torch.arange(13, 50)[None] // 20, torch.arange(50)[None] // 20)},
-    )  # fmt: skip
-    for number, options in enumerate(masks):
-        check(q, k, v, plan_of(("bias",), q, k, v, per_head=number % 2 == 0), **options)
-        slots = (("slopes",), ("decay",), ("bias", "slopes"), (), ("bias", "decay"))[number]
-        check(q, k, v, plan_of(slots, q, k, v), **options)
-    for lq, lk in ((1, 5), (70, 18), (64, 64)):
-        q, k, v = tensors(2, 1, 1, lq, lk, 16)
-        check(q, k, v, plan_of(("bias",), q, k, v, reach=(0, 20)))
 
 
 def group_masks():
@@ -503,7 +485,7 @@ if __name__ == "__main__":
     # Fresh memory is filled with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    with triton_memory.watched(sums=sys.argv[1] == "fused"):
+    with triton_memory.watched():
         globals()[f"group_{sys.argv[1]}"]()
     if "-v" in sys.argv:
         print("largest errors, of their budgets:", *(f"{excess:.3f}" for excess in sorted(WORST)[-5:]))

@@ -7,8 +7,7 @@
     one store        one store with two numbers for one address
     sums             floating-point numbers added atomically: their sum depends on the order
 
-Every launch `with triton_memory.watched()` is checked for these; `watched(sums=True)` permits the last, to numbers that the launch
-does nothing else with.
+Every launch `with triton_memory.watched()` is checked for these.
 """
 
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ import numpy as np
 from triton.runtime import interpreter
 
 NOBODY = -1
-SEVERAL = -2
 
 
 class Watch:
@@ -64,18 +62,12 @@ class Watch:
             self.never(np.array(np.unique(at).size != at.size), "stores two numbers at one address")
         self.writer[at], self.when[at] = self.program, self.barriers
 
-    def sum(self, pointers, mask, width):
-        at = self.indices(pointers, mask, width, "add")
-        who = self.writer[at]
-        self.never((self.reader[at] != NOBODY) | ((who != NOBODY) & (who != SEVERAL)), "sums what it loads or stores")
-        self.writer[at] = SEVERAL
-
     def never(self, wrong, what):
         assert not wrong.any(), f"{self.name}, program {self.program}: {what}, {wrong.sum()} of {wrong.size}"
 
 
 @contextmanager
-def watched(sums=False):
+def watched():
     """Every launch is watched; yields a list of the kernels' names."""
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     kept = {
@@ -121,11 +113,8 @@ def watched(sums=False):
         return was["create_masked_store"](self, pointers, value, mask, *rest)
 
     def add(self, operation, pointers, value, mask, *rest):
-        if value.dtype.scalar.is_int():
-            now.store(pointers, mask, width(pointers), shared=True)
-        else:
-            assert sums, f"{now.name}: adds {value.dtype.scalar} atomically"
-            now.sum(pointers, mask, width(pointers))
+        assert value.dtype.scalar.is_int(), f"{now.name}: adds {value.dtype.scalar} atomically"
+        now.store(pointers, mask, width(pointers), shared=True)
         return was["create_atomic_rmw"](self, operation, pointers, value, mask, *rest)
 
     def barrier(self, *rest):

@@ -8,7 +8,6 @@ import triton.language as tl
 from .backward_q import UNSPECIALISED, add_mass_gradient
 from .band_layout import reaches_ends, store_band, store_band_ends, store_band_zeros
 from .bf16x3 import add_bf16x3, load_ones
-from .diagonals import store_diagonals, sum_diagonals
 from .dropout import dropout_factor
 from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, query_tiles
 from .scores import (
@@ -50,59 +49,20 @@ def score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile):
     return ds, d_decay
 
 
-@triton.jit
-def rotated(t, block, blocks, n, ROTATE: tl.constexpr):
-    """The t-th of n tiles, from another one on for each block: programs of one head add to different rows of dq."""
-    if ROTATE:
-        t += block * n // blocks
-        t = tl.where(t >= n, t - n, t)
-    return t
-
-
-@triton.jit
-def load_rows(ptr, stride, start, d, D: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr):
-    rows = tl.arange(0, BLOCK)
-    at = ptr + start.to(tl.int64) * stride + rows[:, None] * stride + d[None, :]
-    return tl.load(at, cache_modifier=CACHE)
-
-
-@triton.jit
-def add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA: tl.constexpr, FLIP: tl.constexpr):
-    """Add this tile's part of dq, k^T @ ds, atomically to dq, [B, H, D, Lq rounded up]. USE_TMA: dq is a tensor descriptor."""
-    if FLIP:
-        x = matmul(tl.trans(k_tile), ds)
-        if USE_TMA:
-            dq.atomic_add([(bh * x.shape[0]).to(tl.int32), m0], x)
-        else:
-            at = dq + bh * x.shape[0] * padded(q_length) + m0
-            tl.atomic_add(at + tl.arange(0, x.shape[0])[:, None] * padded(q_length) + tl.arange(0, x.shape[1])[None, :], x, sem="relaxed")
-    else:
-        x = matmul(tl.trans(ds), k_tile)
-        row = bh * padded(q_length) + m0
-        if USE_TMA:
-            dq.atomic_add([row.to(tl.int32), 0], x)
-        else:
-            at = dq + row * x.shape[1]
-            tl.atomic_add(at + tl.arange(0, x.shape[0])[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :], x, sem="relaxed")
-
-
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def backward_k(
-    q, k, v, do, q_desc, do_desc, parts_desc, dq, dk, dv, row_parts,
+    q, k, v, do, dk, dv, row_parts,
     slots, positions, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, batch_heads, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
     SCALE_LAST: tl.constexpr, DROPOUT: tl.constexpr, BAND_STAGES: tl.constexpr, INNER: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr, FUSED: tl.constexpr, USE_TMA: tl.constexpr, FLIP: tl.constexpr, TMA_LOADS: tl.constexpr, WS: tl.constexpr, PIPELINE: tl.constexpr, CACHE: tl.constexpr, ROTATE: tl.constexpr, ONE_GROUP: tl.constexpr,
+    ACCUMULATE: tl.constexpr, ZERO_REST: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of keys, and the gradients of the column term and of the keys' decay. Tiles are [keys, queries].
 
     From the queries q_first .. q_last; ACCUMULATE: added to what earlier queries gave. ZERO_REST: the column term's
     gradient has memory that no tile writes. row_parts: lse and delta of each query as bfloat16 parts (preprocess.py).
-
-    FUSED: there is no backward_q. Each tile is added to dq, float32 [B, H, Lq rounded up, BLOCK_D] without the scale, and
-    the gradients of bias and slopes are summed here, by block of keys and by key.
     """
     plane = (batch_heads * padded(q_length)).to(tl.int64)  # elements of one [B, H, Lq rounded up] array
     blocks = tl.cdiv(k_length, BLOCK_N)
@@ -115,7 +75,7 @@ def backward_k(
     MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # each far probability would be dropped on its own
     CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = query_tiles(
-        n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR, FUSED
+        n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
     )
 
     j = n0 + tl.arange(0, BLOCK_N)
@@ -131,10 +91,8 @@ def backward_k(
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     c = tl.arange(0, 16)[None, :]
     ones_lse, ones_delta = load_ones(slots, 0, BLOCK_N), load_ones(slots, 3, BLOCK_N)
-    BIAS: tl.constexpr = FUSED and (grads.bias is not None)
-    SLOPES: tl.constexpr = FUSED and (grads.slopes is not None)
 
-    for member in range(1 if ONE_GROUP else group):
+    for member in range(group):
         h = h_kv * group + member
         bh = b * heads + h
         q_ptr = q.ptr + b * q.b + h * q.h
@@ -142,7 +100,6 @@ def backward_k(
         sum_left = tl.zeros([BLOCK_N], tl.float32)
         sum_right = tl.zeros([BLOCK_N], tl.float32)
         d_decay = tl.zeros([BLOCK_N], tl.float32)
-        d_slope = tl.zeros([BLOCK_N], tl.float32)
         far_keys = ones_lse  # [keys, 16]: ones that select -lse, and the parts of both ends of the key's band
         if slots.cols is not None:
             at = slots.cols.bf16x3 + (bh * 2 * slots.cols.rows + j)[:, None] * 16 + c
@@ -152,89 +109,14 @@ def backward_k(
                 key_parts = tl.load(at, mask=valid[:, None] & (c >= 6), other=0.0)
 
         # ---- far tiles ------------------------------------------------------------------------------------------------
-        if CLEAR and PIPELINE:
-            n_far = (left1 - left0) + (right1 - right0)
-            t0 = rotated(0, block, blocks, n_far, ROTATE)
-            m0 = tl.where(n_far > 0, far_tile(t0, left0, left1, right0), 0) * BLOCK_M
-            q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, True)
-            do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, True)
-            side = tl.where(t0 >= left1 - left0, 0, plane)
-            parts = tl.load(row_parts + (side + bh * padded(q_length) + m0 + steps)[:, None] * 16 + c)
-            qk = matmul(k_tile, tl.trans(q_tile), tl.dot(far_keys, tl.trans(parts)))
-            if PIPELINE == 1:
-                dp = matmul(v_tile, tl.trans(do_tile), tl.dot(ones_delta, tl.trans(parts)))
-            for t in range(n_far):
-                u = rotated(t, block, blocks, n_far, ROTATE)
-                on_left = u >= left1 - left0
-                m0 = far_tile(u, left0, left1, right0) * BLOCK_M
-                t1 = rotated(tl.minimum(t + 1, n_far - 1), block, blocks, n_far, ROTATE)
-                m1 = far_tile(t1, left0, left1, right0) * BLOCK_M
-                if TMA_LOADS:
-                    b32, h32 = b.to(tl.int32), h.to(tl.int32)
-                    side_next = tl.where(t1 >= left1 - left0, 0, 1) * batch_heads
-                    parts = parts_desc.load([((side_next + bh) * padded(q_length) + m1).to(tl.int32), 0])
-                    q_next = q_desc.load([b32, h32, m1, 0]).reshape(BLOCK_M, BLOCK_D)
-                    do_next = do_desc.load([b32, h32, m1, 0]).reshape(BLOCK_M, BLOCK_DV)
-                    do_tile = do_desc.load([b32, h32, m0, 0]).reshape(BLOCK_M, BLOCK_DV)
-                    q_tile = q_desc.load([b32, h32, m0, 0]).reshape(BLOCK_M, BLOCK_D)
-                else:
-                    side = tl.where(t1 >= left1 - left0, 0, plane)
-                    parts = tl.load(row_parts + (side + bh * padded(q_length) + m1 + steps)[:, None] * 16 + c)
-                    q_next = load_rows(q_ptr, q.l, m1, d, D, BLOCK_M, CACHE)
-                    do_next = load_rows(do_ptr, do.l, m1, d_v, DV, BLOCK_M, CACHE)
-                    do_tile = load_rows(do_ptr, do.l, m0, d_v, DV, BLOCK_M, CACHE)
-                    q_tile = load_rows(q_ptr, q.l, m0, d, D, BLOCK_M, CACHE)
-                lse_next = tl.dot(far_keys, tl.trans(parts))
-                if PIPELINE == 1:
-                    delta_next = tl.dot(ones_delta, tl.trans(parts))
-                else:
-                    here = tl.where(on_left, 0, plane) + bh * padded(q_length) + m0
-                    delta = tl.dot(ones_delta, tl.trans(tl.load(row_parts + (here + steps)[:, None] * 16 + c)))
-                qk_next = matmul(k_tile, tl.trans(q_next), lse_next)
-                if PIPELINE == 1:
-                    dp_next = matmul(v_tile, tl.trans(do_next), delta_next)
+        if CLEAR:
+            for t in range((left1 - left0) + (right1 - right0)):
+                m0 = far_tile(t, left0, left1, right0) * BLOCK_M
+                on_left = t >= left1 - left0  # later queries have their far keys on the left, r <= lo
+                q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
                 i = m0 + steps
-                x = far_scores(qk, LOG2E * scale, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
-                if (slots.slopes is not None) or (slots.decay_q is not None):
-                    x += far_row(slots, h, bh, i, m0, on_left, q_length)[None, :]
-                if SCALE_LAST:
-                    p = tl.exp2(x * (LOG2E * scale))
-                else:
-                    p = tl.exp2(x)
-                if PIPELINE == 2:
-                    dp = matmul(v_tile, tl.trans(do_tile), delta)
-                acc_v = matmul(p.to(do_tile.dtype), do_tile, acc_v)
-                ds = p * dp
-                if BIAS:
-                    ds_sum = tl.sum(ds, 1)
-                    sum_left += tl.where(on_left, ds_sum, 0.0)
-                    sum_right += tl.where(on_left, 0.0, ds_sum)
-                if SLOPES:
-                    ds_r = tl.sum(ds * (j[:, None] + offset - i[None, :]).to(tl.float32), 1)
-                    d_slope += tl.where(on_left, ds_r, -ds_r)
-                if grads.decay_k is not None:
-                    d_decay -= tl.sum(ds, 1)
-                ds = ds.to(q_tile.dtype)
-                acc_k = matmul(ds, q_tile, acc_k)
-                if FUSED:
-                    add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
-                qk = qk_next
-                if PIPELINE == 1:
-                    dp = dp_next
-        elif CLEAR:
-            for t in tl.range((left1 - left0) + (right1 - right0), warp_specialize=WS):
-                u = rotated(t, block, blocks, (left1 - left0) + (right1 - right0), ROTATE)
-                m0 = far_tile(u, left0, left1, right0) * BLOCK_M
-                on_left = u >= left1 - left0  # later queries have their far keys on the left, r <= lo
-                i = m0 + steps
-                if TMA_LOADS:
-                    q_tile = q_desc.load([b.to(tl.int32), h.to(tl.int32), m0, 0]).reshape(BLOCK_M, BLOCK_D)
-                    side = tl.where(on_left, 0, 1) * batch_heads
-                    parts = parts_desc.load([((side + bh) * padded(q_length) + m0).to(tl.int32), 0])
-                else:
-                    q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
-                    side = tl.where(on_left, 0, plane)
-                    parts = tl.load(row_parts + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
+                side = tl.where(on_left, 0, plane)
+                parts = tl.load(row_parts + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
                 scale_row = row_scale(slots, bh, i, q_length, scale)
                 scale_tile = broadcast_scale(scale_row, slots, True)
                 qk = matmul(k_tile, tl.trans(q_tile))
@@ -251,24 +133,15 @@ def backward_k(
                     p = tl.exp2(qk * scale_row)
                 else:
                     p = tl.exp2(qk)
-                if TMA_LOADS:
-                    do_tile = do_desc.load([b.to(tl.int32), h.to(tl.int32), m0, 0]).reshape(BLOCK_M, BLOCK_DV)
-                else:
-                    do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
+                do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
                 dp = matmul(v_tile, tl.trans(do_tile))
                 acc_v, dp = add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT)
                 ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)
-                if BIAS or (grads.cols is not None):
+                if grads.cols is not None:
                     ds_sum = tl.sum(ds, 1)
                     sum_left += tl.where(on_left, ds_sum, 0.0)
                     sum_right += tl.where(on_left, 0.0, ds_sum)
-                if SLOPES:
-                    ds_r = tl.sum(ds * (j[:, None] + offset - i[None, :]).to(tl.float32), 1)
-                    d_slope += tl.where(on_left, ds_r, -ds_r)
-                ds = ds.to(q_tile.dtype)
-                acc_k = matmul(ds, q_tile, acc_k)
-                if FUSED:
-                    add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
+                acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)
 
         # ---- inner tiles ----------------------------------------------------------------------------------------------
         inner0, inner1 = right0, right0
@@ -308,10 +181,6 @@ def backward_k(
 
         # ---- general tiles --------------------------------------------------------------------------------------------
         n_general = ((left0 - first) + (last - right1) + (right0 - left1) - (inner1 - inner0)) * PER_TILE
-        pending_0 = tl.zeros([GENERAL], tl.float32)  # diagonals.py
-        pending_1 = tl.zeros([GENERAL], tl.float32)
-        if BIAS:
-            bias_ptr = grads.bias.ptr + (bh * blocks + block) * grads.bias.h
         for t in tl.range(0, n_general, num_stages=BAND_STAGES):
             tile = general_tile(t // PER_TILE, first, left0, left1, right1, last, inner0, inner1)
             m0 = tile * BLOCK_M + t % PER_TILE * GENERAL
@@ -357,22 +226,7 @@ def backward_k(
                     sum_left += tl.sum(tl.where(back >= col_hi, ds, 0.0), 1)
                     sum_right += tl.sum(tl.where((back <= col_lo) & (back < col_hi), ds, 0.0), 1)
                 store_band(grads.cols, positions, b, h, n0, j, i, back, col_lo, col_hi, share, valid, at_ends, True)
-            if SLOPES:
-                d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
-            if BIAS:
-                outside = t < ((left0 - first) + (last - right1)) * PER_TILE
-                bias_lo, bias_hi = tl.where(outside, lo, grads.bias.lo), tl.where(outside, hi, grads.bias.hi)
-                sum_left += tl.sum(tl.where(r <= bias_lo, ds, 0.0), 1)
-                sum_right += tl.sum(tl.where((r >= bias_hi) & (r > bias_lo), ds, 0.0), 1)
-                inside = tl.where((r > bias_lo) & (r < bias_hi), ds, 0.0)
-                complete, pending_0, pending_1 = sum_diagonals(inside, pending_0, pending_1, GENERAL)
-                in_middle = t >= n_general - (right0 - left1) * PER_TILE
-                r0 = m0 - n0 - offset - 2 * GENERAL  # -r, as queries move along the tile's rows
-                store_diagonals(bias_ptr, r0, complete, grads.bias.lo, grads.bias.hi, in_middle, -1, GENERAL)
-            ds = ds.to(q_tile.dtype)
-            acc_k = matmul(ds, q_tile, acc_k)
-            if FUSED:
-                add_dq(dq, ds, k_tile, bh, m0, q_length, USE_TMA, FLIP)
+            acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)
 
         if grads.cols is not None:
             if slots.scale is None:
@@ -382,17 +236,6 @@ def backward_k(
                 begin, end = left1 * BLOCK_M - offset, right0 * BLOCK_M - offset
                 store_band_zeros(grads.cols, b, h, n0, j, begin, end, valid, GENERAL)
             store_band_ends(grads.cols, b, h, n0, j, sum_right, sum_left, valid, ACCUMULATE)
-        if BIAS:
-            r1 = right0 * BLOCK_M - n0 - offset
-            some = left1 <= right0
-            store_diagonals(bias_ptr, r1 - 2 * GENERAL, pending_0, grads.bias.lo, grads.bias.hi, some, -1, GENERAL)
-            store_diagonals(bias_ptr, r1 - GENERAL, pending_1, grads.bias.lo, grads.bias.hi, some, -1, GENERAL)
-            sum_left += tl.where(grads.bias.hi > grads.bias.lo, 0.0, sum_right)  # a span of one distance: it is both ends
-            tl.store(bias_ptr, tl.sum(sum_left, 0))
-            if grads.bias.hi > grads.bias.lo:
-                tl.store(bias_ptr + (grads.bias.hi - grads.bias.lo), tl.sum(sum_right, 0))
-        if SLOPES:
-            tl.store(grads.slopes + bh * k_length + j, d_slope, mask=valid)
         if grads.decay_k is not None:
             if ACCUMULATE:
                 d_decay += tl.load(grads.decay_k + bh * k_length + j, mask=valid, other=0.0)

@@ -230,7 +230,7 @@ def backward_q(
             complete, pending_0, pending_1 = sum_diagonals(inside, pending_0, pending_1, GENERAL)
             in_middle = t >= n_general - (right0 - left1) * PER_TILE
             r0 = n0 - m0 + offset - 2 * GENERAL
-            store_diagonals(bias_ptr, r0, complete, grads.bias.lo, grads.bias.hi, in_middle, 1, GENERAL)
+            store_diagonals(bias_ptr, r0, complete, grads.bias.lo, grads.bias.hi, in_middle, GENERAL)
         elif grads.bias is not None:
             store_band(grads.bias, positions, b, h, m0, i, j, r, bias_lo, bias_hi, ds, valid, True, False)
         acc = matmul(ds.to(k_tile.dtype), k_tile, acc)
@@ -244,8 +244,8 @@ def backward_q(
         store_band_ends(grads.rows, b, h, m0, i, row_left * factor, row_right * factor, valid, False)
     if DIAGONALS:
         r1 = (right0 * BLOCK_N) - m0 + offset
-        store_diagonals(bias_ptr, r1 - 2 * GENERAL, pending_0, grads.bias.lo, grads.bias.hi, left1 <= right0, 1, GENERAL)
-        store_diagonals(bias_ptr, r1 - GENERAL, pending_1, grads.bias.lo, grads.bias.hi, left1 <= right0, 1, GENERAL)
+        store_diagonals(bias_ptr, r1 - 2 * GENERAL, pending_0, grads.bias.lo, grads.bias.hi, left1 <= right0, GENERAL)
+        store_diagonals(bias_ptr, r1 - GENERAL, pending_1, grads.bias.lo, grads.bias.hi, left1 <= right0, GENERAL)
         bias_left += tl.where(grads.bias.hi > grads.bias.lo, 0.0, bias_right)  # a span of one distance: it is both ends
         tl.store(bias_ptr, tl.sum(bias_left, 0))
         if grads.bias.hi > grads.bias.lo:

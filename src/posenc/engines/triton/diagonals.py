@@ -35,8 +35,7 @@ def sum_diagonals(ds, pending_0, pending_1, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def store_diagonals(ptr, r, sums, lo, hi, enabled, SIGN: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the sums of the distances r .. r + WIDTH, times SIGN, that lie strictly between lo and hi; the ends are summed
-    elsewhere. SIGN is -1 where the loop goes over queries: columns then count -r."""
-    step = SIGN * (r + tl.arange(0, WIDTH))
+def store_diagonals(ptr, r, sums, lo, hi, enabled, WIDTH: tl.constexpr):
+    """Store the sums of the distances r .. r + WIDTH that lie strictly between lo and hi; the ends are summed elsewhere."""
+    step = r + tl.arange(0, WIDTH)
     tl.store(ptr + (step - lo), sums, mask=(step > lo) & (step < tl.where(enabled, hi, lo)))

@@ -16,7 +16,6 @@ from math import log
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...core.constants import constant
 from . import schedule
@@ -27,7 +26,7 @@ from .band_layout import MARGIN, Band, band_shape, make_band, round_up
 from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
 from .launcher import Launch
-from .preprocess import preprocess, scale_dq
+from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
@@ -110,12 +109,7 @@ def run_backward(
     k_length, v_size = k.shape[2], v.shape[3]
     kind = x.kind(num)
     q_tile = schedule.choose_tile("backward_q", max(size, v_size), q.dtype, q.device, q_length, kind)
-    fused = _can_fuse_backward(x) and schedule.chooses_fused_backward(
-        max(size, v_size), q.dtype, q.device, q_length, k_length
-    )
-    k_tile = schedule.choose_tile(
-        "backward" if fused else "backward_k", max(size, v_size), q.dtype, q.device, q_length, kind
-    )
+    k_tile = schedule.choose_tile("backward_k", max(size, v_size), q.dtype, q.device, q_length, kind)
     blocks = list(_query_blocks(q_length, num))
 
     # ---- memory for the gradients
@@ -131,8 +125,7 @@ def run_backward(
         if x.has_token_positions:
             d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
         else:
-            programs = schedule.cdiv(k_length, k_tile.keys) if fused else schedule.cdiv(q_length, q_tile.queries)
-            parts = x.bias.new_zeros(batch, heads, programs, x.bias.shape[1])
+            parts = x.bias.new_zeros(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if needs_cols:
         several = len(blocks) > 1
@@ -154,16 +147,6 @@ def run_backward(
     table = x.table.to(q.dtype) if needs_rows else None
     d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"])
     positions, masks, head_sizes = _position_args(x), _masks(x), _head_sizes(size, v_size)
-    dq_sum = None
-    if fused:
-        flip = schedule.FLIP
-        shape = (batch * heads * head_sizes[2], padded(q_length)) if flip else (batch * heads * padded(q_length), head_sizes[2])
-        dq_sum = q.new_zeros(shape, dtype=torch.float32)
-        if wanted["slopes"]:
-            d_slots = d_slots._replace(slopes=lse.new_zeros(batch, heads, k_length))
-            grads["slopes"] = d_slots.slopes
-    use_tma = fused and schedule.uses_tma(q.device)
-    tma_loads = use_tma and schedule.TMA_LOADS
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
         if x.table is not None:
@@ -178,24 +161,12 @@ def run_backward(
             scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
         )  # fmt: skip
         launch(
-            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do),
-            *((_descriptor(q, (1, 1, k_tile.queries, head_sizes[2])), _descriptor(do, (1, 1, k_tile.queries, head_sizes[3])),
-               _descriptor(row_parts.view(-1, 16), (k_tile.queries, 16))) if tma_loads else (None, None, None)),
-            _descriptor(dq_sum, (head_sizes[2], k_tile.queries) if flip else (k_tile.queries, head_sizes[2])) if use_tma else dq_sum,
-            _view(grads["k"]), _view(grads["v"]), row_parts,
+            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
             slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
             k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
             INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
-            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, FUSED=fused, USE_TMA=use_tma, FLIP=schedule.FLIP, TMA_LOADS=tma_loads, WS=fused and schedule.WS, CACHE=schedule.CACHE, ROTATE=fused and schedule.ROTATE, ONE_GROUP=heads == k.shape[1],
-            PIPELINE=schedule.PIPELINE if _can_fuse_backward(x) and dropout == 0.0 and size == head_sizes[2] and v_size == head_sizes[3] else 0,
-            maxnreg=schedule.MAXNREG if fused else None, num_warps=k_tile.warps, num_stages=k_tile.stages,
+            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
         )  # fmt: skip
-        if fused:
-            launch(
-                scale_dq, batch * heads * schedule.cdiv(q_length, 64), dq_sum, _view(grads["q"]), heads, q_length, scale, head_sizes[0], head_sizes[2],
-                64, flip, num_warps=4,
-            )
-            break
         launch(
             backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
             slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
@@ -223,16 +194,6 @@ def run_backward(
     if x.value is not None and wanted["value"]:
         grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads, *x.value.shape[:2])[0]
     return list(grads.values())
-
-
-def _can_fuse_backward(x: Inputs) -> bool:
-    """Whether backward_k can do without backward_q: no content terms, no scale for each query, consecutive positions."""
-    without = (x.table, x.key_table, x.value, x.scales, x.p_q)
-    return all(tensor is None for tensor in without)
-
-
-def _descriptor(x: Tensor, block: tuple[int, int]) -> TensorDescriptor:
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
 def _allocate_gradients(

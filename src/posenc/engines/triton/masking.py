@@ -54,18 +54,15 @@ def key_tiles(
 @triton.jit
 def query_tiles(
     n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CLEAR: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
     """split_tiles for the block of keys from n0 on, over the queries q_first .. q_last. With the sides swapped, r changes
-    its sign, and the left side is that of earlier queries, whose distances are r >= hi. WHOLE: a block with fewer keys is
-    not clear, as something is summed over keys."""
+    its sign, and the left side is that of earlier queries, whose distances are r >= hi."""
     begin, end, clear = q_first, q_last, n0 >= 0
-    if WHOLE:
-        clear = n0 + BLOCK_N <= k_length
     if masks.key_bounds is not None:
         bounds = masks.key_bounds + 3 * b
         first, last = tl.load(bounds), tl.load(bounds + 1)
-        clear = clear & (tl.load(bounds + 2) != 0) & (first <= n0) & (n0 + BLOCK_N <= last)
+        clear = (tl.load(bounds + 2) != 0) & (first <= n0) & (n0 + BLOCK_N <= last)
         end = tl.where((n0 + BLOCK_N <= first) | (n0 >= last), 0, end)
     if masks.doc_q is not None:
         doc_begin, doc_end, one = document_bounds(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...core.functions import apply_function
-from . import schedule
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers
 from .device import is_traced, launch_on
 from .launch import mass_size, padded, run_backward, run_forward
@@ -69,8 +68,7 @@ def backward(
     """Gradients of the tensors whose indices in Inputs are `wanted`."""
     inputs = unpack(tensors, present)
     num, given = Numbers(*numbers), (d_out, d_lse, out, lse, mass, *inputs)
-    atomic = schedule.allows_atomic_sums()
-    key = ("backward", inputs.q.device, num, scale, dropout, tuple(wanted), atomic, describe(given))
+    key = ("backward", inputs.q.device, num, scale, dropout, tuple(wanted), describe(given))
 
     def run(launch, d_out, d_lse, out, lse, mass, *inputs):
         names = {name: number in wanted for number, name in enumerate(GRADIENTS)}

@@ -8,7 +8,7 @@ import triton.language as tl
 from .band_layout import load_end
 from .bf16x3 import split_bf16x3
 from .scores import LOG2E, bias_end, row_end, row_scale
-from .tiles import load_tile, padded, store_tile
+from .tiles import load_tile, padded
 
 
 @triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "batch_heads", "scale"])
@@ -67,18 +67,3 @@ def store_row_parts(ptr, lse_i, delta, ONES: tl.constexpr):
     tile = split_bf16x3(tile, c, 0, -tl.where(lse_i > 1e30, 1e30, lse_i))
     tile = split_bf16x3(tile, c, 3, -delta)
     tl.store(ptr + c, tile.to(tl.bfloat16))
-
-
-@triton.jit(do_not_specialize=["heads", "q_length", "scale"])
-def scale_dq(sums, dq, heads, q_length, scale, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, FLIP: tl.constexpr):
-    """dq = scale * sums, which backward_k added up."""
-    blocks = tl.cdiv(q_length, BLOCK)
-    m0 = tl.program_id(0) % blocks * BLOCK
-    bh = (tl.program_id(0) // blocks).to(tl.int64)
-    d, i = tl.arange(0, BLOCK_D), m0 + tl.arange(0, BLOCK)
-    if FLIP:
-        x = tl.load(sums + (bh * BLOCK_D + d)[:, None] * padded(q_length) + i[None, :])
-        x = tl.trans(x)
-    else:
-        x = tl.load(sums + (bh * padded(q_length) + i)[:, None] * BLOCK_D + d[None, :])
-    store_tile(dq, bh // heads, bh % heads, i, d, D, x * scale, i < q_length, False)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import launcher
 
@@ -91,9 +90,6 @@ class Recorder(TorchDispatchMode):
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             self.space[type(x).__name__] = type(x)
             return f"{type(x).__name__}({', '.join(map(self.write, x))})"
-        if isinstance(x, TensorDescriptor):
-            self.space["TensorDescriptor"] = TensorDescriptor
-            return f"TensorDescriptor({self.write(x.base)}, {x.shape}, {x.strides}, {x.block_shape})"
         if isinstance(x, (tuple, list)):
             inside = "".join(f"{self.write(element)}, " for element in x)
             return f"({inside})" if isinstance(x, tuple) else f"[{inside}]"

@@ -32,8 +32,6 @@ HOPPER = {
     ("backward_k", 64): Tile(64, 64, 4, 3),
     ("backward_k", 128): Tile(32, 64, 4, 3),
     ("backward_k", 256): Tile(32, 64, 4, 1),
-    ("backward", 64): Tile(64, 128, 8, 2),
-    ("backward", 128): Tile(64, 64, 8, 2),
 }
 # The same by what a plan contains (`Inputs.kind`): loading content terms takes registers, dot_key terms take more of them.
 HOPPER_KINDS = {
@@ -97,7 +95,7 @@ def next_power_of_2(number: int) -> int:
 def choose_tile(
     kernel: str, size: int, dtype: torch.dtype, device: torch.device, q_length: int, kind: str = "plain"
 ) -> Tile:  # fmt: skip
-    """The tile of forward, backward_q, backward_k or (fused) backward. size: the larger head size; kind: what the plan contains, `Inputs.kind`."""
+    """The tile of forward, backward_q or backward_k. size: the larger head size; kind: what the plan contains, `Inputs.kind`."""
     if device.type != "cuda":
         return INTERPRETED
     width = 64 if size <= 64 else 128 if size <= 128 else 256
@@ -111,34 +109,6 @@ def choose_tile(
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
     return tile
-
-
-FLIP = True
-TMA_LOADS = False
-WS = False
-PIPELINE = 0
-CACHE = ""
-ROTATE = False
-MAXNREG = None
-fused_backward: bool | None = None
-"""Whether one kernel computes the backward pass wherever it can; None: as measured. Tests and benchmarks set it."""
-
-
-def allows_atomic_sums() -> bool:
-    """Whether gradients may be added up in any order: not under torch.use_deterministic_algorithms(True)."""
-    return not torch.are_deterministic_algorithms_enabled() if fused_backward is None else fused_backward
-
-
-def chooses_fused_backward(size: int, dtype: torch.dtype, device: torch.device, q_length: int, k_length: int) -> bool:
-    """Whether backward_k does without backward_q, where it can."""
-    if fused_backward is not None:
-        return fused_backward
-    return False
-
-
-def uses_tma(device: torch.device) -> bool:
-    """Whether sums are added to memory through tensor descriptors, which Triton's interpreter lacks."""
-    return device.type == "cuda" and capability(device)[0] >= 9
 
 
 def choose_band_tile(size: int, wide: bool, dtype: torch.dtype, device: torch.device) -> Tile:
