@@ -203,6 +203,14 @@ class Shaw(Content):
         return self.gathered(q @ self.encoding.keys[0].t(), start, k.shape[2])
 
 
+class ShawByQuery(Content):
+    """Shaw et al. §3.3: a row of the table for each pair, and a product for each query, over all texts and heads."""
+
+    def added(self, q, k, x, start):
+        rows = self.rows[start : start + q.shape[2], : k.shape[2]]
+        return torch.einsum("bhid,ijd->bhij", q, F.embedding(rows, self.encoding.keys[0]))
+
+
 class DeBERTa(Content):
     def factor(self) -> float:
         return (3 * self.layer.head_dim) ** -0.5
@@ -273,7 +281,12 @@ BY_HAND: dict[str, dict[str, type[Layer]]] = {
     "alibi": {"dense bias + sdpa": Bias},
     "t5": {"dense bias + sdpa": Bias, "bias by pair + sdpa": BiasByPair},
     "clipped": {"dense bias + sdpa": Bias, "bias by pair + sdpa": BiasByPair},
-    "shaw": {"dense": Shaw, "dense + sdpa": fused(Shaw)},
+    "shaw": {
+        "dense": Shaw,
+        "dense + sdpa": fused(Shaw),
+        "by query": ShawByQuery,
+        "by query + sdpa": fused(ShawByQuery),
+    },
     "deberta": {"dense": DeBERTa, "dense + sdpa": fused(DeBERTa)},
     "transformer_xl": {"dense": TransformerXL, "dense + sdpa": fused(TransformerXL)},
     "relative_logits": {"dense": RelativeLogits, "dense + sdpa": fused(RelativeLogits)},
