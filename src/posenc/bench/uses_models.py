@@ -156,13 +156,19 @@ def one_pass(name: str, layers: int, batch: int, length: int, training: bool, de
         for model in (models.ours, models.theirs):
             model.eval()
         plain = forward(models.theirs)
+        torch._dynamo.utils.counters.clear()
         run = torch.compile(models.ours, dynamic=False)
         error = difference([forward(run)], [plain])
         for model in (models.ours, models.theirs):
             model.train(training)
         return max(models.error, error / 2) if device != "cpu" else error, models.allowed
 
-    return Contest(calls[OURS], {THEIRS: calls[THEIRS]}, check)
+    def graphs() -> str:
+        """Of our model, compiled by `check`; breaks would make it slow."""
+        counters = torch._dynamo.utils.counters
+        return f"{counters['stats']['unique_graphs']} graphs, breaks: {dict(counters['graph_break']) or 'none'}"
+
+    return Contest(calls[OURS], {THEIRS: calls[THEIRS]}, check, engine=graphs if compiled else None)
 
 
 def one_token(name: str, past: int, device: str) -> Contest:
