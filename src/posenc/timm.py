@@ -139,6 +139,13 @@ def attend_decomposed(module: Any, x: Tensor) -> Tensor:
     q, k = module.q_norm(q), module.k_norm(k)
     tensors = blocks.decompose(q, (height, width), module.rel_pos_h, module.rel_pos_w)
     out = blocks.attend_blocks(
-        q, k, v, blocks.add_axes, tensors, scale=module.scale, dropout=module.attn_drop.p if module.training else 0.0
+        q,
+        k,
+        v,
+        blocks.add_axes,
+        tensors,
+        scale=module.scale,
+        dropout=module.attn_drop.p if module.training else 0.0,
+        by_query=2,
     )
     return module.proj_drop(module.proj(out.transpose(1, 2).reshape(batch, height, width, channels)))

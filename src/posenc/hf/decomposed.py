@@ -65,7 +65,7 @@ class Decomposed(Layer):
         tensors = blocks.decompose(q, (height, width), self.rel_pos_h, self.rel_pos_w)
         out = blocks.run(
             self, q, k, v, blocks.add_axes, tensors, lambda: self.posenc_plan((height, width)), dict, scale=self.scale,
-            dropout=self.posenc_dropout(),
+            dropout=self.posenc_dropout(), by_query=2,
         )  # fmt: skip
         return self.proj(out.view(batch, height, width, channels))
 

@@ -68,15 +68,17 @@ class Gated(Layer):
         is_reversed = blocks.in_blocks(self, q)
         hidden = () if key_mask is None else (~key_mask[:, None, None],)
         out = blocks.run(
-            self, q.flip(2) if is_reversed else q, k, v, _gate_distances, (bias, gate.flip(2), *hidden),
+            self, q.flip(2) if is_reversed else q, k, v, _gate_distances, (gate.flip(2), bias, *hidden),
             lambda: self.posenc_plan(bias, gate), lambda: {"key_mask": key_mask}, scale=self.scaling, dropout=self.dropout,
+            by_query=1,
         )  # fmt: skip
         return self.out_proj(out.flip(1) if is_reversed else out), None, bias
 
 
-def _gate_distances(images: slice, rows: slice, bias: Tensor, gate: Tensor, hidden: Tensor | None = None) -> Tensor:
+def _gate_distances(images: slice, rows: slice, gate: Tensor, bias: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Row s holds the distances from s + 1 - L on; the part of the table is cut before it is unfolded, for its gradient's sake."""
     length = (bias.shape[1] + 1) // 2
-    made = bias.unfold(1, length, 1)[:, rows] * gate[images, :, rows]
+    made = bias[:, rows.start : rows.stop - 1 + length].unfold(1, length, 1) * gate
     return made if hidden is None else made.masked_fill(hidden[images], float("-inf"))
 
 

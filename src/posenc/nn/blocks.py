@@ -25,7 +25,8 @@ NAME = "blocks"
 NUMBERS = 1 << 20
 """Of one block's bias, and of a bias that is kept: 4 MiB of float32."""
 MakeBias = Callable[..., Tensor]
-"""(images, rows, *tensors) -> [b or 1, H or 1, rows, Lk], by differentiable operations; images and rows are slices."""
+"""(images, rows, *tensors) -> [b or 1, H or 1, rows, Lk], by differentiable operations; images and rows are slices. The first
+`by_query` tensors, [B, H, Lq, ..], come cut to the block."""
 
 
 def in_blocks(module: Any, q: Tensor) -> bool:
@@ -35,7 +36,7 @@ def in_blocks(module: Any, q: Tensor) -> bool:
 
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
-    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False,
+    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False, by_query: int = 0,
 ) -> Tensor:  # fmt: skip
     """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
 
@@ -44,7 +45,7 @@ def run(
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
     if in_blocks(module, q):
-        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared)
+        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared, by_query=by_query)
     else:
         out = attend(q, k, v, plan(), dropout=dropout, engine=engine, **options())
     return out.transpose(1, 2).flatten(2)
@@ -52,7 +53,7 @@ def run(
 
 def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0,
-    shared: bool = False,
+    shared: bool = False, by_query: int = 0,
 ) -> Tensor:  # fmt: skip
     """softmax(scale q·k + bias) v, [B, H, L, D].
 
@@ -67,21 +68,24 @@ def attend_blocks(
             return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
         return _plain(q, k, v, bias, scale)
     if wants_gradient:
-        return _Blocks.apply(q, k, v, make, scale, *tensors)
-    return _forward(q, k, v, make, tensors, scale)
+        return _Blocks.apply(q, k, v, make, scale, by_query, *tensors)
+    return _forward(q, k, v, make, tensors, scale, by_query)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     return ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1) @ v
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], scale: float) -> Tensor:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], scale: float, by_query: int
+) -> Tensor:
     blocks = list(cut(q.shape, k.shape[2]))
     if len(blocks) == 1:
         return scaled_dot_product_attention(q, k, v, make(*blocks[0], *tensors).to(q.dtype), scale=scale)
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     for images, rows in blocks:
-        bias = make(images, rows, *tensors).to(q.dtype)
+        parts = [x[images, :, rows] for x in tensors[:by_query]]
+        bias = make(images, rows, *parts, *tensors[by_query:]).to(q.dtype)
         out[images, :, rows] = scaled_dot_product_attention(q[images, :, rows], k[images], v[images], bias, scale=scale)
     return out
 
@@ -104,40 +108,46 @@ def cut(shape: torch.Size, k_length: int) -> Iterator[tuple[slice, slice]]:
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, make, scale, *tensors):
-        out = _forward(q, k, v, make, tensors, scale)
+    def forward(ctx, q, k, v, make, scale, by_query, *tensors):
+        out = _forward(q, k, v, make, tensors, scale, by_query)
         ctx.save_for_backward(q, k, v, out, *tensors)
-        ctx.make, ctx.scale = make, scale
+        ctx.make, ctx.scale, ctx.by_query = make, scale, by_query
         return out
 
     @staticmethod
     def backward(ctx, d_out):
         q, k, v, out, *given = ctx.saved_tensors
+        needs = ctx.needs_input_grad[6:]
         if torch.is_grad_enabled():  # create_graph: the gradients are differentiated again
             bias = ctx.make(slice(0, q.shape[0]), slice(0, q.shape[2]), *given)
-            needs = [ctx.needs_input_grad[at] for at in (0, 1, 2, *range(5, 5 + len(given)))]
-            wanted = [x for x, need in zip((q, k, v, *given), needs, strict=True) if need]
+            all_needs = (*ctx.needs_input_grad[:3], *needs)
+            wanted = [x for x, need in zip((q, k, v, *given), all_needs, strict=True) if need]
             found = iter(torch.autograd.grad(_plain(q, k, v, bias, ctx.scale), wanted, d_out, create_graph=True))
-            d_q, d_k, d_v, *others = [next(found) if need else None for need in needs]
-            return (d_q, d_k, d_v, None, None, *others)
-        leaves = [x.detach().requires_grad_(need) for x, need in zip(given, ctx.needs_input_grad[5:], strict=True)]
+            d_q, d_k, d_v, *others = [next(found) if need else None for need in all_needs]
+            return (d_q, d_k, d_v, None, None, None, *others)
+        whole = [x.detach().requires_grad_(need) for x, need in zip(given, needs, strict=True)][ctx.by_query :]
+        d_parts = [torch.empty_like(x) if need else None for x, need in zip(given[: ctx.by_query], needs)]
         precision = torch.promote_types(q.dtype, torch.float32)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for images, rows in cut(q.shape, k.shape[2]):
             q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
+            # parts are leaves of their own: the gradient of a slice would be as large as the whole
+            parts = [x[images, :, rows].detach().requires_grad_(need) for x, need in zip(given[: ctx.by_query], needs)]
             with torch.enable_grad():
-                bias = ctx.make(images, rows, *leaves)
-            scores = (q_i @ k_i.transpose(-1, -2)).to(precision).mul_(ctx.scale).add_(bias.detach())
-            p = scores.softmax(-1)
+                bias = ctx.make(images, rows, *parts, *whole)
+            p = (q_i @ k_i.transpose(-1, -2)).to(precision).mul_(ctx.scale).add_(bias.detach()).softmax(-1)
             d_v[images] += p.to(v.dtype).transpose(-1, -2) @ d_i
             delta = (d_i * out[images, :, rows]).to(precision).sum(-1, keepdim=True)
             d_s = (d_i @ v_i.transpose(-1, -2)).to(precision).sub_(delta).mul_(p)
             if bias.requires_grad:
                 torch.autograd.backward(bias, _sum_to(d_s, bias).to(bias.dtype))
+            for part, gradient in zip(parts, d_parts, strict=True):
+                if gradient is not None:
+                    gradient[images, :, rows] = part.grad
             d_s = d_s.mul_(ctx.scale).to(q.dtype)
             d_q[images, :, rows] = d_s @ k_i
             d_k[images] += d_s.transpose(-1, -2) @ q_i
-        return (d_q, d_k, d_v, None, None, *(x.grad for x in leaves))
+        return (d_q, d_k, d_v, None, None, None, *d_parts, *(x.grad for x in whole))
 
 
 def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
@@ -171,7 +181,7 @@ def decompose(q: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tenso
 
 
 def add_axes(images: slice, rows: slice, by_row: Tensor, by_column: Tensor) -> Tensor:
-    return (by_row[images, :, rows, :, None] + by_column[images, :, rows, None, :]).flatten(3)
+    return (by_row[..., :, None] + by_column[..., None, :]).flatten(3)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
