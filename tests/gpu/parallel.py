@@ -80,7 +80,9 @@ def attention(group, strategy, balance, name, dtype, dropout):
 
 
 STRATEGIES = (("ring", "zigzag"), ("ring", "striped"), ("ulysses", "none"), ("gather", "zigzag"))
-DTYPES = ((torch.float32, 2e-4), (torch.bfloat16, 3e-2))
+# bfloat16: the ring makes dlse_p = w_p do · (o_p - o) from partial outputs that were rounded (2^-9 of o each, as FlashAttention's
+# delta is), and they add up in rows of tables, whose largest gradients are a few times smaller than the sums' terms
+DTYPES = ((torch.float32, 2e-4), (torch.bfloat16, 2.0**-4))
 
 
 def strategies(group, names):
