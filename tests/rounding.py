@@ -9,6 +9,7 @@ is summed, not of the sum, so that a gradient that cancels to nothing has the bu
 
     mm, sums, scatters ...     u c(n) (the same operation over absolute values), c(n) = 4 + 2 sqrt(n) for n terms
     a + b                      u (|a| + |b|): whatever the order in which several are added
+    gelu                       u |x|; its gradient, Phi(x) + x phi(x): u (1 + |x| phi(x))
     exp, softmax               u (EXP + c(n)) |result|; its gradient p (dp - sum p dp): u c(n) p (|dp| + sum p |dp|)
     all other arithmetic       u |result|; views and copies nothing
 
@@ -80,6 +81,11 @@ class Noise(TorchDispatchMode):
         elif packet is aten._softmax_backward_data:  # p (dp - sum p dp)
             dp, p, dim = args[0].abs(), args[1], args[2]
             return budget.c(p.shape[dim]) * p * (dp + (p * dp).sum(dim, keepdim=True))
+        elif packet in (aten.gelu, aten.gelu_):  # x (1 + erf(x / sqrt(2))) / 2: the sum cancels where x is negative
+            return args[0].abs()
+        elif packet is aten.gelu_backward:
+            grad, x = args[0].abs(), args[1]
+            return grad * (1 + x.abs() * (-x.square() / 2).exp())
         elif packet in ADDED:
             sides = [x.abs() if isinstance(x, Tensor) else abs(x) for x in args[:2]]
             return sides[0] + sides[1] * abs(kwargs.get("alpha", 1))
