@@ -127,7 +127,7 @@ def attend_cosine(module: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
     scale = module.logit_scale.clamp(max=math.log(1.0 / 0.01)).exp()
     out = blocks.attend_blocks(
         normalize(q, dim=-1) * scale, normalize(k, dim=-1), v, blocks.add_window_mask, tensors, scale=1.0,
-        dropout=module.attn_drop.p if module.training else 0.0, shared=True,
+        dropout=module.attn_drop.p if module.training else 0.0, plain_gradients=True,
     )  # fmt: skip
     return module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
 

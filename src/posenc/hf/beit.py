@@ -101,7 +101,7 @@ class Data2VecVision(Layer):
             bias = made if bias is None else made + bias
         out = blocks.run(
             self, q, k, v, _rows_of, (bias,), lambda: Plan(Positions(q.shape[2]), scale=size**-0.5), lambda: {"mask": bias},
-            scale=size**-0.5, dropout=self.dropout.p, shared=True,
+            scale=size**-0.5, dropout=self.dropout.p, plain_gradients=True,
         )  # fmt: skip
         return out, None
 

@@ -3,8 +3,8 @@
     python -m posenc.hf.measure_families --out bench/results/hf-families.json
     python -m posenc.hf.measure_families --table bench/results/hf-families.json        as the documentation has it
 
-Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are minima of calls that
-alternate between the two models in one process; memory is the peak above the loaded model, each model in a process of its own.
+Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are processor time of this
+process, minima of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own.
 Outputs are compared before anything is reported.
 """
 
@@ -183,10 +183,10 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
         for number in range(times + 1):
             for way in WAYS:
-                start = time.perf_counter()
+                start = time.process_time()
                 call(models[way][0], inputs)
                 if number:
-                    taken[way].append(time.perf_counter() - start)
+                    taken[way].append(time.process_time() - start)
         for way in WAYS:
             cell = {"seconds": min(taken[way]), "extra_bytes": in_child(name, way, what, threads)}
             result.setdefault(way, {})[what] = cell

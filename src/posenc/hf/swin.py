@@ -50,7 +50,7 @@ def attend_window(
     return blocks.run(
         module, q, k, v, blocks.add_window_mask, tensors, lambda: plan_window(table(), window, scale),
         lambda: {} if mask is None else {"mask": mask.repeat(q.shape[0] // len(mask), 1, 1)[:, None]},
-        scale=scale, dropout=dropout, shared=True,
+        scale=scale, dropout=dropout, plain_gradients=True,
     )  # fmt: skip
 
 

@@ -21,6 +21,9 @@ from ..nn import blocks
 from .family import Family, scatter, variants
 from .layer import Layer, split
 
+FEW = 192
+"""Frames, 4 seconds, up to which blocks are not faster in training."""
+
 
 class Gated(Layer):
     encoding = "t5"
@@ -70,7 +73,7 @@ class Gated(Layer):
         out = blocks.run(
             self, q.flip(2) if is_reversed else q, k, v, _gate_distances, (gate.flip(2), bias, *hidden),
             lambda: self.posenc_plan(bias, gate), lambda: {"key_mask": key_mask}, scale=self.scaling, dropout=self.dropout,
-            by_query=1,
+            by_query=1, plain_gradients=length <= FEW,
         )  # fmt: skip
         return self.out_proj(out.flip(1) if is_reversed else out), None, bias
 

@@ -36,7 +36,7 @@ def in_blocks(module: Any, q: Tensor) -> bool:
 
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
-    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False, by_query: int = 0,
+    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, plain_gradients: bool = False, by_query: int = 0,
 ) -> Tensor:  # fmt: skip
     """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
 
@@ -45,7 +45,9 @@ def run(
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
     if in_blocks(module, q):
-        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared, by_query=by_query)
+        out = attend_blocks(
+            q, k, v, make, tensors, scale=scale, dropout=dropout, plain_gradients=plain_gradients, by_query=by_query
+        )
     else:
         out = attend(q, k, v, plan(), dropout=dropout, engine=engine, **options())
     return out.transpose(1, 2).flatten(2)
@@ -53,16 +55,16 @@ def run(
 
 def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0,
-    shared: bool = False, by_query: int = 0,
+    plain_gradients: bool = False, by_query: int = 0,
 ) -> Tensor:  # fmt: skip
     """softmax(scale q·k + bias) v, [B, H, L, D].
 
-    shared: all images have the same bias, which is small beside their scores. With gradients the plain formula, which keeps the
-    probabilities as the originals do, is then faster than blocks that are computed twice.
+    plain_gradients: with gradients the plain formula, which keeps the probabilities as the originals do. It is faster than blocks
+    that are computed twice where all images share one bias, or tokens are few.
     """
     wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors))
     is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if is_traced or dropout > 0.0 or (wants_gradient and shared):
+    if is_traced or dropout > 0.0 or (wants_gradient and plain_gradients):
         bias = make(slice(0, q.shape[0]), slice(0, q.shape[2]), *tensors).to(q.dtype)
         if is_traced or dropout > 0.0 or q.dtype not in (torch.float32, torch.float64):
             return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
