@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: help demo test test-slow test-cpu test-seeds fuzz fuzz-today test-gpu test-hf-lowest check lint format types bench bench-table figures docs docs-serve clean
+.PHONY: help demo test test-slow test-cpu test-seeds fuzz fuzz-today test-gpu test-hf-lowest test-hf-newest check lint format types bench bench-table figures docs docs-serve clean
 
 help:
 	@echo "make demo         train and compare the encodings; the report is out/quick/report.html (ARGS='--lang zh': in Chinese)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-seeds   the numerical tests with ten seeds, on three instruction sets"
 	@echo "make fuzz         random draws for the engines: ARGS='--engine cpu --count 1000 --seed 1', see --help"
 	@echo "make test-hf-lowest  posenc.hf with the oldest transformers it supports"
+	@echo "make test-hf-newest  its harness with the newest transformers that pip finds"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make docs         the documentation site, out/site/index.html; links, anchors and code are checked"
 	@echo "make docs-serve   the same at http://127.0.0.1:8000"
@@ -75,8 +76,16 @@ $(LOWEST)/.done: $(VENV)/.dev
 		transformers==5.16.1 'huggingface-hub>=1.5,<2'
 	@touch $@
 
+# The harness with the newest transformers, whatever it is: no version is refused, only families whose checks fail
+NEWEST := $(VENV)/transformers-newest
+test-hf-newest: $(VENV)/.dev
+	$(PY) -m pip --disable-pip-version-check install --quiet --upgrade --no-deps --target $(NEWEST) \
+		transformers huggingface-hub tokenizers safetensors
+	PYTHONPATH=$(NEWEST) $(PY) -c 'import transformers as t; print("transformers", t.__version__)'
+	PYTHONPATH=$(NEWEST) $(PYTEST) tests/hf/families tests/hf/test_interface.py tests/hf/test_swap.py tests/hf/test_extension.py $(ARGS)
+
 # Everything; .ci/run does what fits its time. A thousand draws of the fuzz with a seed that changes by the day, and the suite last.
-check: lint types docs test-cpu test-hf-lowest test-slow fuzz-today test
+check: lint types docs test-cpu test-hf-lowest test-hf-newest test-slow fuzz-today test
 
 fuzz-today:
 	$(MAKE) fuzz ARGS="--count 1000 --seed $$(date -u +%Y%m%d)"

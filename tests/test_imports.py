@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "posenc"
 HEAVY = {"triton", "transformers", "matplotlib", "gradio", "plotly", "rich", "ray", "safetensors", "typer", "pandas"}
 
-APPLICATIONS = {"hf", "lab", "explorer", "plot", "bench"}
+APPLICATIONS = {"hf", "timm", "lab", "explorer", "plot", "bench"}
 MAY_IMPORT = {
     "core": {"core"},
     "encodings": {"core", "encodings"},

@@ -1,10 +1,13 @@
 """extend: transformers' numbers for every scaling, through save and load; right with a cache where theirs is not."""
 
+import inspect
 import logging
 
 import pytest
 import torch
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
@@ -36,6 +39,7 @@ from transformers import (
     T5Gemma2ForConditionalGeneration,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from posenc import hf, scaling
 from posenc.hf import layer
@@ -352,3 +356,50 @@ def test_masks_that_the_layers_cannot_read_are_refused():
     changed.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match=r"four dimensions.*got BlockMask"):
         changed(IDS)
+
+
+@pytest.mark.parametrize("extended_first", [False, True])
+def test_with_accelerate(extended_first):
+    """Unrotated keys take the masks of attn_implementation="posenc" too."""
+    ids = torch.randint(2, 64, (3, 40))
+    mask = torch.ones_like(ids)
+    mask[1, :11] = 0
+    model = make("llama")
+    before = shape_of(model)
+    hf.extend(model, DYNAMIC["dynamic"])
+    wanted = model(ids, attention_mask=mask).logits[mask.bool()]
+    if not extended_first:
+        hf.restore(model)
+    hf.accelerate(model)
+    if not extended_first:
+        hf.extend(model, DYNAMIC["dynamic"])
+    outputs_agree(model(ids, attention_mask=mask).logits[mask.bool()], wanted)
+    assert shape_of(hf.restore(model)) == before
+
+
+@pytest.mark.slow
+def test_models_that_rotate_by_configuration():
+    """Every sixth model type of the installed transformers, whatever it is, without weights: extended, or refused by name."""
+    outcomes = {}
+    for kind in sorted(CONFIG_MAPPING_NAMES)[::6]:
+        try:
+            config = CONFIG_MAPPING[kind]()
+            parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+            for part in parts:
+                if getattr(part, "num_hidden_layers", 0) > 2 and not getattr(part, "layer_types", None):
+                    part.num_hidden_layers = 2
+            with torch.device("meta"):
+                model = AutoModel.from_config(config)
+        except Exception:  # a configuration that has no model, or that its defaults do not build
+            continue
+        rotations = [one for name, one in model.named_modules() if name.split(".")[-1] == "rotary_emb"]
+        if not any("ROPE_INIT_FUNCTIONS" in inspect.getsource(type(one)) for one in rotations):
+            continue
+        try:
+            hf.extend(model, scaling.YaRN(factor=4.0, original=4096))
+            outcomes[kind] = "extended"
+        except hf.UnsupportedModel as error:
+            outcomes[kind] = str(error)
+    extended = [kind for kind, outcome in outcomes.items() if outcome == "extended"]
+    assert len(extended) >= 15, outcomes
+    assert len(extended) >= 0.7 * len(outcomes), outcomes

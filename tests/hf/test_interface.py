@@ -3,7 +3,15 @@
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+)
 from transformers import masking_utils as theirs
 
 from posenc import hf
@@ -15,6 +23,8 @@ from tests.hf.harness import mask_of, scatter
 SIZES = dict(
     vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
 )  # fmt: skip
+
+T5_SIZES = dict(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4)
 
 
 def llama(**options):
@@ -39,8 +49,7 @@ def test_every_door(tmp_path):
 
 
 def test_t5_without_accelerate_adds_its_dense_bias(tmp_path):
-    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4)
-    model, ids = scatter(T5EncoderModel(config)), torch.randint(2, 99, (3, 29))
+    model, ids = scatter(T5EncoderModel(T5Config(**T5_SIZES))), torch.randint(2, 99, (3, 29))
     mask = mask_of(ids, "holes")
     wanted = model(ids, mask).last_hidden_state[mask.bool()]
     model.save_pretrained(tmp_path)
@@ -121,10 +130,14 @@ def test_packed_texts_are_as_if_alone(monkeypatch):
     ids = torch.randint(2, 99, (1, 20))
     positions = torch.cat((torch.arange(7), torch.arange(13)))[None]
     alone = torch.cat([model(part).logits for part in ids.split((7, 13), dim=1)], dim=1)
+    monkeypatch.setattr(interface, "MOST_DENSE", 1 << 26)
     calls, attend = [], interface.attend
     monkeypatch.setattr(interface, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
     packed = hf.accelerate(model)(ids, position_ids=positions, use_cache=False).logits
     outputs_agree(packed, alone)
+    assert calls == []  # on a CPU a dense mask is faster, made once
+    monkeypatch.setattr(interface, "MOST_DENSE", 0)
+    outputs_agree(model(ids, position_ids=positions, use_cache=False).logits, alone)
     assert ["documents" in one and "mask" not in one for one in calls] == [True, True]
 
 
@@ -136,6 +149,15 @@ def test_no_dense_mask_is_made_for_padding_or_a_window(monkeypatch):
     for padding in ("none", "left", "right", "holes"):
         hf.accelerate(model)(ids, attention_mask=mask_of(ids, padding))
     assert made == []
+
+
+def test_a_dense_mask_is_made_once_for_all_layers(monkeypatch):
+    made, dense = [], Mask.dense
+    monkeypatch.setattr(interface, "FEW", 384 * 384)
+    monkeypatch.setattr(Mask, "dense", lambda self: made.append(self.kept) or dense(self))
+    ids = torch.randint(2, 99, (3, 29))
+    hf.accelerate(llama())(ids, attention_mask=mask_of(ids, "left"))
+    assert [one is None for one in made] == [True, False]
 
 
 def test_a_mask_of_the_users_own():
@@ -154,3 +176,14 @@ def test_output_attentions():
     outputs_agree(ours.logits, wanted.logits)
     for a, b in zip(ours.attentions, wanted.attentions, strict=True):
         outputs_agree(a, b)
+
+
+def test_a_static_cache_without_padding():
+    """transformers makes no mask for the start of a text in an empty static cache."""
+    ids = torch.randint(2, 99, (2, 11))
+    for model in (llama(), scatter(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))):
+        options = dict(max_new_tokens=6, do_sample=False, cache_implementation="static")
+        if model.config.is_encoder_decoder:
+            options["decoder_input_ids"] = ids[:, :5]
+        wanted = model.generate(ids, **options)
+        assert torch.equal(hf.accelerate(model).generate(ids, **options), wanted)

@@ -179,15 +179,6 @@ def test_dropout_is_the_same_when_a_block_is_computed_again(few_rows):
     assert (slope * step).sum().item() == pytest.approx((total() - first).item(), rel=1e-9)
 
 
-def test_compile_without_a_graph_break(few_rows):
-    ids, mask = batch()
-    model = make("transient-global", LongT5EncoderModel)
-    theirs, _ = run(model, dict(input_ids=ids, attention_mask=mask), mask, backward=False)
-    compiled = torch.compile(hf.accelerate(model), backend="eager", fullgraph=True)
-    with torch.no_grad():
-        outputs_agree(compiled(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()], theirs)
-
-
 def test_bfloat16():
     ids, mask = batch()
     model = make("transient-global", LongT5EncoderModel)

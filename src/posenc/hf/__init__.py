@@ -39,6 +39,11 @@ if not TYPE_CHECKING:
     def __getattr__(name: str):
         if name not in _NAMES:
             raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
-        value = getattr(_import_module(f"posenc.hf.{_NAMES[name]}"), name)
+        try:
+            value = getattr(_import_module(f"posenc.hf.{_NAMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "transformers":
+                raise
+            raise ImportError("posenc.hf needs transformers 5.16 or later: pip install 'posenc[hf]'") from error
         globals()[name] = value
         return value

@@ -20,6 +20,7 @@ from ..core import formulas
 from ..core.constants import constant
 from . import masks
 from .family import Family, tiny_text
+from .interface import prefers_original
 from .layer import Layer, NoAttentions, Part, split, zeros_beside
 
 
@@ -64,7 +65,9 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False,
         output_attentions=False, **kwargs,
     ):  # fmt: skip
-        if output_attentions:
+        length = hidden_states.shape[1]
+        short = not masks.is_compact(attention_mask) and prefers_original(self, length, length, hidden_states.device)
+        if output_attentions or short:
             return super().forward(
                 hidden_states, residual, alibi, attention_mask, layer_past, use_cache, output_attentions, **kwargs
             )
@@ -159,7 +162,7 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     cache = kwargs.get("past_key_values")
     mask = kwargs.get("attention_mask")
     is_integer = mask is None or not mask.is_floating_point()  # with a float mask the original has fractional positions
-    if tokens is not None and masks.grows(cache) and is_integer:
+    if tokens is not None and masks.grows(cache) and is_integer and not masks.is_short(model, tokens):
         keys = masks.past(cache) + tokens.shape[1]
         kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device, model)
     return (), kwargs
@@ -170,6 +173,8 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     tokens = masks.tokens_of(kwargs)
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
+        return (), kwargs
+    if masks.is_short(model, tokens):
         return (), kwargs
     compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device, model)
     if masks.is_compact(compact):
@@ -184,7 +189,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     if folder == "bloom":
         model: Any = modeling_bloom.BloomModel(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2))
     else:
-        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=32))
+        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=192))
     return model, tiny_text()
 
 

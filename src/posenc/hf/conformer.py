@@ -33,7 +33,9 @@ KINDS = {"relative": "transformer_xl", "relative_key": "shaw", "rotary": "rope"}
 def forward(
     module: Any, original: Callable, hidden_states, attention_mask=None, **kwargs
 ) -> tuple[Tensor, Tensor | None]:
-    if module.position_embeddings_type not in ("relative", "relative_key"):
+    length = hidden_states.shape[1]
+    has_term = module.position_embeddings_type in ("relative", "relative_key")
+    if not has_term or interface.prefers_original(module, length, length, hidden_states.device):
         return original(hidden_states, attention_mask=attention_mask, **kwargs)
     waves = kwargs.pop("relative_position_embeddings", None)
     q, k, v = (
@@ -84,7 +86,7 @@ class Conformer(InterfaceLayer):
     @classmethod
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
         kind = module.position_embeddings_type
-        if kind not in ("relative", "relative_key"):
+        if kind not in ("relative", "relative_key") or (position_bias is not None and position_bias.dim() == 4):
             return None
         if kind == "relative" and position_bias is None:
             raise ValueError("relative_position_embeddings must be given, as the encoder does; got None")
@@ -168,9 +170,9 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
                 left_max_position_embeddings=6,
             )
         )
-    mask = torch.ones(2, 20, dtype=torch.bool)
-    mask[1, 13:] = False
-    return Tiny(encoder), {"x": torch.randn(2, 20, 16), "attention_mask": mask}
+    mask = torch.ones(2, 170, dtype=torch.bool)
+    mask[1, 113:] = False
+    return Tiny(encoder), {"x": torch.randn(2, 170, 16), "attention_mask": mask}
 
 
 FAMILY = Family(tiny, parts=(Wav2Vec2Conformer, Wav2Vec2Bert, Seamless, SeamlessV2, SeamlessV2Encoder))

@@ -21,6 +21,7 @@ from ..core import index
 from ..encodings.deberta import plan_disentangled
 from . import masks
 from .family import Family, tiny_text
+from .interface import prefers_original
 from .layer import Layer, Part, split, zeros_beside
 
 TERMS = {"c2p", "p2c"}
@@ -163,11 +164,15 @@ class _Encoder(Part):
     """An encoder that builds neither the mask nor the distances."""
 
     def get_attention_mask(self, attention_mask):
-        if attention_mask.dim() > 2:
+        length = attention_mask.shape[-1]
+        if attention_mask.dim() > 2 or prefers_original(self, length, length, attention_mask.device):
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device, self)
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
+        length = hidden_states.shape[1]
+        if prefers_original(self, length, length, hidden_states.device):
+            return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         return relative_pos
 
 

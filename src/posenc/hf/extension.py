@@ -8,7 +8,7 @@ scaling: the model runs the rotation that from_pretrained will load. Where trans
 does not depend on the length, the configuration uses LongRoPE's, a divisor for each pair (Phi-3 has no other).
 
 Length-dependent scalings need a cache of unrotated keys: unrotated.py. Where each kind of layer has its own rotation
-(Gemma 3), only the full-attention layers are scaled: a window does not grow with the text. GPT-J's layers read a table, and
+(Gemma 3), only those without a window are scaled: a window does not grow with the text. GPT-J's layers read a table, and
 its configuration has no field for a scaling: `extend` replaces the table, and must be called again after from_pretrained.
 """
 
@@ -32,7 +32,6 @@ from .layer import log_once
 from .swap import UnsupportedModel
 from .unrotated import UNROTATED, CosSin, GPTJAttention
 
-FULL = "full_attention"
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Fields of a configuration's rotation that no scaling changes."""
 
@@ -85,7 +84,7 @@ def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None 
             f"{type(model).__name__} has no rotary_emb to swap; Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX have one, "
             "and GPT-J's tables are supported"
         )
-    changes = [_change(parent, child, scaling, max_length) for parent, child in found]
+    changes = [_checked_change(parent, child, scaling, max_length) for parent, child in found]
     own = [_rope(layer.config, None, scaling) for layer in tables]
     kinds = set().union(
         *(one.length_dependent for one in changes), {None} if any(r.length_dependent for r in own) else ()
@@ -143,16 +142,26 @@ def _texts(config: Any) -> set[str]:
     return {part.get_text_config().model_type for part in both or [config]} if parts else set()
 
 
+def _checked_change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
+    try:
+        return _change(parent, child, scaling, max_length)
+    except ValueError:
+        raise
+    except Exception as error:  # a configuration that has no head_dim but one for each layer, and whatever comes
+        raise UnsupportedModel(f"{type(child).__name__}: {_last_line(error)}") from error
+
+
 def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
     """Everything that may fail."""
     config, name = child.config, type(child).__name__
     kinds = [kind for kind, value in (config.rope_parameters or {}).items() if isinstance(value, dict)]
-    if kinds and FULL not in kinds:
-        raise UnsupportedModel(f"{name} rotates {', '.join(kinds)}; only {FULL} layers can be scaled")
-    kind = FULL if kinds else None
+    whole = [kind for kind in kinds if "sliding" not in kind]
+    if kinds and len(whole) != 1:
+        raise UnsupportedModel(f"{name} rotates {', '.join(kinds)}; one kind of layers without a window can be scaled")
+    kind = whole[0] if kinds else None
     try:
         rope = _rope(config, kind, scaling)
-        others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != FULL}
+        others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != kind}
     except ValueError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
     current = config.rope_parameters if kind is None else config.rope_parameters[kind]
@@ -265,10 +274,10 @@ def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | Non
             f"{scaling} depends on the length, so keys must be cached unrotated; that is supported for "
             f"{', '.join(sorted(one.__name__ for one in UNROTATED))}, not for {', '.join(sorted(unsupported)) or 'this model'}"
         )
-    other_masks = {str(layer.config._attn_implementation) for layer in layers} - {"eager", "sdpa"}
+    other_masks = {str(layer.config._attn_implementation) for layer in layers} - {"eager", "sdpa", "posenc"}
     if other_masks:
         raise UnsupportedModel(
-            f"layers that cache keys unrotated need the masks of 'eager' or 'sdpa', and this model makes those of "
+            f"layers that cache keys unrotated need the masks of 'posenc', 'eager' or 'sdpa', and this model makes those of "
             f"{', '.join(map(repr, sorted(other_masks)))}; call model.set_attn_implementation('sdpa') first (posenc's engines "
             "run either way)"
         )

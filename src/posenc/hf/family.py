@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -33,7 +34,13 @@ FOLDERS = {
     "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
-    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling",
+    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm", "beit": "beit", "data2vec": "beit",
+    **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
+    **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
+    **dict.fromkeys(
+        ("sam", "sam_hq", "got_ocr2", "pp_formulanet", "slanext", "unlimited_ocr", "deepseek_ocr2", "seggpt", "vitdet"),
+        "decomposed",
+    ),
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
 
@@ -56,6 +63,11 @@ class InterfacePart:
     """A forward pre-hook (module, args, kwargs) -> (args, kwargs)."""
 
     @staticmethod
+    def needs_hook(module: Any) -> bool:
+        """Whether this module gets the hook: a module with one takes longer to call."""
+        return True
+
+    @staticmethod
     def refuses(module: Any) -> str | None:
         """Why this module cannot be accelerated, or None."""
         return None
@@ -70,6 +82,8 @@ class InterfaceLayer(InterfacePart):
     """An attention layer."""
 
     encoding: str
+    on_cpu: str | None = None
+    """What runs it on a CPU, where that is no engine; for `report`."""
     shares_sequences = False
     """Whether it can be one of several ranks that share a sequence (context_parallel)."""
 
@@ -102,11 +116,35 @@ class Family:
     """Class of transformers (or its Part) -> a forward pre-hook, for modules that are not parts."""
 
 
+def variants(base: type, *names: str) -> tuple[type, ...]:
+    """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
+    release does not have is left out: its models are refused, and not those of the other folders."""
+    found = []
+    for name in names:
+        path, _, cls = name.rpartition(".")
+        try:
+            original = getattr(importlib.import_module(f"transformers.models.{path}"), cls)
+        except (ImportError, AttributeError):
+            continue
+        bases = (base, original) if issubclass(base, nn.Module) else (base,)
+        found.append(type(cls, bases, {"original": original, "__module__": base.__module__}))
+        setattr(sys.modules[base.__module__], cls, found[-1])  # where pickle looks for it
+    return tuple(found)
+
+
+def scatter(model: nn.Module) -> nn.Module:
+    """Weights large enough for scores that matter, and tables that many models begin with zeros."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
 def tiny_text() -> dict[str, Tensor]:
-    """Two texts of twenty tokens from 2 to 31, the second padded."""
-    ids = torch.arange(40).reshape(2, 20) % 30 + 2
+    """Two texts of tokens from 2 to 31, the second padded; long enough for an engine to run, not PyTorch's attention."""
+    ids = torch.arange(340).reshape(2, 170) % 30 + 2
     mask = torch.ones_like(ids)
-    mask[1, 13:] = 0
+    mask[1, 113:] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -21,7 +21,7 @@ from .. import Positions
 from ..core import index
 from ..encodings.relative_logits import plan_bank
 from .family import Family, InterfaceLayer, tiny_text
-from .interface import Mask
+from .interface import Mask, prefers_original
 from .layer import zeros_beside
 
 
@@ -49,7 +49,9 @@ class Mixture:
         return self.make(self.states)
 
 
-def keep_states(module: Any, original: Callable, relative_states, query_positions, key_positions) -> Mixture:
+def keep_states(module: Any, original: Callable, relative_states, query_positions, key_positions) -> Mixture | Tensor:
+    if prefers_original(module, query_positions.shape[0], key_positions.shape[0], relative_states.device):
+        return original(relative_states, query_positions, key_positions)
     return Mixture(relative_states, partial(_dense, original, query_positions, key_positions))
 
 
@@ -70,8 +72,8 @@ class Attention(InterfaceLayer):
 
     @classmethod
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
-        if not isinstance(kwargs.get("attention_mask"), Mask):
-            return None  # a static cache: the keys are not the tokens so far
+        if isinstance(position_bias, Tensor) or not isinstance(kwargs.get("attention_mask"), Mask):
+            return None  # no Mask: a static cache, whose keys are not the tokens so far
         return partial(
             plan_bank, index=module.posenc_index, states=position_bias.states.transpose(1, 2),
             bank=module.rel_logits_proj.proj, scale=scaling, temper=None,

@@ -55,7 +55,7 @@ class LongT5LocalAttention(Windowed, modeling_longt5.LongT5LocalAttention):
     original = modeling_longt5.LongT5LocalAttention
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
-        if output_attentions:
+        if output_attentions or masks.is_short(self, hidden_states):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         bias = expand_bias(self) if position_bias is None else position_bias
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
@@ -79,7 +79,7 @@ class LongT5TransientGlobalAttention(Windowed, modeling_longt5.LongT5TransientGl
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if output_attentions:
+        if output_attentions or (not isinstance(mask, Blocks) and masks.is_short(self, hidden_states)):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         biases = position_bias
         if biases is None:
@@ -150,7 +150,7 @@ def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
         return args, kwargs
     kwargs = masks.by_name(stack, args, kwargs)
     tokens, mask = masks.tokens_of(kwargs), kwargs.get("attention_mask")
-    if tokens is None or masks.wants_attentions(stack, kwargs):
+    if tokens is None or masks.is_short(stack, tokens) or masks.wants_attentions(stack, kwargs):
         return (), kwargs
     if mask is None:
         mask = torch.ones(tokens.shape[:2], device=stack.embed_tokens.weight.device)
@@ -166,7 +166,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         encoder_attention_type="transient-global", decoder_start_token_id=0, attn_implementation="eager",
     )  # fmt: skip
     text = tiny_text()
-    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :9]}
+    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :165]}
 
 
 FAMILY = Family(

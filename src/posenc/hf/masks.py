@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .interface import Mask, nothing_padded, prefers_original
 from .layer import log_once
 
 COMPACT = torch.uint8
@@ -29,7 +30,7 @@ def padding(mask: Tensor | None, keys: int, device: torch.device, module: nn.Mod
     if mask is not None and (mask.dim() != 2 or mask.shape[1] != keys):
         return mask
     shares = getattr(module, "posenc_context", None) is not None
-    if mask is None or (not shares and nothing_padded(mask)):
+    if mask is None or (not shares and nothing_padded(mask != 0)):
         return torch.ones(1, 1, 1, 1, dtype=COMPACT, device=device)
     return (mask != 0).to(device=device, dtype=COMPACT)[:, None, None, :]
 
@@ -38,13 +39,15 @@ def is_compact(mask: Any) -> bool:
     return isinstance(mask, Tensor) and mask.dtype == COMPACT and mask.dim() == 4
 
 
-def mask_options(mask: Tensor | None, q_length: int, *, causal: bool) -> dict[str, Any]:
+def mask_options(mask: Any, q_length: int, *, causal: bool) -> dict[str, Any]:
     """`attend`'s mask arguments for the mask of an attention layer."""
     if mask is None:
         return {"causal": causal and q_length > 1}
+    if isinstance(mask, Mask):
+        return mask.options()
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise ValueError(
-            f"attention_mask must have four dimensions, as 'eager' and 'sdpa' make it, got {type(mask).__name__}; "
+            f"attention_mask must have four dimensions, as 'posenc', 'eager' and 'sdpa' make it, got {type(mask).__name__}; "
             "call model.set_attn_implementation('sdpa')"
         )
     if is_compact(mask):
@@ -94,6 +97,11 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     return {**dict(zip(names, args)), **kwargs}
 
 
+def is_short(module: nn.Module, tokens: Tensor) -> bool:
+    """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device)
+
+
 def grows(cache: Any) -> bool:
     """Whether a cache (or None) holds exactly the tokens so far: neither preallocated nor sliding."""
     cache = getattr(cache, "self_attention_cache", cache)
@@ -105,8 +113,3 @@ def grows(cache: Any) -> bool:
 def past(cache: Any) -> int:
     """Tokens in the cache."""
     return 0 if cache is None else cache.get_seq_length()
-
-
-def nothing_padded(mask: Tensor) -> bool:
-    """Whether it is known that every token is real: read on a CPU only, where that costs no synchronisation."""
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool((mask != 0).all())

@@ -98,7 +98,7 @@ def install(model: nn.Module, *, engine: str = "auto", context: Any = None, chec
         _set_implementation(model)
     for module in model.modules():
         own = module.__dict__
-        if isinstance(module, Layer) or calls_interface(type(module)):
+        if isinstance(module, Part) or "posenc_hook" in own or calls_interface(type(module)):
             own["posenc_engine"] = engine
         own.pop("posenc_context", None)
         if context is not None and (isinstance(module, Part) or "posenc_part" in own or "posenc_hook" in own):
@@ -112,7 +112,7 @@ def _prepare(module: Any, part: type[InterfacePart]) -> None:
     if issubclass(part, InterfaceLayer):
         module.__dict__["posenc_layer"] = part
     families.replace_methods(module, part)
-    if part.hook is not None:
+    if part.hook is not None and part.needs_hook(module):
         module.__dict__["posenc_hook"] = module.register_forward_pre_hook(part.hook, with_kwargs=True)
 
 
@@ -277,8 +277,11 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     if engine != "auto":
         return engine
     weight = next(module.parameters())
+    own = getattr(module.__dict__.get("posenc_part", type(module)), "on_cpu", None)
+    if own is not None and weight.device.type == "cpu":
+        return own
     heads, size, plan, options = sample(length)
-    q = zeros_beside(weight, 1, heads, length, size)
+    q = zeros_beside(weight, 1, heads, plan.positions.q_length, size)
     return explain(q, q, q, plan, **options).engine
 
 
@@ -300,6 +303,7 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                 found.refused.append(family)
                 continue
             is_known = False
+            originals = [part.original for part in family.parts]
             for part in family.parts:
                 if type(module) is part.original:
                     is_known = True
@@ -312,7 +316,9 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                             found.layers.add(id(module))
                     else:
                         found.refused.append(f"{name} ({type(module).__name__}) {reason}")
-                elif isinstance(module, part.original) and not isinstance(module, Part):
+                elif (
+                    isinstance(module, part.original) and not isinstance(module, Part) and type(module) not in originals
+                ):
                     found.refused.append(
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"

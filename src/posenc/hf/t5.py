@@ -23,12 +23,16 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from .family import Family, InterfaceLayer, tiny_text
+from .interface import prefers_original
 from .layer import zeros_beside
 
 
 def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
-    """The bias of each distance, [H, distances]; dense where the keys are not the tokens so far (a static cache)."""
-    if isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length:
+    """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
+    static cache)."""
+    is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
+    where = module.relative_attention_bias.weight.device if device is None else device
+    if is_static or prefers_original(module, query_length, key_length, where):
         return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
     return expand_bias(module)
 
@@ -53,6 +57,11 @@ def plan_bias(positions: Positions, *, index: Index, bias: Tensor, scale: float)
     return Plan(positions, lookups=lookups, scale=scale)
 
 
+def crosses(module: Any) -> bool:
+    """Whether it is a decoder's attention to the encoder."""
+    return module.is_decoder and not module.is_causal
+
+
 class Bucketed(InterfaceLayer):
     """The part that the attention layers share."""
 
@@ -75,10 +84,9 @@ class Bucketed(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        crosses = not module.has_relative_attention_bias and module.is_decoder and not module.is_causal
-        bias = zeros_beside(module.q.weight, module.n_heads, 0 if crosses else module.posenc_index.span)
+        bias = zeros_beside(module.q.weight, module.n_heads, 0 if crosses(module) else module.posenc_index.span)
         plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
-        return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_decoder and not crosses}
+        return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_causal}
 
 
 SHARED = ("hidden_states", "mask", "key_value_states", "position_bias", "past_key_values")
@@ -88,6 +96,10 @@ class T5Attention(Bucketed):
     original = modeling_t5.T5Attention
     relies_on = {**Bucketed.relies_on, "forward": SHARED}
     hook = before_layer
+
+    @staticmethod
+    def needs_hook(module):
+        return crosses(module)
 
 
 class MT5Attention(T5Attention):
@@ -117,7 +129,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     )  # fmt: skip
     model = getattr(transformers, f"{name}Model")(config)
     text = tiny_text()
-    return model, {**text, "decoder_input_ids": text["input_ids"][:, :9]}
+    return model, {**text, "decoder_input_ids": text["input_ids"][:, :165]}
 
 
 FAMILY = Family(tiny, parts=(T5Attention, MT5Attention, UMT5Attention))

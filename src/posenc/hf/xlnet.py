@@ -24,6 +24,7 @@ from .. import Index, Lookup, Plan, Positions, attend, merge
 from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
 from .family import Family, tiny_text
+from .interface import prefers_original
 from .layer import Layer, NoAttentions, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
@@ -79,7 +80,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             # all rows of the batch are equal; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if output_attentions.two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
-        elif not output_attentions and h.shape[1]:
+        elif not output_attentions and h.shape[1] and not prefers_original(self, len(h), len(h), h.device):
             log_once(
                 "an XLNet layer that is called without its model runs the original attention, with its dense scores"
             )
@@ -164,7 +165,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = masks.tokens_of(kwargs)
-    if tokens is None or not tokens.shape[0]:
+    if tokens is None or not tokens.shape[0] or masks.is_short(model, tokens):
         return (), kwargs
     key_mask = None
     if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:

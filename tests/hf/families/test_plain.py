@@ -32,7 +32,7 @@ def summary():
 
 
 CASES = {
-    "llama": case("LlamaForCausalLM", GQA, generates=GREEDY, compiles="quick"),
+    "llama": case("LlamaForCausalLM", GQA, generates=GREEDY),
     "mistral window": case("MistralForCausalLM", dict(GQA, sliding_window=7), generates=GREEDY),
     "gemma2 softcap": case("Gemma2ForCausalLM", dict(GQA, sliding_window=7, query_pre_attn_scalar=8, attn_implementation="eager"), generates=GREEDY),
     "gemma3": case("Gemma3ForCausalLM", dict(GQA, sliding_window=7, layer_types=["sliding_attention", "full_attention"]), config="Gemma3TextConfig", generates=GREEDY),

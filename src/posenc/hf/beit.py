@@ -1,0 +1,132 @@
+"""BEiT and Data2VecVision: a bias for each difference of rows and columns of the whole image, and three for the class token.
+
+    s = q·k / sqrt(d) + b[h, row_i - row_j, column_i - column_j]
+
+BEiT's layers call the interface, which gets the bias as a dense mask, [1, H, L, L]. The module that makes it is overridden: it has
+no configuration that could say which attention runs. It stands for BeitRelativePositionBias (modeling_beit.py 179-265 of
+transformers 5.22) and Data2VecVisionRelativePositionBias (modeling_data2vec_vision.py 545-630), which interpolate the table to
+its own size, gather rows of H numbers, and transpose them, in every layer and call. Data2VecVision's attention
+(modeling_data2vec_vision.py 195-315) calls no interface.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Plan, Positions
+from ..encodings.grid.bias import GridBias
+from ..nn import blocks
+from .family import Family, InterfaceLayer, scatter, variants
+from .layer import Layer, Part, split
+
+
+class GridTable(Part):
+    """The module that makes a dense bias out of the table."""
+
+    relies_on = {"forward": ("window_size", "interpolate_pos_encoding", "dim_size")}
+
+    def forward(self, window_size, interpolate_pos_encoding=False, dim_size=None):
+        window = tuple(window_size)
+        # the original interpolates the table as columns times rows, which is itself for a square only
+        if interpolate_pos_encoding or window != tuple(self.window_size) or window[0] != window[1]:
+            return super().forward(window_size, interpolate_pos_encoding, dim_size)
+        table = self.relative_position_bias_table
+
+        def make() -> Tensor:
+            return blocks.read_table(table, self.generate_relative_position_index(window).to(table.device))
+
+        return blocks.keep(self, window, (table,), make)
+
+
+def plan_image(table: Tensor | None, window: tuple[int, int], scale: float) -> Plan:
+    """table [(2 rows - 1)(2 columns - 1) + 3, H], query minus key."""
+    positions = Positions(window[0] * window[1] + 1)
+    if table is None:
+        return Plan(positions, scale=scale)
+    encoding = GridBias(heads=table.shape[1], window=window, class_token=True)
+    del encoding.table
+    encoding.table = table  # type: ignore[assignment]
+    plan = encoding.terms(positions)
+    return Plan(plan.positions, lookups=plan.lookups, decay=plan.decay, scale=scale)
+
+
+class Beit(InterfaceLayer):
+    encoding = "grid_bias"
+    relies_on = {"forward": ("hidden_states", "attention_mask")}
+    attributes = ("head_dim", "num_attention_heads", "scaling")
+    on_cpu = "sdpa"
+
+    @classmethod
+    def plan_of(cls, module, position_bias, scaling, query, kwargs):
+        return None
+
+    @staticmethod
+    def sample(module, length):
+        return module.num_attention_heads, module.head_dim, Plan(Positions(length), scale=module.scaling), {}
+
+
+class Data2VecVision(Layer):
+    encoding = "grid_bias"
+    on_cpu = blocks.NAME
+    relies_on = {
+        "forward": (
+            "hidden_states", "output_attentions", "relative_position_bias", "interpolate_pos_encoding", "resolution",
+        )
+    }  # fmt: skip
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        own = self.relative_position_bias if self.has_relative_position_bias else None
+        table, window = (None, (1, length - 1)) if own is None else (own.relative_position_bias_table, own.window_size)
+        plan = plan_image(table, window, self.attention_head_size**-0.5)
+        return self.num_attention_heads, self.attention_head_size, plan, {}
+
+    def forward(
+        self, hidden_states, output_attentions=False, relative_position_bias=None, interpolate_pos_encoding=False,
+        resolution=None,
+    ):  # fmt: skip
+        own = self.relative_position_bias if self.has_relative_position_bias else None
+        if output_attentions or (own is None and relative_position_bias is None):
+            return super().forward(
+                hidden_states, output_attentions, relative_position_bias, interpolate_pos_encoding, resolution
+            )
+        size = self.attention_head_size
+        q, k, v = (split(project(hidden_states), size) for project in (self.query, self.key, self.value))
+        bias = relative_position_bias
+        if own is not None:
+            patches = tuple(side // self.config.patch_size for side in resolution)
+            made = own(patches, interpolate_pos_encoding, dim_size=hidden_states.shape[1])
+            bias = made if bias is None else made + bias
+        out = blocks.run(
+            self, q, k, v, _rows_of, (bias,), lambda: Plan(Positions(q.shape[2]), scale=size**-0.5), lambda: {"mask": bias},
+            scale=size**-0.5, dropout=self.dropout.p, shared=True,
+        )  # fmt: skip
+        return out, None
+
+
+def _rows_of(images: slice, rows: slice, bias: Tensor) -> Tensor:
+    return bias[:, :, rows]
+
+
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    name = {"beit": "Beit", "data2vec": "Data2VecVision"}[folder]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=9, image_size=8, patch_size=2, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, use_relative_position_bias=True, drop_path_rate=0.0,
+    )  # fmt: skip
+    return scatter(getattr(transformers, f"{name}Model")(config)), {"pixel_values": torch.randn(2, 3, 8, 8)}
+
+
+VISION = "data2vec.modeling_data2vec_vision.Data2VecVision"
+FAMILY = Family(
+    tiny,
+    parts=(
+        *variants(GridTable, "beit.modeling_beit.BeitRelativePositionBias", f"{VISION}RelativePositionBias"),
+        *variants(Beit, "beit.modeling_beit.BeitAttention"),
+        *variants(Data2VecVision, f"{VISION}SelfAttention", f"{VISION}SdpaSelfAttention"),
+    ),
+)

@@ -1,0 +1,180 @@
+"""Windows of images: Swin (v1), Donut's, MaskFormer's and CLAP's copies of it, Swin v2 and Swin2SR.
+
+    v1   s = q·k / sqrt(d) + b[h, row_i - row_j, column_i - column_j]
+    v2   s = τ_h cos(q, k) + 16 sigmoid(MLP(g(row_i - row_j), g(column_i - column_j)))_h
+
+    windows shifted by half of themselves get -100 where two tokens are no neighbours in the image; v2 adds it twice
+
+Swin calls the interface, but adds bias and mask itself, [B * windows, H, L, L]; its forward is replaced. The others call none.
+They stand for, in transformers 5.22, DonutSwinSelfAttention (modeling_donut_swin.py 317-407), MaskFormerSwinSelfAttention
+(modeling_maskformer_swin.py 268-358), ClapAudioSelfAttention (modeling_clap.py 324-414), Swinv2SelfAttention
+(modeling_swinv2.py 366-499) and Swin2SRSelfAttention (modeling_swin2sr.py 205-338). The originals read the table, and (v2) run
+its network, in every call, though it changes in training only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .. import Index, Lookup, Plan, Positions
+from ..encodings.grid.positions import flatten, reach_of
+from ..nn import blocks
+from .family import Family, InterfaceLayer, scatter, variants
+from .layer import Layer, split
+
+
+def plan_window(table: Tensor, window: tuple[int, int], scale: float) -> Plan:
+    """table [(2 rows - 1)(2 columns - 1), H], query minus key."""
+    reach = reach_of(window)
+    positions = flatten(Positions(window[0] * window[1]), window, table.device)
+    return Plan(positions, lookups=(Lookup(Index(-reach, reach), bias=table.t().flip(1)),), scale=scale)
+
+
+def attend_window(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, tables: tuple[Tensor, ...],
+    table: Callable[[], Tensor], index: Tensor, window: tuple[int, int], *, scale: float, dropout: float,
+) -> Tensor:  # fmt: skip
+    """mask: [windows of an image, L, L], added to the scores; q, k and v are [B * windows, H, L, D].
+    tables: the parameters that table() is made of; index: int64, its row for each pair."""
+    length = q.shape[2]
+    bias = blocks.keep(
+        module, (q.dtype, length), tables, lambda: blocks.read_table(table(), index.view(length, length)).to(q.dtype)
+    )
+    tensors = (bias,) if mask is None else (bias, mask.to(q.dtype))
+    return blocks.run(
+        module, q, k, v, blocks.add_window_mask, tensors, lambda: plan_window(table(), window, scale),
+        lambda: {} if mask is None else {"mask": mask.repeat(q.shape[0] // len(mask), 1, 1)[:, None]},
+        scale=scale, dropout=dropout, shared=True,
+    )  # fmt: skip
+
+
+# ---- Swin ------------------------------------------------------------------------------------------------------------
+def swin_forward(module: Any, original: Callable, hidden_states, attention_mask=None, **kwargs):
+    if kwargs.get("output_attentions"):
+        return original(hidden_states, attention_mask, **kwargs)
+    q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
+    bias = module.relative_position_bias
+    table = bias.relative_position_bias_table
+    out = attend_window(
+        module, q, k, v, attention_mask, (table,), lambda: table, bias.relative_position_index, bias.window_size,
+        scale=module.scaling, dropout=module.attention_dropout,
+    )  # fmt: skip
+    return module.o_proj(out), None
+
+
+class Swin(InterfaceLayer):
+    encoding = "grid_bias"
+    relies_on = {"forward": ("hidden_states", "attention_mask")}
+    attributes = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "relative_position_bias", "head_dim", "scaling", "attention_dropout",
+    )  # fmt: skip
+    replaces = {"forward": swin_forward}
+    on_cpu = blocks.NAME
+
+    @classmethod
+    def plan_of(cls, module, position_bias, scaling, query, kwargs):
+        return None
+
+    @staticmethod
+    def sample(module, length):
+        bias = module.relative_position_bias
+        plan = plan_window(bias.relative_position_bias_table, bias.window_size, module.scaling)
+        return module.num_attention_heads, module.head_dim, plan, {}
+
+
+# ---- its copies, and v2 ----------------------------------------------------------------------------------------------
+class Window(Layer):
+    """Window attention with a table over the rows and columns of the window."""
+
+    encoding = "grid_bias"
+    on_cpu = blocks.NAME
+    relies_on = {"forward": ("hidden_states", "attention_mask", "output_attentions")}
+
+    def posenc_table(self) -> Tensor:
+        return self.relative_position_bias_table
+
+    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+        plan = plan_window(self.posenc_table(), self.window_size, self.attention_head_size**-0.5)
+        return self.num_attention_heads, self.attention_head_size, plan, {}
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        if output_attentions:
+            return super().forward(hidden_states, attention_mask, output_attentions)
+        size = self.attention_head_size
+        q, k, v = (split(project(hidden_states), size) for project in (self.query, self.key, self.value))
+        return (self.posenc_attend(q, k, v, attention_mask),)
+
+    def posenc_attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        tables = (self.relative_position_bias_table,)
+        return attend_window(
+            self, q, k, v, mask, tables, self.posenc_table, self.relative_position_index, self.window_size,
+            scale=self.attention_head_size**-0.5, dropout=self.dropout.p,
+        )  # fmt: skip
+
+
+class CosineWindow(Window):
+    encoding = "continuous_bias"
+
+    def posenc_table(self) -> Tensor:
+        heads = self.num_attention_heads
+        return 16 * self.continuous_position_bias_mlp(self.relative_coords_table).view(-1, heads).sigmoid()
+
+    def posenc_attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        tables = tuple(self.continuous_position_bias_mlp.parameters())
+        scale = self.logit_scale.clamp(max=math.log(1.0 / 0.01)).exp()
+        return attend_window(
+            self, normalize(q, dim=-1) * scale, normalize(k, dim=-1), v, None if mask is None else 2 * mask, tables,
+            self.posenc_table, self.relative_position_index, self.window_size, scale=1.0, dropout=self.dropout.p,
+        )  # fmt: skip
+
+
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    """Two stages of two layers each, windows of 4 x 4 in images of 8 x 8 patches."""
+    import transformers
+
+    sizes: dict[str, Any] = dict(
+        image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0
+    )
+    pixels = torch.randn(2, 3, 16, 16)
+    if folder == "clap":
+        config = transformers.ClapAudioConfig(
+            spec_size=32, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16, depths=[2, 2], num_hidden_layers=2,
+            num_attention_heads=[2, 4], window_size=4, num_mel_bins=32, hidden_size=32, drop_path_rate=0.0,
+            enable_fusion=False,
+        )  # fmt: skip
+        model = scatter(transformers.ClapAudioModel(config))
+        return model, {"input_features": torch.randn(2, 1, 32, 32), "is_longer": torch.zeros(2, 1, dtype=torch.bool)}
+    if folder == "swin2sr":
+        config = transformers.Swin2SRConfig(**{**sizes, "patch_size": 1, "depths": [2]}, num_channels_out=3, upscale=2)
+        return scatter(transformers.Swin2SRModel(config)), {"pixel_values": pixels}
+    if folder == "maskformer":
+        from transformers.models.maskformer import modeling_maskformer_swin
+
+        config = modeling_maskformer_swin.MaskFormerSwinConfig(**sizes)
+        return scatter(modeling_maskformer_swin.MaskFormerSwinModel(config)), {"pixel_values": pixels}
+    name = {"swin": "Swin", "donut": "DonutSwin", "swinv2": "Swinv2"}[folder]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    return scatter(getattr(transformers, f"{name}Model")(config)), {"pixel_values": pixels}
+
+
+FAMILY = Family(
+    tiny,
+    parts=(
+        *variants(Swin, "swin.modeling_swin.SwinAttention"),
+        *variants(
+            Window,
+            "donut.modeling_donut_swin.DonutSwinSelfAttention",
+            "maskformer.modeling_maskformer_swin.MaskFormerSwinSelfAttention",
+            "clap.modeling_clap.ClapAudioSelfAttention",
+        ),
+        *variants(
+            CosineWindow, "swinv2.modeling_swinv2.Swinv2SelfAttention", "swin2sr.modeling_swin2sr.Swin2SRSelfAttention"
+        ),
+    ),
+)

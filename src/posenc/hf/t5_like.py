@@ -1,0 +1,107 @@
+"""Switch Transformers, Pop2Piano, Pix2Struct's text decoder and UDOP: T5's attention under other names (t5.py).
+
+UDOP's encoder adds biases by the boxes of words to T5's, dense, [B, H, L, L], and hands that to its layers: they differ between
+pages, and stay dense. Switch Transformers' encoder makes its padding mask itself; here its layers read it as padding again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Positions
+from ..core import index
+from .family import Family, scatter, tiny_text, variants
+from .interface import Mask
+from .t5 import T5Attention, before_layer, plan_bias
+
+
+class T5Like(T5Attention):
+    pass
+
+
+def before_switch(module: Any, args: tuple, kwargs: dict[str, Any]):
+    args, kwargs = before_layer(module, args, kwargs)
+    mask: Any = kwargs.get("mask")
+    crosses = kwargs.get("key_value_states") is not None
+    is_padding = isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 4 and mask.shape[2] == 1
+    if is_padding and not crosses and not module.is_decoder and module.config._attn_implementation == "posenc":
+        sizes = (0, mask.shape[3]), (0, mask.shape[3])
+        kwargs = {**kwargs, "mask": Mask(
+            mask.shape[0], *sizes, mask[:, 0, 0] == 0, causal=False, window=None, documents=None, device=mask.device
+        )}  # fmt: skip
+    return args, kwargs
+
+
+class Switch(T5Attention):
+    hook = before_switch
+
+    @staticmethod
+    def needs_hook(module):
+        return True
+
+
+def before_pix2struct(module: Any, args: tuple, kwargs: dict[str, Any]):
+    crosses = kwargs.get("key_value_states") is not None
+    if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
+        empty = module.query.weight.new_zeros(module.n_heads, 0)
+        kwargs = {**kwargs, "position_bias": empty.requires_grad_(module.training)}
+    return args, kwargs
+
+
+class Pix2Struct(T5Attention):
+    hook = before_pix2struct
+
+    @staticmethod
+    def needs_hook(module):
+        return not module.is_causal
+
+    @staticmethod
+    def prepare(module):
+        buckets, most = module.relative_attention_num_buckets, module.relative_attention_max_distance
+        return {"posenc_index": index.log_buckets(buckets, most, causal=True)}
+
+    @staticmethod
+    def sample(module, length):
+        crosses = not module.is_causal
+        bias = module.query.weight.new_zeros(module.n_heads, 0 if crosses else module.posenc_index.span)
+        plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
+        return module.n_heads, module.key_value_proj_dim, plan, {"causal": not crosses}
+
+
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    sizes: dict[str, Any] = dict(
+        vocab_size=32, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+        relative_attention_max_distance=12, decoder_start_token_id=0,
+    )  # fmt: skip
+    text = tiny_text()
+    both = {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+    if folder == "pix2struct":
+        config = transformers.Pix2StructTextConfig(**sizes, hidden_size=16, is_decoder=True, initializer_range=0.02)
+        return scatter(transformers.Pix2StructTextModel(config)), text
+    if folder == "switch_transformers":
+        config = transformers.SwitchTransformersConfig(**sizes, d_model=16, num_sparse_encoder_layers=0, num_experts=2,
+                                                       num_sparse_decoder_layers=0, num_decoder_layers=2)  # fmt: skip
+        return scatter(transformers.SwitchTransformersModel(config)), both
+    if folder == "pop2piano":
+        model = transformers.Pop2PianoForConditionalGeneration(transformers.Pop2PianoConfig(**sizes, d_model=16))
+        states = torch.randn(*text["input_ids"].shape, 16)
+        return scatter(model), {"inputs_embeds": states, "attention_mask": text["attention_mask"],
+                                "decoder_input_ids": both["decoder_input_ids"]}  # fmt: skip
+    config = transformers.UdopConfig(**sizes, d_model=16, image_size=8, patch_size=4, max_2d_position_embeddings=50)
+    corner = torch.rand(*text["input_ids"].shape, 2) / 2
+    return scatter(transformers.UdopModel(config)), {**both, "bbox": torch.cat((corner, corner + 0.3), -1)}
+
+
+FAMILY = Family(
+    tiny,
+    parts=(
+        *variants(T5Like, "pop2piano.modeling_pop2piano.Pop2PianoAttention", "udop.modeling_udop.UdopAttention"),
+        *variants(Switch, "switch_transformers.modeling_switch_transformers.SwitchTransformersAttention"),
+        *variants(Pix2Struct, "pix2struct.modeling_pix2struct.Pix2StructTextAttention"),
+    ),
+)

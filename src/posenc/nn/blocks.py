@@ -1,0 +1,204 @@
+"""Attention on a CPU with a bias that is made a block at a time, forward and backward.
+
+    queries  ▒▒▒▒ ▒▒▒▒        a block: some images times some queries, their bias [b, H, rows, Lk] at most 4 MiB; PyTorch's
+             ▒▒▒▒ ....        attention runs it while it is still in the processor's cache
+
+The originals write the bias of all queries, [B, H, Lq, Lk], and read it again, or keep all probabilities for the gradients.
+Here the compact form stays (tables, gates, one number for each query and image row), and the gradients make the blocks anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..core.plan import Plan
+from ..functional import attend
+
+NAME = "blocks"
+"""What `report` says of layers that run here on a CPU."""
+NUMBERS = 1 << 20
+"""Of one block's bias, and of a bias that is kept: 4 MiB of float32."""
+MakeBias = Callable[..., Tensor]
+"""(images, rows, *tensors) -> [b or 1, H or 1, rows, Lk], by differentiable operations; images and rows are slices."""
+
+
+def in_blocks(module: Any, q: Tensor) -> bool:
+    """Whether `run` runs this call in blocks."""
+    return q.is_cpu and module.__dict__.get("posenc_engine", "auto") == "auto"
+
+
+def run(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
+    options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
+
+    `make` and `tensors` are the whole bias, masks included; so are `plan` and `options`.
+    """
+    engine = module.__dict__.get("posenc_engine", "auto")
+    dropout = dropout if module.training else 0.0
+    if in_blocks(module, q):
+        out = attend_blocks(q, k, v, make, tensors, scale=scale, dropout=dropout, shared=shared)
+    else:
+        out = attend(q, k, v, plan(), dropout=dropout, engine=engine, **options())
+    return out.transpose(1, 2).flatten(2)
+
+
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0,
+    shared: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(scale q·k + bias) v, [B, H, L, D].
+
+    shared: all images have the same bias, which is small beside their scores. With gradients the plain formula, which keeps the
+    probabilities as the originals do, is then faster than blocks that are computed twice.
+    """
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors))
+    is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if is_traced or dropout > 0.0 or (wants_gradient and shared):
+        bias = make(slice(0, q.shape[0]), slice(0, q.shape[2]), *tensors).to(q.dtype)
+        if is_traced or dropout > 0.0 or q.dtype not in (torch.float32, torch.float64):
+            return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
+        return _plain(q, k, v, bias, scale)
+    if wants_gradient:
+        return _Blocks.apply(q, k, v, make, scale, *tensors)
+    return _forward(q, k, v, make, tensors, scale)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1) @ v
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], scale: float) -> Tensor:
+    blocks = list(cut(*q.shape[:3], k.shape[2]))
+    if len(blocks) == 1:
+        return scaled_dot_product_attention(q, k, v, make(*blocks[0], *tensors).to(q.dtype), scale=scale)
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    for images, rows in blocks:
+        bias = make(images, rows, *tensors).to(q.dtype)
+        out[images, :, rows] = scaled_dot_product_attention(q[images, :, rows], k[images], v[images], bias, scale=scale)
+    return out
+
+
+def cut(batch: int, heads: int, q_length: int, k_length: int) -> Iterator[tuple[slice, slice]]:
+    """(images, rows) of each block: whole images, or rows of one."""
+    image = max(1, heads * q_length * k_length)
+    if image <= NUMBERS:
+        step = NUMBERS // image
+        for first in range(0, batch, step):
+            yield slice(first, min(first + step, batch)), slice(0, q_length)
+        return
+    rows = max(1, NUMBERS // (heads * k_length))
+    rows = -(-q_length // -(-q_length // rows))  # blocks of about the same size
+    for one in range(batch):
+        for first in range(0, q_length, rows):
+            yield slice(one, one + 1), slice(first, min(first + rows, q_length))
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, make, scale, *tensors):
+        out = _forward(q, k, v, make, tensors, scale)
+        ctx.save_for_backward(q, k, v, out, *tensors)
+        ctx.make, ctx.scale = make, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q, k, v, out, *given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the gradients are differentiated again
+            bias = ctx.make(slice(0, q.shape[0]), slice(0, q.shape[2]), *given)
+            needs = [ctx.needs_input_grad[at] for at in (0, 1, 2, *range(5, 5 + len(given)))]
+            wanted = [x for x, need in zip((q, k, v, *given), needs, strict=True) if need]
+            found = iter(torch.autograd.grad(_plain(q, k, v, bias, ctx.scale), wanted, d_out, create_graph=True))
+            d_q, d_k, d_v, *others = [next(found) if need else None for need in needs]
+            return (d_q, d_k, d_v, None, None, *others)
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(given, ctx.needs_input_grad[5:], strict=True)]
+        precision = torch.promote_types(q.dtype, torch.float32)
+        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for images, rows in cut(*q.shape[:3], k.shape[2]):
+            q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
+            with torch.enable_grad():
+                bias = ctx.make(images, rows, *leaves)
+            scores = (q_i @ k_i.transpose(-1, -2)).to(precision).mul_(ctx.scale).add_(bias.detach())
+            p = scores.softmax(-1)
+            d_v[images] += p.to(v.dtype).transpose(-1, -2) @ d_i
+            delta = (d_i * out[images, :, rows]).to(precision).sum(-1, keepdim=True)
+            d_s = (d_i @ v_i.transpose(-1, -2)).to(precision).sub_(delta).mul_(p)
+            if bias.requires_grad:
+                torch.autograd.backward(bias, _sum_to(d_s, bias).to(bias.dtype))
+            d_s = d_s.mul_(ctx.scale).to(q.dtype)
+            d_q[images, :, rows] = d_s @ k_i
+            d_k[images] += d_s.transpose(-1, -2) @ q_i
+        return (d_q, d_k, d_v, None, None, *(x.grad for x in leaves))
+
+
+def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
+    axes = [axis for axis in range(4) if like.shape[axis] == 1 != gradient.shape[axis]]
+    return gradient.sum(axes, keepdim=True) if axes else gradient
+
+
+# ---- windows and images ----------------------------------------------------------------------------------------------
+def add_window_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A window's bias [1, H, L, L] and the mask of the windows of an image, [windows, L, L]; `images` are windows."""
+    bias = bias[:, :, rows]
+    if mask is None:
+        return bias
+    return bias + mask[torch.arange(images.start, images.stop, device=mask.device) % len(mask), None, rows]
+
+
+def rows_of_pairs(table: Tensor, size: int) -> Tensor:
+    """[2 size - 1, d], query minus key -> [size, size, d]; a table of another size is interpolated linearly, as SAM does."""
+    if table.shape[0] != 2 * size - 1:
+        table = nn.functional.interpolate(table.t()[None], size=2 * size - 1, mode="linear")[0].t()
+    at = torch.arange(size, device=table.device)
+    return table[at[:, None] - at + size - 1]
+
+
+def decompose(q: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
+    """q·R of each image row and of each column, [B, H, L, rows] and [B, H, L, columns]."""
+    image = q.unflatten(2, grid)
+    rows = torch.einsum("bnhwc,hkc->bnhwk", image, rows_of_pairs(by_row, grid[0]))
+    columns = torch.einsum("bnhwc,wkc->bnhwk", image, rows_of_pairs(by_column, grid[1]))
+    return rows.flatten(2, 3), columns.flatten(2, 3)
+
+
+def add_axes(images: slice, rows: slice, by_row: Tensor, by_column: Tensor) -> Tensor:
+    return (by_row[images, :, rows, :, None] + by_column[images, :, rows, None, :]).flatten(3)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+def read_table(table: Tensor, index: Tensor) -> Tensor:
+    """table [n, H], index int64 [rows, Lk] -> [1, H, rows, Lk]. `table[index]` takes five times as long, and its gradient more."""
+    return table.t().contiguous().index_select(1, index.reshape(-1)).view(1, table.shape[1], *index.shape)
+
+
+_kept: WeakKeyDictionary[nn.Module, tuple[tuple[Tensor, ...], Any, Tensor]] = WeakKeyDictionary()
+
+
+def keep(module: nn.Module, key: Any, tables: tuple[Tensor, ...], make: Callable[[], Tensor]) -> Tensor:
+    """make(), or what it returned last for this module, if no gradient is wanted and the tables' numbers are the same.
+
+    A layer keeps one bias of at most 4 MiB, with copies of the tables: no way of changing a parameter makes it stale.
+    """
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
+    if wants_gradient or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return make()
+    found = _kept.get(module)
+    if found is not None and found[1] == key and all(_same(a, b) for a, b in zip(found[0], tables, strict=True)):
+        return found[2]
+    with torch.inference_mode(False), torch.no_grad():
+        made = make()
+        if made.numel() <= NUMBERS:
+            _kept[module] = tuple(x.detach().clone() for x in tables), key, made
+    return made
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
