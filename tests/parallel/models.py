@@ -82,7 +82,9 @@ def compare(group, name, strategy, balance, padded):
         real = torch.ones(2, length // 2, dtype=torch.bool)
     whole = make(name)
     part = hf.accelerate(copy.deepcopy(whole), context_parallel=cp)
-    hf.accelerate(whole, engine="reference")  # not the original, which DeBERTa's has on short texts and rounds to float32
+    hf.accelerate(
+        whole, engine="reference"
+    )  # not the original, which DeBERTa's has on short texts and rounds to float32
     exact = output(whole, inputs)
     weight = torch.randn(exact.shape, generator=generator, dtype=torch.float64) * real[..., None]
     (exact * weight).sum().backward()

@@ -70,7 +70,14 @@ def beit():
 
 def vit_relpos(kind="bias"):
     model = models("vision_transformer_relpos").VisionTransformerRelPos(
-        img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5, rel_pos_type=kind, class_token=True
+        img_size=16,
+        patch_size=4,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
+        rel_pos_type=kind,
+        class_token=True,
     )
     return model, 16, {"RelPosBias.get_bias"} if kind == "bias" else {"RelPosMlp.get_bias"}
 
