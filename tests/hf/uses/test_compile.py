@@ -19,16 +19,9 @@ def check(family, backend, lengths, dynamic):
         assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max().clamp(min=1.0)
 
 
-@pytest.mark.parametrize("family", ["llama"])
-def test_lengths_share_a_graph(family):
-    counter = CompileCounter()
-    check(family, counter, (17, 23, 31), dynamic=True)
-    assert counter.frame_count == 1
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
-def test_lengths_share_a_graph_in_every_family(family):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lengths_share_a_graph(family):
     counter = CompileCounter()
     check(family, counter, (17, 23, 31), dynamic=True)
     assert counter.frame_count == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.hf.uses.tiny import FAMILIES, batch, largest_difference, make, pair
+from tests.hf.uses.tiny import FAMILIES, batch, largest_difference, make, pair, run_engines
 from tests.parallel.ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,7 @@ def alone(family):
 
 
 def ddp(group, family):
+    run_engines()
     _, model = pair(family)
     wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
     wrapped(**of_rank(batch(family, rows=4), group.rank())).loss.backward()
@@ -44,6 +45,7 @@ def fsdp(group, family):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
+    run_engines()
     _, model = pair(family)
     mesh = DeviceMesh.from_group(group, "cpu")
     lists = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]

@@ -56,14 +56,6 @@ def check(family, original, run):
         assert (found - wanted)[real].abs().max() < 1e-5 * wanted[real].abs().max().clamp(min=1.0)
 
 
-@pytest.mark.parametrize("family", ["deberta"])
-def test_export(family):
-    original, program = exported(family)
-    assert not any("posenc" in one for one in operators(program))
-    module = program.module()
-    check(family, original, lambda given: module(**given))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_export_and_onnx(family):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posenc import hf
-from tests.hf.uses.tiny import FAMILIES, inputs, logits_at_tokens, make
+from tests.hf.uses.tiny import FAMILIES, inputs, logits_at_tokens, make, run_engines
 
 FOLDER = Path(sys.prefix) / "torchao"
 
@@ -34,6 +34,7 @@ def test_quantised_layers():
 def main():
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
+    run_engines()
     for family in FAMILIES:
         exact, given = make(family), inputs(family)
         for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):

@@ -6,6 +6,7 @@ import torch
 import transformers as hft
 
 from posenc import hf
+from posenc.hf import interface
 from tests.seeds import generator, seed
 
 DEBERTA = dict(
@@ -58,6 +59,11 @@ def pair(family, **options):
     """The original, and the same accelerated."""
     original = make(family, **options)
     return original, hf.accelerate(copy.deepcopy(original))
+
+
+def run_engines():
+    """In a process without pytest: as the fixture of tests/hf/conftest.py."""
+    interface.FEW = interface.FEW_BIASED = interface.MOST_DENSE = 0
 
 
 def batch(family, rows=3, length=17, padding=True, base=2):
