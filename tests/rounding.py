@@ -10,6 +10,7 @@ is summed, not of the sum, so that a gradient that cancels to nothing has the bu
     mm, sums, scatters ...     u c(n) (the same operation over absolute values), c(n) = 4 + 2 sqrt(n) for n terms
     a + b                      u (|a| + |b|): whatever the order in which several are added
     gelu                       u |x|; its gradient, Phi(x) + x phi(x): u (1 + |x| phi(x))
+    sigmoids                   u |result|; a gradient, y (1 - y): u y
     exp, softmax               u (EXP + c(n)) |result|; its gradient p (dp - sum p dp): u c(n) p (|dp| + sum p |dp|)
     all other arithmetic       u |result|; views and copies nothing
 
@@ -65,7 +66,16 @@ class Noise(TorchDispatchMode):
             return results
         if isinstance(results, Tensor):
             return self._round(results, aliases[0] is not None, size, packet)
-        return type(results)(self._round(x, False, None, packet) for x in results)
+        sizes = self._convolution_sizes(func, args) if packet is aten.convolution_backward else [None] * len(results)
+        return type(results)(self._round(x, False, each, packet) for x, each in zip(results, sizes, strict=True))
+
+    @staticmethod
+    def _convolution_sizes(func, args) -> list[Tensor | None]:
+        """Of the gradients of a convolution's input, weight and bias: sums, as those of a product."""
+        tensors = [x.abs() for x in args[:3]]
+        most = max(x.numel() for x in tensors)
+        found = func(*tensors, *args[3:])
+        return [None if x is None else budget.c(max(1, most // max(1, x.numel()))) * x for x in found]
 
     def _size(self, func, packet, args, kwargs) -> Tensor | None:
         """What the first result's rounding is a fraction of, where that is not the result itself, in roundings."""
@@ -86,6 +96,13 @@ class Noise(TorchDispatchMode):
         elif packet is aten.gelu_backward:
             grad, x = args[0].abs(), args[1]
             return grad * (1 + x.abs() * (-x.square() / 2).exp())
+        elif packet is aten.sigmoid_backward:  # y (1 - y), which cancels where y is nearly 1
+            return args[0].abs() * args[1].abs()
+        elif packet is aten.silu_backward:
+            return args[0].abs() * args[1].sigmoid() * (1 + args[1].abs())
+        elif packet is aten.glu_backward:
+            grad, (a, b) = args[0].abs(), args[1].chunk(2, args[2])
+            return torch.cat((grad, grad * a.abs()), args[2]) * torch.cat((b, b), args[2]).sigmoid()
         elif packet in ADDED:
             sides = [x.abs() if isinstance(x, Tensor) else abs(x) for x in args[:2]]
             return sides[0] + sides[1] * abs(kwargs.get("alpha", 1))
