@@ -6,9 +6,13 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from posenc import hf
-from tests.hf.cases import CASES
+from tests.hf.cases import CASES as EVERY_CASE
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.seeds import generator
+
+# whose originals take sounds, boxes or embeddings, and masks of one dtype
+OTHER_INPUTS = ("pop2piano", "switch_transformers", "udop", "wavlm", "wavlm ctc")
+CASES = {name: case for name, case in EVERY_CASE.items() if name not in OTHER_INPUTS}
 
 
 def others(inputs):
