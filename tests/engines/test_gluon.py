@@ -119,6 +119,14 @@ def test_it_takes_what_it_can():
     assert gluon.refuse_call(*given(plan=slopes, causal=True)) is None
 
 
+def test_causal_calls_and_slopes_wait():
+    slopes = Plan(Positions(2048), slopes=torch.zeros(2))
+    for options, reason in (({}, None), ({"causal": True}, "NaN"), ({"plan": slopes}, "slopes")):
+        inputs, numbers, *_ = given(**options)
+        found = gluon.refuse_untested(inputs, numbers)
+        assert found is None if reason is None else reason in found
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -41,8 +41,17 @@ VERSION = _version()
 
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
-    """Why the kernel cannot run this call, or None."""
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+    """Why the kernel does not run this call, or None."""
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_untested(x, num)
+
+
+def refuse_untested(x: Inputs, num: Numbers) -> str | None:
+    """What the kernel can do and `auto` does not let it do yet."""
+    if num.right == 0:
+        return "a NaN in a later key would reach earlier queries of its tile"
+    if x.slopes is not None:
+        return "slopes were not checked on a GPU since they begin the accumulator"
+    return None
 
 
 def refuse_device(device: torch.device) -> str | None:
