@@ -133,7 +133,7 @@ def uses_line(device: str, *groups: str) -> str | None:
     if not cells:
         return None
     best, worst = min(cells, key=cells.__getitem__), max(cells, key=cells.__getitem__)
-    shown = {name: " ".join(name.split("/")[len(groups) == 1 :]) for name in (best, worst)}
+    shown = {name: "/".join(name.split("/")[len(groups) == 1 :]) for name in (best, worst)}
     middle = statistics.median(cells.values())
     return f"{cells[best]:.2f} × (`{shown[best]}`) | {middle:.2f} × | {cells[worst]:.2f} × (`{shown[worst]}`)"
 
