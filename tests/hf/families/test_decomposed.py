@@ -28,6 +28,7 @@ def test_family(case, check):
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in QUICK])
 def test_copies_of_sam(case):
+    pytest.importorskip(f"transformers.models.{case}", reason="not in this release of transformers")
     run_check(CASES[case], "padding none")
 
 
