@@ -91,3 +91,13 @@ def test_windows_of_numbered_patches_are_a_dense_bias(class_token):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
     assert encoding.plan(Positions(length)).positions is plan.positions
     assert order_engines(_facts(plan, q, k, v, "cuda"))[0] == "sdpa"
+
+
+def test_only_an_export_takes_plain_operators(monkeypatch):
+    """Before PyTorch 2.13, torch.compiler.is_exporting() is True under torch.compile too."""
+    q = torch.randn(1, 2, 8, 16)
+    plan = posenc.create("t5", heads=2).plan(posenc.Positions(8))
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert posenc.explain(q, q, q, plan).engine == "cpu"
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
+    assert posenc.explain(q, q, q, plan).engine == "reference"

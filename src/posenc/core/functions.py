@@ -1,4 +1,4 @@
-"""Autograd functions at the price of their forward pass, caches that torch.compile may meet, and what torch.func allows."""
+"""Autograd functions at the price of their forward pass, caches that torch.compile may meet, and what tracing and torch.func allow."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def _with_context(function: type[torch.autograd.Function]) -> type[torch.autogra
 
     Direct.__name__ = Direct.__qualname__ = function.__name__
     return Direct
+
+
+def is_exporting() -> bool:
+    """Whether this call is traced for a program that runs elsewhere (torch.export, ONNX), where the operators of the engines
+    do not exist and lengths stay open. Before PyTorch 2.13, torch.compiler.is_exporting() is also True under torch.compile,
+    so the flag itself is read."""
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 F = TypeVar("F", bound=Callable)

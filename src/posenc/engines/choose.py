@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.errors import UnsupportedPlan
+from ..core.functions import is_exporting
 from . import blocked, cpu, reference, sdpa, triton
 from .base import Engine
 from .lowering import Facts, LoweredPlan
@@ -82,12 +83,6 @@ def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
             return Choice(name, reasons)
         reasons[name] = reason
     raise UnsupportedPlan("no engine can run this: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
-
-
-def is_exporting() -> bool:
-    """Whether this call is traced for a program that runs elsewhere (torch.export, ONNX), where the operators of the engines
-    do not exist and lengths stay open."""
-    return torch.compiler.is_exporting()
 
 
 def _choose_plain_operators(lowered: LoweredPlan) -> Choice:

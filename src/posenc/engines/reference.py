@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..core.dropout import as_dropout
+from ..core.functions import is_exporting
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
 from ..core.positions import Positions
@@ -192,7 +193,7 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     if x.shape[1] == heads:
         return x
     group = heads // x.shape[1]
-    if torch.compiler.is_exporting():  # views of open lengths become conditions that torch.export cannot decide
+    if is_exporting():  # views of open lengths become conditions that torch.export cannot decide
         return x.index_select(1, torch.arange(heads, device=x.device) // group)
     return x.repeat_interleave(group, dim=1)
 

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .. import Plan, Positions, attend
+from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
 from ..functional import scores
 from .layer import log_once
@@ -250,7 +251,7 @@ def attention(
             options["mask"] = _add(options.get("mask"), bias)
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
-    plain = plain and not torch.compiler.is_exporting()  # `attend` chooses what can be exported for every length
+    plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
     if plain and _prefers_dense(attention_mask, options, query, key):
         options = {"mask": attention_mask.dense()}
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..core.functions import is_exporting
+
 if TYPE_CHECKING:
     from .graph_cache import GraphCache
 
@@ -90,7 +92,7 @@ class LayerCache:
                 "make a longer KVCache(max_length=...), or crop it"
             )
         differentiable = differentiable or (torch.is_grad_enabled() and k.requires_grad)
-        differentiable = differentiable or torch.compiler.is_exporting()  # a program writes to no storage of its caller
+        differentiable = differentiable or is_exporting()  # a program writes to no storage of its caller
         if self._k is None or self._v is None:
             if self.max_length is None or differentiable:
                 return Appended(k, v, (k, v), length, False)  # the caller's own: never written to
