@@ -14,7 +14,8 @@ a multiple of n. Read from that multiple on, they form an ordinary aligned matri
     token 4   begins at 36 = 9 * 4                     r0 r1 r2 ...               column c is the distance origin + c - s
 
 So each product is n products of ordinary matrices, each with the table shifted by s. n is 8, for stores of 16 bytes, and 16
-where there are many tokens: memory is written in sectors of 32 bytes, and half a sector costs as much as a whole one.
+where there are many tokens: memory is written in sectors of 32 bytes, and half a sector costs as much as a whole one. Short
+texts, an eighth of which would not fill a tile, have n = 1: one matrix, whose numbers are stored one by one.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def table_from_band_kernel(
     own, e = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_E)
     c = c0 + tl.arange(0, BLOCK_C)
     eights = c0 + tl.arange(0, BLOCK_C) // 8 * 8 < columns  # the compiler knows: the same for eight columns
-    steps = tl.cdiv(tokens, 8 * BLOCK_I)
+    of_text = tl.cdiv(tokens, 8)  # every eighth token of a text; those of several short texts share a tile
     begin = (h * PARTS + part) * rows
     if sums is not None:
         ones_tile = tl.load(ones + own[:, None] * 0 + tl.arange(0, 16)[None, :])
@@ -271,15 +272,15 @@ def table_from_band_kernel(
                 acc = tl.load(into, mask=stored, other=0.0)
                 if sums is not None:
                     summed += tl.load(sums + begin + row, mask=own_rows, other=0.0)[:, None]
-        for t in tl.range(0, batch * steps, num_stages=STAGES):
-            b, own0 = (t // steps).to(tl.int64), t % steps * BLOCK_I
-            i = (own0 + own) * 8 + shift
-            valid = i < tokens
-            base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + shift * band.pitch
-            at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
+        base = band.ptr + h * band.h + shift * band.pitch
+        head = states.ptr + (h // group) * states.h
+        for own0 in tl.range(0, batch * of_text, BLOCK_I, num_stages=STAGES):
+            b = (own0 + own) // of_text
+            eighth = (own0 + own - b * of_text).to(tl.int64) * 8
+            valid = (b < batch) & (eighth + shift < tokens)
+            at = base + (b.to(tl.int64) * band.b + eighth * (band.pitch + 1))[:, None] + c[None, :]
             x = tl.load(at, mask=valid[:, None] & eights[None, :], other=0.0)
-            head = states.ptr + b * states.b + (h // group) * states.h
-            rows_at = head + i.to(tl.int64)[:, None] * states.l + e[None, :]
+            rows_at = head + (b.to(tl.int64) * states.b + (eighth + shift) * states.l)[:, None] + e[None, :]
             y = tl.load(rows_at, mask=valid[:, None] & (e < E)[None, :], other=0.0)
             acc = matmul(tl.trans(x), y.to(x.dtype), acc)
             if sums is not None:
