@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
-from . import schedule
+from . import launcher, schedule
 from .band_layout import Band, make_band, round_up, to_float
 from .bf16x3 import split_bf16x3
 from .launcher import Launch
@@ -40,7 +40,7 @@ def band_from_states_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
     heads, group, last, other_length, n_strips, bias_factor,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
-    STEP: tl.constexpr, BF16X3: tl.constexpr, ROUNDED: tl.constexpr, STAGES: tl.constexpr,
+    BF16X3: tl.constexpr, ROUNDED: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """states . table for every STEP-th token of a head: one program for each strip of columns, one more for the ends.
 
@@ -162,20 +162,28 @@ def band_from_states(
     tile = schedule.choose_band_tile(block_size, rounded, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
-    launch(
-        band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
+    _launch_step(
+        launch, step, band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, other_length, n_strips, bias_factor,
-        size, block_size, tile.queries, tile.keys, step, with_bf16x3, rounded,
+        size, block_size, tile.queries, tile.keys, with_bf16x3, rounded,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return band
+
+
+def _launch_step(launch: Launch, step: int, kernel, programs: int, *args, **constants) -> None:
+    """Launch with STEP=step. What the next text needs, which may be short or not, is compiled at the same time."""
+    launch(kernel, programs, *args, **constants, STEP=step)
+    if not launcher.INTERPRETED and step in schedule.EVERYDAY_STEPS:
+        for other in schedule.EVERYDAY_STEPS:
+            launcher.compile_kernel(kernel, args, constants | {"STEP": other})
 
 
 @triton.jit(do_not_specialize=["heads", "group", "tokens", "begin", "rows", "other_length"])
 def states_from_band_kernel(
     band, table, table_h, table_l, into, heads, group, tokens, begin, rows, other_length,  # table: [H or 1, rows, E]; into: a View
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
-    STEP: tl.constexpr, ACCUMULATE: tl.constexpr, STAGES: tl.constexpr,
+    ACCUMULATE: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """band . table of every STEP-th token of a block, summed over the heads of a group. begin: the table's row at the band's
     origin."""
@@ -229,9 +237,9 @@ def states_from_band(
     block_size = max(16, schedule.next_power_of_2(size))
     tile = schedule.choose_states_tile(block_size, table.dtype, into.device)
     step = schedule.choose_row_step(tokens, into.device)
-    launch(
-        states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
-        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, step, accumulate,
+    _launch_step(
+        launch, step, states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
+        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, accumulate,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 

@@ -80,6 +80,7 @@ SMALL = {
 SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
 BAND = Tile(64, 64, 4, 3)  # tokens and distances of the products of band_products.py
 BAND_WIDE = Tile(64, 128, 4, 3)
+EVERYDAY_STEPS = (1, 8)  # choose_row_step for texts of less than 2048 tokens
 MIN_PROGRAMS = 1024  # programs of table_from_band that fill a device
 WIDE = 256  # distances of a span from which on whole tiles lie within a band
 INTERPRETED = Tile(16, 16, 4, 1, 2)
