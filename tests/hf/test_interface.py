@@ -256,3 +256,4 @@ def test_a_mask_is_used_as_a_tensor():
     whole, other = torch.ones(5, 5).tril().bool().expand(2, 1, 5, 5), torch.rand(2, 1, 5, 5) > 0.5
     assert torch.equal(~mask, ~whole) and torch.equal(mask & other, whole & other)
     assert torch.equal(mask | other, whole | other) and torch.equal(other & mask, whole & other)
+    assert torch.equal(torch.cat([mask, other], dim=-1), torch.cat([whole, other], dim=-1))

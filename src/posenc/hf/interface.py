@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -130,8 +131,9 @@ class Mask:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args = [x.whole() if isinstance(x, Mask) else x for x in args]
-        kwargs = {name: x.whole() if isinstance(x, Mask) else x for name, x in (kwargs or {}).items()}
+        args, kwargs = tree_map(
+            lambda x: x.whole() if isinstance(x, Mask) else x, (args, kwargs or {})
+        )  # torch.cat: in a list
         return function(*args, **kwargs)
 
 
