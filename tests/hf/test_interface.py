@@ -172,8 +172,15 @@ def test_a_mask_of_the_users_own():
     outputs_agree(hf.accelerate(model)(ids, attention_mask=mask).logits, wanted)
 
 
-def test_output_attentions():
-    model, ids = llama(attn_implementation="eager"), torch.randint(2, 99, (2, 12))
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_output_attentions(kind):
+    """gpt2 does not pass output_attentions on to its layers."""
+    ids = torch.randint(2, 99, (2, 12))
+    if kind == "llama":
+        model = llama(attn_implementation="eager")
+    else:
+        sizes = dict(vocab_size=99, n_embd=32, n_layer=2, n_head=4)
+        model = scatter(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="eager")))
     wanted = model(ids, output_attentions=True)
     model.set_attn_implementation("posenc")
     ours = model(ids, output_attentions=True)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import output_capturing
 
 from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
@@ -30,6 +31,7 @@ from ..functional import scores
 from .layer import log_once
 
 NAME = "posenc"
+COLLECTED = getattr(output_capturing, "_active_collector", None)
 FEW = 384 * 384
 """Scores of a head up to which PyTorch's attention with a dense mask is faster than an engine, on a CPU: with padding, 8 heads
 and two rows, 3.8 ms against 5.5 at 256 tokens, 15.7 against 13.3 at 512, 71 against 35 at 1024."""
@@ -257,7 +259,7 @@ def attention(
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
     options = _options(attention_mask, query, key, causal, context is not None)
-    wants = bool(kwargs.get("output_attentions"))
+    wants = bool(kwargs.get("output_attentions")) or _are_collected()
     make = (
         None
         if layer is None
@@ -304,6 +306,12 @@ def attention(
     return attend(query, key, value, plan, dropout=dropout, engine=engine, **options).transpose(1, 2).contiguous(), None
 
 
+def _are_collected() -> bool:
+    """Whether transformers collects probabilities by hooks in this forward pass: not every model passes output_attentions on."""
+    collected = None if COLLECTED is None else COLLECTED.get()
+    return collected is not None and any("attentions" in name for name in collected)
+
+
 def _selected(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
     """The mask of the keys that an indexer has selected for each query, which models add to the mask themselves for "eager"
     and "sdpa" alone."""
@@ -325,7 +333,8 @@ def _selected(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: 
 def _options(mask: Any, query: Tensor, key: Tensor, causal: bool, shares: bool) -> dict[str, Any]:
     """`attend`'s mask arguments."""
     if isinstance(mask, Mask):
-        if not shares and (mask.queries[1], mask.keys[1]) != (query.shape[2], key.shape[2]):
+        whole = mask.documents is None and mask.window is None and not mask.causal  # padding is checked by `attend`
+        if not (shares or whole) and (mask.queries[1], mask.keys[1]) != (query.shape[2], key.shape[2]):
             raise ValueError(
                 f"attention_mask is for {mask.queries[1]} queries and {mask.keys[1]} keys, and this layer has "
                 f"{query.shape[2]} and {key.shape[2]}; call model.set_attn_implementation('eager')"
