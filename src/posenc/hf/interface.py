@@ -335,6 +335,8 @@ def _options(mask: Any, query: Tensor, key: Tensor, causal: bool, shares: bool) 
     if isinstance(mask, Mask):
         whole = mask.documents is None and mask.window is None and not mask.causal  # padding is checked by `attend`
         if not (shares or whole) and (mask.queries[1], mask.keys[1]) != (query.shape[2], key.shape[2]):
+            if mask.keys[1] == 1:  # a step of a model whose first layer is recurrent: one mask for all keys
+                return {"mask": mask.whole().expand(-1, -1, -1, key.shape[2])}
             raise ValueError(
                 f"attention_mask is for {mask.queries[1]} queries and {mask.keys[1]} keys, and this layer has "
                 f"{query.shape[2]} and {key.shape[2]}; call model.set_attn_implementation('eager')"
