@@ -13,15 +13,17 @@ floating point).
 from __future__ import annotations
 
 import inspect
+from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .interface import Mask, nothing_padded, prefers_original
+from .interface import FEW_BIASED, Mask, nothing_padded, prefers_original
 from .layer import log_once
 
 COMPACT = torch.uint8
+FEW_TOKENS = isqrt(FEW_BIASED)
 
 
 def padding(mask: Tensor | None, keys: int, device: torch.device, module: nn.Module | None = None) -> Tensor | None:
@@ -80,6 +82,11 @@ def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return wanted
 
 
+def pass_attentions(module: nn.Module, args: tuple, kwargs: dict[str, Any]):
+    """A pre-hook: the layers learn from their arguments that the configuration requests the weights."""
+    return args, {**kwargs, "output_attentions": wants_attentions(module, kwargs)}
+
+
 def log_dense() -> None:
     log_once("output_attentions=True: this call runs the original attention, with its dense scores")
 
@@ -97,9 +104,9 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     return {**dict(zip(names, args)), **kwargs}
 
 
-def is_short(module: nn.Module, tokens: Tensor) -> bool:
-    """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
-    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device)
+def is_short(module: nn.Module, tokens: Tensor, few: int = FEW_TOKENS) -> bool:
+    """Whether these tokens [B, L, ...] attend to themselves faster in the original: on a CPU up to `few`."""
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, few * few)
 
 
 def grows(cache: Any) -> bool:
