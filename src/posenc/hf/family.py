@@ -36,7 +36,7 @@ FOLDERS = {
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm",
-    "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "beit": "beit", "data2vec": "beit",
+    "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "falcon": "falcon", "beit": "beit", "data2vec": "beit",
     **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
     **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
     **dict.fromkeys(

@@ -311,12 +311,13 @@ def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
     return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
 
 
-def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, few: int = FEW_BIASED) -> bool:
-    """Whether the original is faster with its dense bias than an engine: on a CPU, up to `few` scores of a head, no engine named."""
+def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, times: float = 1.0) -> bool:
+    """Whether the original is faster with its dense bias than an engine: on a CPU, no engine named, and few scores of a head,
+    `times` FEW_BIASED."""
     own = module.__dict__
     return (
         not torch.compiler.is_compiling() and device is not None and device.type == "cpu" and queries > 1
-        and queries * keys <= few and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
+        and queries * keys <= times * FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 
 

@@ -13,17 +13,15 @@ floating point).
 from __future__ import annotations
 
 import inspect
-from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .interface import FEW_BIASED, Mask, nothing_padded, prefers_original
+from .interface import Mask, nothing_padded, prefers_original
 from .layer import log_once
 
 COMPACT = torch.uint8
-FEW_TOKENS = isqrt(FEW_BIASED)
 
 
 def padding(mask: Tensor | None, keys: int, device: torch.device, module: nn.Module | None = None) -> Tensor | None:
@@ -104,9 +102,9 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     return {**dict(zip(names, args)), **kwargs}
 
 
-def is_short(module: nn.Module, tokens: Tensor, few: int = FEW_TOKENS) -> bool:
-    """Whether these tokens [B, L, ...] attend to themselves faster in the original: on a CPU up to `few`."""
-    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, few * few)
+def is_short(module: nn.Module, tokens: Tensor, times: float = 1.0) -> bool:
+    """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, times)
 
 
 def grows(cache: Any) -> bool:

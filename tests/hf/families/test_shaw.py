@@ -29,7 +29,7 @@ CASES = {
         layers=2,
         way="override",
         compiles=False,  # the original draws a number of NumPy for every layer
-    ),  # fmt: skip
+    ),
 }
 
 
