@@ -37,6 +37,7 @@ FOLDERS = {
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm",
     "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "falcon": "falcon", "beit": "beit", "data2vec": "beit",
+    **dict.fromkeys(("layoutlmv2", "layoutlmv3", "pp_doclayout_v2"), "layout"),
     **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
     **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
     **dict.fromkeys(

@@ -98,7 +98,11 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     """Positional arguments of a forward as keyword arguments."""
     if not args:
         return kwargs
-    names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    names = [
+        name
+        for name in inspect.signature(getattr(module, "original", type(module)).forward).parameters
+        if name != "self"
+    ]
     return {**dict(zip(names, args)), **kwargs}
 
 
