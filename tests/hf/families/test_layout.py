@@ -18,8 +18,8 @@ def text():
 
 
 def boxes():
-    """Three pages, the second with a mask of its own."""
-    return {name: torch.cat((x, x[:1])) for name, x in layout.tiny("pp_doclayout_v2")[1].items()}
+    """Three pages, two of them with a mask."""
+    return {name: torch.cat((x, x[1:])) for name, x in layout.tiny("pp_doclayout_v2")[1].items()}
 
 
 CASES = {
