@@ -1,5 +1,7 @@
 """attn_implementation="posenc": the doors of transformers, and the masks that come through them."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -8,6 +10,8 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MPNetConfig,
+    MPNetModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -187,3 +191,18 @@ def test_a_static_cache_without_padding():
             options["decoder_input_ids"] = ids[:, :5]
         wanted = model.generate(ids, **options)
         assert torch.equal(hf.accelerate(model).generate(ids, **options), wanted)
+
+
+def test_a_model_without_the_interface_gets_the_mask_that_it_adds():
+    """MPNet takes any name, and adds its mask to its scores: a boolean one would be a bias of 1."""
+    torch.manual_seed(0)
+    config = MPNetConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    ids, mask = torch.randint(3, 30, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    model = MPNetModel._from_config(config, attn_implementation="eager").eval()
+    named = MPNetModel._from_config(copy.deepcopy(config), attn_implementation="posenc").eval()
+    named.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(named(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0])

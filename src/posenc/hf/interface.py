@@ -13,6 +13,7 @@ dense as `position_bias`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -137,6 +138,15 @@ def make_mask(
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
+    if not _has_interface(type(kwargs.get("config"))):
+        log_once(
+            f"{type(kwargs['config']).__name__.removesuffix('Config')} calls no attention interface, and "
+            "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
+        )
+        return masking_utils.eager_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
+        )  # fmt: skip
     found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
     if (
         found is not None
@@ -158,6 +168,14 @@ def make_mask(
     return Mask(
         batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
     )
+
+
+@cache
+def _has_interface(config: type) -> bool:
+    """Whether the models of a configuration can call the interface: others add their masks to their scores."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = sys.modules.get(name) if name.startswith("transformers.models.") else None
+    return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:

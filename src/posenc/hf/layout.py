@@ -143,10 +143,10 @@ class Pages(torch.nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, states: Tensor, bbox: Tensor, attention_mask: Tensor) -> tuple[Tensor]:
+    def forward(self, states: Tensor, bbox: Tensor, attention_mask: Tensor, **kwargs: Any) -> tuple[Tensor]:
         mask = (1.0 - attention_mask[:, None, None, :].to(states.dtype)) * torch.finfo(states.dtype).min
         places = torch.arange(states.shape[1])[None].expand(states.shape[:2])
-        return (self.encoder(states, mask, bbox=bbox, position_ids=places).last_hidden_state,)
+        return (self.encoder(states, mask, bbox=bbox, position_ids=places, **kwargs).last_hidden_state,)
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:

@@ -132,8 +132,8 @@ class Text(nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor]:
-        return (self.encoder(input_ids, attention_mask[..., None].float(), attention_mask).last_hidden_state,)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **kwargs: Any) -> tuple[Tensor]:
+        return (self.encoder(input_ids, attention_mask[..., None].float(), attention_mask, **kwargs).last_hidden_state,)
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
