@@ -102,7 +102,7 @@ def test_layers_checkpointed_by_hand(accelerated, kind, request):
     found = list(blocks(model))
     layers = {model.get_submodule(layer.name) for layer in hf.report(model).layers}
     assert layers <= {one for _, _, block in found for one in block.modules()}
-    for stack, number, block in found:
+    for stack, number, block in (one for one in found if layers & set(one[2].modules())):  # not UDOP's biases
         stack[number] = checkpoint_wrapper(block, checkpoint_impl=kind)
     ours = gradients(model, inputs)
     gradients_agree(ours, wanted)
