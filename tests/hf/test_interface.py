@@ -1,5 +1,6 @@
 """attn_implementation="posenc": the doors of transformers, and the masks that come through them."""
 
+import copy
 import importlib
 import importlib.util
 
@@ -11,6 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MPNetConfig,
+    MPNetModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -264,3 +267,18 @@ def test_a_mask_is_used_as_a_tensor():
     assert torch.equal(~mask, ~whole) and torch.equal(mask & other, whole & other)
     assert torch.equal(mask | other, whole | other) and torch.equal(other & mask, whole & other)
     assert torch.equal(torch.cat([mask, other], dim=-1), torch.cat([whole, other], dim=-1))
+
+
+def test_a_model_without_the_interface_gets_the_mask_that_it_adds():
+    """MPNet takes any name, and adds its mask to its scores: a boolean one would be a bias of 1."""
+    torch.manual_seed(0)
+    config = MPNetConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    ids, mask = torch.randint(3, 30, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    model = MPNetModel._from_config(config, attn_implementation="eager").eval()
+    named = MPNetModel._from_config(copy.deepcopy(config), attn_implementation="posenc").eval()
+    named.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(named(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0])

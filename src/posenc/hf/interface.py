@@ -13,6 +13,7 @@ dense as `position_bias`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -152,7 +153,15 @@ def make_mask(
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
-    if getattr(kwargs.get("config"), "model_type", None) in ADDS_MASKS:
+    config = kwargs.get("config")
+    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
+    if not adds_mask and not _has_interface(type(config)):
+        adds_mask = True
+        log_once(
+            f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
+            "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
+        )
+    if adds_mask:
         return masking_utils.eager_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
             mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
@@ -178,6 +187,14 @@ def make_mask(
     return Mask(
         batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
     )
+
+
+@cache
+def _has_interface(config: type) -> bool:
+    """Whether the models of a configuration can call the interface: others add their masks to their scores."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = sys.modules.get(name) if name.startswith("transformers.models.") else None
+    return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -365,12 +382,13 @@ def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
     return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
 
 
-def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any) -> bool:
-    """Whether the original is faster with its dense bias than an engine: short texts on a CPU, no engine named."""
+def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, times: float = 1.0) -> bool:
+    """Whether the original is faster with its dense bias than an engine: on a CPU, no engine named, and few scores of a head,
+    `times` FEW_BIASED."""
     own = module.__dict__
     return (
         not torch.compiler.is_compiling() and device is not None and device.type == "cpu" and queries > 1
-        and queries * keys <= FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
+        and queries * keys <= times * FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 
 
