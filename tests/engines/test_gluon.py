@@ -148,6 +148,9 @@ def test_dropout_documents_and_strides_are_refused():
     assert "not doc_q" in gluon.refuse_call(inputs._replace(doc_q=torch.ones(1, 2048)), numbers, scale, 0.0)
     odd = torch.empty(9, 2, 2048, 68, dtype=torch.bfloat16)[..., :64]
     assert "16 bytes" in gluon.refuse_call(inputs._replace(k=odd), numbers, scale, 0.0)
+    one = torch.empty(3 * 2048 * 64 + 5, dtype=torch.bfloat16).as_strided((1, 3, 2048, 64), (1, 2048 * 64, 64, 1))
+    assert not gluon.bad_strides(one) and gluon.bad_strides(one[0][None, :, :, 4:])
+    assert gluon_launch._describe(one, 64).strides == [64, 2048 * 64, 64, 1]
     shared = inputs.v[:, :1].expand(-1, 2, -1, -1)
     assert "strides above zero" in gluon.refuse_call(inputs._replace(v=shared), numbers, scale, 0.0)
 

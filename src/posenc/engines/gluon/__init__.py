@@ -83,4 +83,4 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
 def bad_strides(x: torch.Tensor) -> bool:
     """Whether the copy engine cannot read x [B, heads, L, D]."""
     steps = [step for step, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
-    return x.stride(3) != 1 or x.storage_offset() % 8 != 0 or any(step % 8 != 0 or step <= 0 for step in steps)
+    return x.stride(3) != 1 or x.data_ptr() % 16 != 0 or any(step % 8 != 0 or step <= 0 for step in steps)

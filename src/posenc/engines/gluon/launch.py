@@ -98,4 +98,6 @@ def _describe(x: Tensor, rows: int) -> TensorDescriptor:
     """x [B, heads, L, D] in blocks of rows."""
     block = [1, 1, rows, x.shape[3]]
     layout = gl.NVMMASharedLayout.get_default_for(block, ELEMENTS[x.dtype])
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+    # a stride over one element may be any number, but must be one that the copy engine takes
+    strides = [step if size > 1 else x.shape[3] for step, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
