@@ -186,12 +186,12 @@ def test_warm_up_describes_descriptors():
 def test_a_recorded_call_makes_its_descriptors_anew():
     from posenc.engines.triton import replay
 
-    x = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16)
+    x = torch.zeros(2, 2, 64, 64, dtype=torch.bfloat16)
     recorder = replay.Recorder([x])
     text = recorder.write(gluon_launch._describe(recorder.inputs[0], 64))
     other = torch.ones_like(x)
     made = eval(text, {**recorder.space, recorder.parameters[0]: other})
-    assert (made.base is other, made.shape, made.strides) == (True, [1, 1, 64, 64], [4096, 4096, 64, 1])
+    assert (made.base is other, made.shape, made.strides) == (True, [2, 2, 64, 64], [8192, 4096, 64, 1])
 
 
 def test_the_inspection_of_machine_code_finds_a_register_that_is_not_set():
