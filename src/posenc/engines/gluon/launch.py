@@ -71,13 +71,14 @@ def run_forward(
         width = width if rows > 1 else 0
     blocks = batch * heads * -(-q_length // (ROWS.value * CONSUMERS.value))
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    padding, real_row = (lse, lse), 0
+    real, bounds, real_row = lse, lse, 0
     if x.key_mask is not None:
-        padding, real_row = (x.key_mask, x.key_bounds), 0 if x.key_mask.shape[0] == 1 else x.key_mask.stride(0)
+        assert x.key_bounds is not None
+        real, bounds, real_row = x.key_mask, x.key_bounds, 0 if x.key_mask.shape[0] == 1 else x.key_mask.stride(0)
     section = min(tile.heads or batch * heads, batch * heads) if causal else 1
     launch(
         forward, min(blocks, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, *padding, scale * LOG2E, q_length,
+        _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, real, bounds, scale * LOG2E, q_length,
         k_length, heads, group, batch * heads, section, num.offset, width, real_row, lo, hi,
         STAGES=tile.stages, TURNS=tile.turns, TABLE=table is not lse, SLOPES=x.slopes is not None, CAUSAL=causal,
         PADDED=x.key_mask is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
