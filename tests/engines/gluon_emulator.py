@@ -70,6 +70,7 @@ for _method, _name in {
     "mul": "mul",
     "lt": "lt",
     "eq": "eq",
+    "ne": "ne",
     "or": "bitwise_or",
     "truediv": "div",
 }.items():
@@ -277,12 +278,17 @@ def _extremum(scalar, tensor):
     return apply
 
 
-def _read(pointer):
+def _read(pointer, mask=None, other=None):
     at = pointer.at
     if not isinstance(at, torch.Tensor):
-        return Register(pointer.memory[at])
-    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside the table"
-    return Register(pointer.memory[at])
+        value = pointer.memory[at]
+        return Register(value) if value.dtype.is_floating_point else Integer(value)
+    if mask is not None:
+        keep, at = torch.broadcast_tensors(raw(mask), at)
+        at = torch.where(keep, at, 0)
+    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside a tensor"
+    value = pointer.memory[at]
+    return Register(value if mask is None else torch.where(keep, value, other))
 
 
 def _write(pointer, value, mask):

@@ -17,7 +17,7 @@ from tests import budget
 from tests.engines import gluon_emulator
 
 LOG2E = 1.4426950408889634
-TILE = gluon_launch.Tile(3, 128, 2, True, False, (160, 32))
+TILE = gluon_launch.Tile(128, 2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def emulate(module):
             if causal:
                 table[:, r > last] = float("-inf")
             return
-        descriptors, pointers, scale, sizes = args[:4], args[4:7], args[7], args[8:]
+        descriptors, pointers, scale, sizes = args[:4], args[4:9], args[9], args[10:]
         constants.pop("num_warps")
         blocks = [(x.base, x.block_shape[2]) for x in descriptors]
         gluon_emulator.launch(module, programs, blocks, pointers, scale, sizes, constants)
@@ -44,11 +44,18 @@ def emulate(module):
     return launch
 
 
-def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3):
+def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3, real=None):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal)))
+    if real is not None:  # as padding.key_bounds finds them
+        ends = [
+            (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
+            for x in real
+        ]
+        bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
+        inputs = inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(q), 3).contiguous())
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():
@@ -57,7 +64,7 @@ def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3):
     return out, torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)
 
 
-def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), batch=1, **options):
+def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), batch=1, real=None, **options):
     lq, lk = lengths
     q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
@@ -67,8 +74,8 @@ def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), ba
     lookups = (Lookup(spot, bias=torch.randn(heads[0], spot.n)),) if terms not in ("none", "slopes") else ()
     slopes = torch.rand(heads[0]) / 8 if terms in ("slopes", "apart") else None
     plan = Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes)
-    out, lse = run(module, monkeypatch, q, k, v, plan, causal, **options)
-    expected, allowed = budget.expect(q, k, v, plan, causal=causal)
+    out, lse = run(module, monkeypatch, q, k, v, plan, causal, real=real, **options)
+    expected, allowed = budget.expect(q, k, v, plan, causal=causal, key_mask=real)
     budget.assert_within(out, expected["out"], allowed["out"], "out")
     budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
 
@@ -85,23 +92,20 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize(
-    "tile",
-    [(2, 128, 2, True, True, (240, 24)), (3, 64, 4, False, False, (160, 32)), (3, 128, 3, False, False, (160, 32))],
-)
+@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3)])
 def test_tiles(kernel, monkeypatch, tile):
-    check(
-        kernel,
-        monkeypatch,
-        "bias",
-        True,
-        (400, 450),
-        start=7,
-        heads=(4, 2),
-        batch=2,
-        tile=gluon_launch.Tile(*tile),
-        programs=5,
-    )
+    tile = gluon_launch.Tile(*tile)
+    check(kernel, monkeypatch, "bias", True, (400, 450), 7, heads=(4, 2), batch=2, tile=tile, programs=5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "slopes"])
+def test_padding(kernel, monkeypatch, terms, causal):
+    """On the right, on the left, with gaps, and of a whole row."""
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    check(kernel, monkeypatch, terms, causal, (400, 500), 100, batch=4, heads=(1, 1), real=real)
+    check(kernel, monkeypatch, terms, causal, (130, 500), 370, batch=2, heads=(1, 1), real=real[:1])
 
 
 # ---- where it is chosen ------------------------------------------------------------------------------------------------
@@ -146,10 +150,10 @@ def test_it_names_what_it_cannot(options, reason):
     assert reason in gluon.refuse_call(*given(**options))
 
 
-def test_dropout_padding_and_strides_are_refused():
+def test_dropout_documents_and_strides_are_refused():
     inputs, numbers, scale, _ = given()
     assert gluon.refuse_call(inputs, numbers, scale, 0.1) == "it has no dropout"
-    assert "not key_mask" in gluon.refuse_call(inputs._replace(key_mask=torch.ones(1, 2048)), numbers, scale, 0.0)
+    assert "not doc_q" in gluon.refuse_call(inputs._replace(doc_q=torch.ones(1, 2048)), numbers, scale, 0.0)
     odd = torch.empty(9, 2, 2048, 68, dtype=torch.bfloat16)[..., :64]
     assert "16 bytes" in gluon.refuse_call(inputs._replace(k=odd), numbers, scale, 0.0)
     one = torch.empty(3 * 2048 * 64 + 5, dtype=torch.bfloat16).as_strided((1, 3, 2048, 64), (1, 2048 * 64, 64, 1))

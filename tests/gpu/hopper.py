@@ -21,34 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LENGTHS = (1, 63, 64, 65, 127, 129, 1000, 4096)
 TILES = {
-    "3x128": (3, 128, 4, True, False, (160, 32)),
-    "3x128 free": (3, 128, 4, False, False, (160, 32)),
-    "3x128 3 stages": (3, 128, 3, True, False, (160, 32)),
-    "3x64": (3, 64, 6, True, False, (160, 32)),
-    "2x128": (2, 128, 4, True, False, (240, 24)),
-    "2x128 q": (2, 128, 4, True, True, (240, 24)),
-    "3x128 16 heads": (3, 128, 4, True, False, (160, 32), 16),
-    "3x64 wide 16 heads": (3, 64, 4, True, False, (160, 32), 16),
-    "3x64 wide": (3, 64, 4, True, False, (160, 32)),
-    "3x64 wide free": (3, 64, 4, False, False, (160, 32)),
-    "2x128 wide": (2, 128, 2, True, False, (240, 24)),
-    "2x128 wide q": (2, 128, 2, True, True, (240, 24)),
-    "2x128 wide q free": (2, 128, 2, False, True, (240, 24)),
-    "2x64 wide q": (2, 64, 4, True, True, (240, 24)),
+    "128": (128, 4),
+    "128 free": (128, 4, False),
+    "128 16 heads": (128, 4, True, 16),
+    "64": (64, 4),
+    "64 free": (64, 4, False),
+    "64 16 heads": (64, 4, True, 16),
 }
-"""Consumers, keys, stages, turns, queries in registers, registers."""
-BY_SIZE = {
-    64: ["3x128", "3x128 free", "3x128 3 stages", "3x64", "2x128", "2x128 q", "3x128 16 heads"],
-    128: [
-        "3x64 wide",
-        "3x64 wide free",
-        "2x128 wide",
-        "2x128 wide q",
-        "2x128 wide q free",
-        "2x64 wide q",
-        "3x64 wide 16 heads",
-    ],
-}
+"""Keys, stages, turns, heads: launch.Tile."""
+BY_SIZE = {64: ["128", "128 free", "128 16 heads"], 128: ["64", "64 free", "64 16 heads"]}
 STALL = {"check": 75.0, "time": 45.0, "warm": 75.0}  # seconds for one job, compilation included
 
 
@@ -57,12 +38,13 @@ def checks(only):
     """Jobs in groups that share their compiled variants: (tile, terms, causal, size, dtype)."""
     groups = []
     for terms, causal in product(("t5", "none", "alibi", "both"), (False, True)):
-        for tile in ("3x128", "3x128 free", "3x64") if terms == "t5" else ("3x128",):
+        for tile in ("128", "128 free") if terms == "t5" else ("128",):
             groups.append([case(tile, terms, causal, 64, "bfloat16", *more) for more in shapes(terms, causal)])
-        for tile in ("3x64 wide", "2x128 wide q") if terms == "t5" else ("3x64 wide",):
-            if terms in ("t5", "alibi"):
-                groups.append([case(tile, terms, causal, 128, "bfloat16", *more) for more in shapes(terms, causal)])
-    groups.append([case("3x128", "clip", True, 64, "float16", *more) for more in shapes("clip", True)])
+        if terms != "none":
+            groups.append([case("64", terms, causal, 128, "bfloat16", *more) for more in shapes(terms, causal)])
+        for size, tile in ((64, "128"), (128, "64")):
+            groups.append([case(tile, terms, causal, size, "bfloat16", *more) for more in padded_shapes()])
+    groups.append([case("128", "clip", True, 64, "float16", *more) for more in shapes("clip", True)])
     steps = [{"kind": "check", "name": f"step {terms} {causal}", "step": True, "terms": terms, "causal": causal}
              for terms, causal in product(("t5", "alibi", "both"), (False, True))]  # fmt: skip
     groups += [[step] for step in steps]
@@ -79,6 +61,11 @@ def shapes(terms, causal):
     yield 1, 2, 2, 64, 2000, 1936, "plain"
     if terms in ("t5", "both"):
         yield 1, 2, 1, 1500, 1500, 37, "wide span"
+
+
+def padded_shapes():
+    for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (4096, 4096), (1300, 700)):
+        yield 4, 2, 1, lq, lk, max(lk - lq, 0), "padded"
 
 
 def case(tile, terms, causal, size, dtype, batch, heads, kv_heads, lq, lk, start, layout):
@@ -109,6 +96,10 @@ def timings(only):
                 if "heads" in tile and not causal:
                     continue
                 jobs.append({**shape, "name": f"{about} | {terms} [{tile}]", "tile": tile, "terms": terms})
+        if length >= 512:
+            jobs.append(
+                {**jobs[-1], "name": f"{about} | t5 padded", "tile": BY_SIZE[size][0], "terms": "t5", "padded": True}
+            )
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
@@ -117,7 +108,7 @@ def warm_ups(jobs):
     found = {}
     for job in jobs:
         if job["tile"] is not None:
-            key = tuple(job[x] for x in ("tile", "terms", "causal", "size"))
+            key = (*(job[x] for x in ("tile", "terms", "causal", "size")), job.get("padded"))
             found[key] = {**job, "kind": "warm", "name": f"compile {key}", "batch": 1, "length": 256}
     return [[job] for job in found.values()]
 
@@ -182,13 +173,13 @@ def make_tensors(batch, heads, kv_heads, lq, lk, size, dtype, layout):
     return make(heads, lq), make(kv_heads, lk), make(kv_heads, lk)
 
 
-def prepare(q, k, v, plan, causal):
+def prepare(q, k, v, plan, causal, **masks):
     """What the triton engine's operator is given."""
     from posenc.core.mask import make_mask
     from posenc.engines.lowering import lower_plan
     from posenc.engines.triton.arguments import kernel_arguments
 
-    return kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal)))
+    return kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal, **masks)))
 
 
 def run(inputs, numbers, scale, tile):
@@ -218,7 +209,11 @@ def check(job):
     plan = make_plan(
         job["terms"], job["heads"], job["lq"], job["lk"], job["start"], job["size"], job["causal"], job["layout"]
     )
-    given = prepare(q, k, v, plan, job["causal"])
+    masks = {}
+    if job["layout"] == "padded":  # on the right, on the left, with gaps, of a whole row
+        at = torch.arange(job["lk"], device="cuda")
+        masks["key_mask"] = torch.stack((at < 0.7 * job["lk"], at >= 0.3 * job["lk"], at % 7 != 3, at < 0))
+    given = prepare(q, k, v, plan, job["causal"], **masks)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     first = None
@@ -230,7 +225,7 @@ def check(job):
     torch.use_deterministic_algorithms(False)
     out, lse = first
     lse = torch.where(lse == float("inf"), float("-inf"), lse * 0.6931471805599453)
-    expected, allowed = budget.expect(q, k, v, plan, causal=job["causal"])
+    expected, allowed = budget.expect(q, k, v, plan, causal=job["causal"], **masks)
     budget.assert_within(out, expected["out"], allowed["out"], "out")
     budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
     return {"worst": max(budget.excess(a, expected[x], allowed[x]) for a, x in ((out, "out"), (lse, "lse")))}
@@ -261,13 +256,20 @@ def check_step(job):
     return {"worst": worst}
 
 
+def padding(job, length):
+    """The last eighth of the keys is padding."""
+    import torch
+
+    return {"key_mask": torch.arange(length, device="cuda")[None] < 7 * length // 8} if job.get("padded") else {}
+
+
 def warm_up(job):
     import torch
 
     heads, length, size = job["heads"], job["length"], job["size"]
     q, k, v = make_tensors(1, heads, heads, length, length, size, torch.bfloat16, "")
     plan = make_plan(job["terms"], heads, length, length, 0, size, job["causal"])
-    run(*prepare(q, k, v, plan, job["causal"]), job["tile"])
+    run(*prepare(q, k, v, plan, job["causal"], **padding(job, length)), job["tile"])
     return {}
 
 
@@ -297,8 +299,10 @@ def measure(job):
             gluon.FEWEST = 1 << 30
             found = {"flash": time_graph(plain(SDPBackend.FLASH_ATTENTION))}
             found["triton"] = time_graph(lambda: attend(q, k, v, plan, causal=causal, engine="triton"))
+            masks = padding({"padded": True}, length)
+            found["padded"] = time_graph(lambda: attend(q, k, v, plan, causal=causal, engine="triton", **masks))
         else:
-            given = prepare(q, k, v, plan, causal)
+            given = prepare(q, k, v, plan, causal, **padding(job, length))
             run(*given, job["tile"])
             torch.cuda.synchronize()
             found = {"ours": time_graph(lambda: run(*given, job["tile"]))}
@@ -435,13 +439,13 @@ def main() -> None:
         run_all([[job] for job in timings(args.only)], 1, began + args.seconds, timed)
     if args.out:
         Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
-    print(f"{'':52} {'cuDNN':>8} {'flash':>7} {'triton':>7} {'ours':>7}   x     TFLOP/s")
+    print(f"{'':52} {'cuDNN':>8} {'flash':>7} {'triton':>7} {'padded':>7} {'ours':>7}   x     TFLOP/s")
     for x in timed:
         if "cudnn" in x:
-            cells = [f"{x[name]:.3f}" if name in x else "" for name in ("cudnn", "flash", "triton", "ours")]
+            cells = [f"{x[name]:.3f}" if name in x else "" for name in ("cudnn", "flash", "triton", "padded", "ours")]
             ratio = x.get("ours_x", x.get("triton_x", 0))
             print(
-                f"{x['name']:52} {cells[0]:>8} {cells[1]:>7} {cells[2]:>7} {cells[3]:>7}  {ratio:.3f}  {x.get('ours_tflops', x.get('triton_tflops'))}"
+                f"{x['name']:52} {cells[0]:>8} {cells[1]:>7} {cells[2]:>7} {cells[3]:>7} {cells[4]:>7}  {ratio:.3f}  {x.get('ours_tflops', x.get('triton_tflops'))}"
             )
         else:
             print(f"{x['name']:52} {x.get('failed') or x.get('left out')}")

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,12 +33,14 @@ from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
 
 TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+PADDING = ("key_mask", "key_bounds")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compile_variant(size, terms, causal, dtype=torch.bfloat16):
+def compile_variant(size, terms, causal, padded=False, dtype=torch.bfloat16):
     q = torch.empty(1, 2, 512, size, dtype=dtype)
-    tensors = {"bias": torch.empty(2, 9), "slopes": torch.empty(2)}
+    tensors = {"bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32)}
+    tensors["key_mask"] = torch.empty(1, 512, dtype=torch.uint8)
     num = Numbers(right=0 if causal else -1, lo=-4 if terms else FAR, hi=4 if terms else FAR, bias_lo=-4, bias_hi=4)
     made = []
 
@@ -46,7 +49,14 @@ def compile_variant(size, terms, causal, dtype=torch.bfloat16):
         compiled = launcher.compile_kernel(kernel, args, constants)
         made.append((compiled, spent() - began))
 
-    launch.run_forward(record, Inputs(q, q, q, **{x: tensors[x] for x in terms}), num, 0.125, q, torch.empty(1, 2, 512))
+    launch.run_forward(
+        record,
+        Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *PADDING * padded)}),
+        num,
+        0.125,
+        q,
+        torch.empty(1, 2, 512),
+    )
     return made[-1]
 
 
@@ -140,16 +150,17 @@ def main() -> None:
         "size | terms | causal | consumers x keys x stages | registers | spilled | shared | seconds | far, near, local | faults"
     )
     for size in gluon.SIZES:
-        for (name, terms), causal in ((x, y) for x in TERMS.items() for y in (False, True)):
-            compiled, seconds = compile_variant(size, terms, causal)
+        for (name, terms), causal, padded in product(TERMS.items(), (False, True), (False, True)):
+            compiled, seconds = compile_variant(size, terms, causal, padded)
+            name += ", padded" if padded else ""
             tile = launch.TILES[size]
             row = {
                 "size": size,
                 "terms": name,
                 "causal": causal,
-                "tile": f"{tile.consumers} x {tile.keys} x {tile.stages}",
+                "tile": f"3 x {tile.keys} x {tile.stages}",
             }
-            row |= {**inspect(compiled), "seconds": round(seconds, 1), "consumer": tile.registers[0]}
+            row |= {**inspect(compiled), "seconds": round(seconds, 1), "consumer": launch.REGISTERS[0]}
             rows.append(row)
             failed += bool(row["faults"])
             print(f"{size} | {name} | {causal} | {row['tile']} | {row['consumer']} | {row['spilled']} | {row['shared']} | "

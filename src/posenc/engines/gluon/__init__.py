@@ -26,7 +26,7 @@ FEWEST = (
 )
 SMALLEST = 2.0**-40
 WIDEST = 1 << 20  # distances of a causal table
-READS = {"q", "k", "v", "bias", "slopes"}
+READS = {"q", "k", "v", "bias", "slopes", "key_mask", "key_bounds"}
 
 
 def _version() -> str:
@@ -70,7 +70,7 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
         return f"head sizes are {' or '.join(map(str, SIZES))}, the same for keys and values, got {q.shape[3]} and {v.shape[3]}"
     extra = [name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS]
     if extra:
-        return f"it knows biases by distance and slopes, not {', '.join(extra)}"
+        return f"it knows biases by distance, slopes and padding, not {', '.join(extra)}"
     if dropout > 0.0:
         return "it has no dropout"
     if num.left >= 0 or num.right > 0:

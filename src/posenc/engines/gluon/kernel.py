@@ -1,6 +1,6 @@
 """The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality.
 
-A program is one producer warp, which copies tiles by TMA, and NC consumer warpgroups of 64 queries each. Keys and values pass
+A program is one producer warp, which copies tiles by TMA, and three consumer warpgroups of 64 queries each. Keys and values pass
 through a ring of STAGES slots in shared memory. Slot t of a block holds keys t and values t - 1, which is what step t multiplies:
 
     step            0              1                2                    n
@@ -17,8 +17,8 @@ The tiles of a block come in this order, which is the same for all its consumers
 
     far       visible to all queries of the block, and every distance at or beyond one end of the table: the bias is one number,
               which goes into the row's maximum; the products with values run beside the softmax
-    near      all others: the table's numbers, divided by the scale, are what the product of queries and keys begins with, instead of
-              zero. Where causal, the table ends with -inf, which is the mask
+    near      all others: the product of queries and keys begins with the table's numbers, divided by the scale, instead of zero, and
+              with -inf where a pair is masked; where causal, the table itself ends with -inf
 
 A consumer skips the last tiles where only later queries of the block see them.
 
@@ -37,6 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+CONSUMERS = gl.constexpr(3)
 ROWS = gl.constexpr(64)  # queries of a consumer
 PAD = gl.constexpr(192)  # entries before and after a head's bias in the padded table: queries and keys of a tile
 TURN = gl.constexpr(8)  # the first named barrier by which consumers take turns
@@ -66,18 +67,29 @@ def find_block(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def count_tiles(end, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """How many tiles of keys the queries before `end` may see."""
-    keys = k_length
+def bound_keys(bounds_ptr, b, k_length, PADDED: gl.constexpr):
+    """Where the keys of a batch row end, and up to where all are real."""
+    if PADDED:
+        bounds = bounds_ptr + 3 * b
+        end = gl.load(bounds + 1)
+        return end, gl.where((gl.load(bounds) == 0) & (gl.load(bounds + 2) != 0), end, 0)
+    else:
+        return k_length, k_length
+
+
+@gluon.jit
+def count_tiles(end, keys, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
+    """How many tiles of the first `keys` keys the queries before `end` may see."""
     if CAUSAL:
         keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length))
     return (gl.maximum(keys, 0) + BN - 1) // BN
 
 
 @gluon.jit
-def split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles."""
-    seen = k_length
+def split_tiles(
+    m0, n, seen, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr
+):  # fmt: skip
+    """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles; of keys, the first `seen` are real."""
     if CAUSAL:
         seen = gl.minimum(seen, m0 + (k_length - q_length) + 1)
     clear = gl.minimum(gl.maximum(seen, 0) // BN, n)
@@ -146,14 +158,23 @@ def along_rows(factor, x):
 
 
 @gluon.jit
-def load_table(
-    table, scale, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr
+def begin_near(
+    table, dist, lo, hi, keys, real, BN: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr, CAUSAL: gl.constexpr,
+    PADDED: gl.constexpr,
 ):  # fmt: skip
-    """The table's numbers for a tile, dist being the distance of its first key and first query."""
-    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
-    # beyond the span, any tile reads the same numbers: the table need not be longer
-    first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
-    x = gl.load((table + first + (column - row)) + 8 * eight)
+    """What the scores of a near tile begin with: the table's numbers, dist being the distance of the first key and the first query,
+    and -inf for keys that are not there. keys: how many are; real: of the first, the mask of padding."""
+    x = by_eights(gl.zeros([ROWS, BN], gl.float32, S_L))
+    row, eight, column = coordinates(x)
+    if TABLE:
+        # beyond the span, any tile reads the same numbers: the table need not be longer
+        first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
+        x = gl.load((table + first + (column - row)) + 8 * eight)
+    is_there = 8 * eight < keys - column
+    if PADDED:
+        x = gl.where(gl.load((real + column) + 8 * eight, mask=is_there, other=0) != 0, x, float("-inf"))
+    elif not CAUSAL:
+        x = gl.where(is_there, x, float("-inf"))
     return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
 
 
@@ -166,15 +187,11 @@ def slope_of_pairs(slope, BN: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def softmax(
-    s, m, scale, shift, slope, dist, keys, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr
-):  # fmt: skip
+def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr):
     """Probabilities (by_eights), the factor of earlier sums, and the new maxima of the tile of scores s * scale + shift - slope |r|,
-    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i). keys: how many there are."""
+    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i)."""
     x = by_eights(s)
     row, eight, column = coordinates(x)
-    if NEAR and not CAUSAL:
-        x = gl.where(8 * eight < keys - column, x, float("-inf"))
     if NEAR and SLOPES:
         x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
         m_new = gl.maximum(m, row_max(x, S_L))
@@ -192,11 +209,11 @@ def softmax(
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def produce(
-    load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, CAUSAL: gl.constexpr,
+    load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr
 ):  # fmt: skip
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = load
+    q_desc, k_desc, v_desc, bounds_ptr, q_smem, k_smem, v_smem = load
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     count = (q_length + BM - 1) // BM
@@ -207,8 +224,9 @@ def produce(
         b = bh // heads
         h = bh % heads
         m0 = block * BM
-        n = gl.maximum(count_tiles(m0 + BM, q_length, k_length, BN, CAUSAL), 1)
-        left1, right0, right1 = split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        end, seen = bound_keys(bounds_ptr, b, k_length, PADDED)
+        n = gl.maximum(count_tiles(m0 + BM, end, q_length, k_length, BN, CAUSAL), 1)
+        left1, right0, right1 = split_tiles(m0, n, seen, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
         before = -BN  # outside the tensor: zeros
         for t in range(n + 1):
             n0 = find_tile(t, left1, right0, right1) * BN
@@ -225,19 +243,16 @@ def produce(
             step += 1
             if t == 0:
                 for c in gl.static_range(NC):
-                    at_q = turn % QUEUE * NC + c
-                    mbarrier.wait(q_empty.index(at_q), ((turn // QUEUE) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(at_q), q_desc.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(at_q), q_smem.index(at_q)
-                    )
+                    mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
+                    mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+                    tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
 
 
 @gluon.jit
 def take_step(
-    q, p, m, l, acc, step, scale, shift, slope, dist, keys, table, lo, hi, k_smem, v_smem, full, empty, S_L: gl.constexpr,
-    P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, NEAR: gl.constexpr,
-    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    q, p, m, l, acc, step, scale, shift, slope, dist, keys, real, table, lo, hi, k_smem, v_smem, full, empty,
+    S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    NEAR: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
     BN: gl.constexpr = k_smem.shape[3]
@@ -245,12 +260,12 @@ def take_step(
     at = step % STAGES
     k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([BN, D])
-    if NEAR and TABLE:
-        begin = load_table(table, scale, dist, lo, hi, BN, S_L)
+    if NEAR:
+        begin = begin_near(table, dist, lo, hi, keys, real, BN, S_L, TABLE, CAUSAL, PADDED)
         if TURNS:
             wait_turn(CID)
         s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
-    elif SLOPES and not NEAR:
+    elif SLOPES:
         begin = slope_of_pairs(slope / scale, BN, S_L)
         if TURNS:
             wait_turn(CID)
@@ -264,7 +279,7 @@ def take_step(
     if TURNS:
         pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
-    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, keys, S_L, NEAR, SLOPES, CAUSAL)
+    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, S_L, NEAR, SLOPES)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
     # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
     # the softmax, and nothing overlaps.
@@ -277,12 +292,12 @@ def take_step(
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr,
-    TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    o_desc, lse_ptr, table_ptr, slopes_ptr, real_ptr, bounds_ptr, q_smem, o_smem, k_smem, v_smem = use
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
@@ -297,10 +312,12 @@ def consume(
     for turn in range(count_blocks(batch_heads * count, program, programs)):
         bh, block = find_block(turn, program, programs, count, batch_heads, section)
         m0 = block * BM + CID * ROWS
-        n = gl.maximum(count_tiles(block * BM + BM, q_length, k_length, BN, CAUSAL), 1)
-        own = gl.maximum(count_tiles(m0 + ROWS, q_length, k_length, BN, CAUSAL), 1)
+        b = bh // heads
+        end, seen = bound_keys(bounds_ptr, b, k_length, PADDED)
+        n = gl.maximum(count_tiles(block * BM + BM, end, q_length, k_length, BN, CAUSAL), 1)
+        own = gl.maximum(count_tiles(m0 + ROWS, end, q_length, k_length, BN, CAUSAL), 1)
         own = gl.where(m0 < q_length, own, 0)
-        left1, right0, right1 = split_tiles(block * BM, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        left1, right0, right1 = split_tiles(block * BM, n, seen, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
         far = gl.minimum(left1 + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
@@ -312,11 +329,9 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        at_q = turn % QUEUE * NC + CID
-        q = q_smem.index(at_q).reshape([ROWS, D])
-        mbarrier.wait(q_full.index(at_q), (turn // QUEUE) & 1)
-        if QREG:
-            q = q.load(gl.DotOperandLayout(0, S_L, 2))
+        real = real_ptr + b * real_row
+        q = q_smem.index(CID).reshape([ROWS, D])
+        mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
@@ -329,15 +344,15 @@ def consume(
             is_left = t < left1
             p, m, l, acc = take_step(
                 q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope),
-                n0 - m0 + offset, BN, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
-                TABLE, SLOPES, CAUSAL,
+                n0 - m0 + offset, BN, real, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
+                TABLE, SLOPES, CAUSAL, PADDED,
             )  # fmt: skip
             step += 1
         for t in range(far, own):
             n0 = find_tile(t, left1, right0, right1) * BN
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, table, lo, hi, k_smem, v_smem, full,
-                empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL,
+                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, real + n0, table, lo, hi, k_smem, v_smem,
+                full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL, PADDED,
             )  # fmt: skip
             step += 1
 
@@ -345,7 +360,7 @@ def consume(
         at = step % STAGES
         values = v_smem.index(at).reshape([BN, D])
         acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(at_q))
+        mbarrier.arrive(q_empty.index(CID))
         total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
         is_empty = total == 0.0
         lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
@@ -361,7 +376,7 @@ def consume(
             gl.thread_barrier()
             o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [bh // heads, bh % heads, m0, 0], o_smem.index(CID))
+            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
         for _ in range(own, n):
             if TURNS:
                 wait_turn(CID)
@@ -376,7 +391,7 @@ def consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "real_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def forward(
@@ -384,26 +399,28 @@ def forward(
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     table_ptr,  # float32 [H or 1, PAD + span + PAD], constant before and after the span (launch.pad_bias); or unused
     slopes_ptr,  # float32 [H], or unused
+    real_ptr, bounds_ptr,  # uint8 [B or 1, Lk], int32 [B, 3] (triton/padding.py), or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi,
-    NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr,
-    SLOPES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    PADDED: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. r = j - i + offset; lo, hi: the span of the table, or, without one, of nothing, beyond every distance, so that all
-    tiles are far; row: the table's stride over heads. QUEUE: blocks of queries in shared memory; QREG: a block's queries in registers."""
+    tiles are far; row, real_row: strides of the table over heads, of the padding over batch rows."""
     DTYPE: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
     BN: gl.constexpr = k_desc.block_shape[2]
-    q_smem = gl.allocate_shared_memory(DTYPE, [QUEUE * NC, 1, 1, ROWS, D], q_desc.layout)
+    NC: gl.constexpr = CONSUMERS
+    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
+    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    for i in gl.static_range(QUEUE * NC):
+    for i in gl.static_range(NC):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -411,21 +428,14 @@ def forward(
         mbarrier.init(empty.index(i), count=NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
+    load = (q_desc, k_desc, v_desc, bounds_ptr, q_smem, k_smem, v_smem)
     bars = (q_full, q_empty, full, empty)
-    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
-    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi)
+    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, real_ptr, bounds_ptr, q_smem, o_smem, k_smem, v_smem)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
-    if NC == 2:
-        gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
-        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 2, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
-        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    gl.warp_specialize([
+        (consume, (use, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
+        (consume, (use, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
+        (consume, (use, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
+        (produce, (load, bars, sizes, NC, STAGES, CAUSAL, PADDED)),
+    ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

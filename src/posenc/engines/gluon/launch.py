@@ -13,23 +13,21 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launcher import Launch
-from .kernel import PAD, ROWS, forward
+from .kernel import CONSUMERS, PAD, ROWS, forward
 
 LOG2E = 1.4426950408889634
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 class Tile(NamedTuple):
-    consumers: int
     keys: int
     stages: int
-    turns: bool  # whether consumers take turns with the tensor cores
-    in_registers: bool  # whether queries are
-    registers: tuple[int, int]  # of a consumer and of the producer; 512 threads share 65,536, or 384 with two consumers
+    turns: bool = True  # whether consumers take turns with the tensor cores
     heads: int = 0  # of all batch rows, whose blocks are taken together where causal; 0: all
 
 
-TILES = {64: Tile(3, 128, 4, True, False, (160, 32)), 128: Tile(3, 64, 4, True, False, (160, 32))}
+TILES = {64: Tile(128, 4), 128: Tile(64, 4)}
+REGISTERS = 160, 32  # of a consumer and of the producer; 512 threads share 65,536
 
 
 @triton.jit(do_not_specialize=["row", "bias_lo", "bias_hi", "first", "last", "width", "scale"])
@@ -71,16 +69,19 @@ def run_forward(
             pad_bias, rows, x.bias, row, num.bias_lo, num.bias_hi, table, lo - PAD.value, last, width, scale, causal, 512
         )  # fmt: skip
         width = width if rows > 1 else 0
-    blocks = batch * heads * -(-q_length // (ROWS.value * tile.consumers))
+    blocks = batch * heads * -(-q_length // (ROWS.value * CONSUMERS.value))
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    real, bounds, real_row = lse, lse, 0
+    if x.key_mask is not None:
+        assert x.key_bounds is not None
+        real, bounds, real_row = x.key_mask, x.key_bounds, 0 if x.key_mask.shape[0] == 1 else x.key_mask.stride(0)
     section = min(tile.heads or batch * heads, batch * heads) if causal else 1
     launch(
         forward, min(blocks, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, scale * LOG2E, q_length, k_length,
-        heads, group, batch * heads, section, num.offset, width, lo, hi,
-        NC=tile.consumers, STAGES=tile.stages, QUEUE=1, TURNS=tile.turns, QREG=tile.in_registers,
-        TABLE=table is not lse, SLOPES=x.slopes is not None, CAUSAL=causal, CONSUMER_REGISTERS=tile.registers[0],
-        PRODUCER_REGISTERS=tile.registers[1], num_warps=4,
+        _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, real, bounds, scale * LOG2E, q_length,
+        k_length, heads, group, batch * heads, section, num.offset, width, real_row, lo, hi,
+        STAGES=tile.stages, TURNS=tile.turns, TABLE=table is not lse, SLOPES=x.slopes is not None, CAUSAL=causal,
+        PADDED=x.key_mask is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
     )  # fmt: skip
     return out, lse, None
 
