@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality.
+"""The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality, windows, padding, documents.
 
 A program is one producer warp, which copies tiles by TMA, and three consumer warpgroups of 64 queries each. Keys and values pass
 through a ring of STAGES slots in shared memory. Slot t of a block holds keys t and values t - 1, which is what step t multiplies:
@@ -9,16 +9,16 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
                  p0 = softmax   acc += p0 v0     acc += p1 v1
                                 p1 = softmax     p2 = softmax
 
-The tiles of a block come in this order, which is the same for all its consumers (`split_tiles`, `find_tile`):
+Which tiles a block visits stands in `tiles` (prepare.py, by triton/masking.py's rules); all its consumers visit them in this order:
 
-    keys      0          left1          right0          right1          n
-              |   far     |    near      |     far       |     near      |
-    order          1st         3rd             2nd             4th
+    keys     first      left0      left1      right0      right1      last
+              |   near   |   far    |   near    |   far     |   near   |
+    order         3rd        1st        4th         2nd         5th
 
     far       visible to all queries of the block, and every distance at or beyond one end of the table: the bias is one number,
               which goes into the row's maximum; the products with values run beside the softmax
-    near      all others: the product of queries and keys begins with the table's numbers, divided by the scale, instead of zero, and
-              with -inf where a pair is masked; where causal, the table itself ends with -inf
+    near      all others: the product of queries and keys begins with the table's numbers, divided by the scale, instead of zero;
+              where a mask may touch a consumer's tile, its scores are then replaced by -inf (not added: a key may hold NaN)
 
 A consumer skips the last tiles where only later queries of the block see them.
 
@@ -39,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 CONSUMERS = gl.constexpr(3)
 ROWS = gl.constexpr(64)  # queries of a consumer
+NUMBERS = gl.constexpr(9)  # of a block, see load_tiles
 PAD = gl.constexpr(192)  # entries before and after a head's bias in the padded table: queries and keys of a tile
 TURN = gl.constexpr(8)  # the first named barrier by which consumers take turns
 
@@ -67,44 +68,25 @@ def find_block(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def bound_keys(bounds_ptr, b, k_length, PADDED: gl.constexpr):
-    """Where the keys of a batch row end, and up to where all are real."""
-    if PADDED:
-        bounds = bounds_ptr + 3 * b
-        end = gl.load(bounds + 1)
-        return end, gl.where((gl.load(bounds) == 0) & (gl.load(bounds + 2) != 0), end, 0)
-    else:
-        return k_length, k_length
+def load_tiles(tiles_ptr, tiles_row, b, block):
+    """first, left0, left1, right0, right1, last, clear0, clear1, and the offset of the batch row."""
+    at = tiles_ptr + b * tiles_row + block * NUMBERS
+    return (
+        gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4), gl.load(at + 5), gl.load(at + 6),
+        gl.load(at + 7), gl.load(at + 8),
+    )  # fmt: skip
 
 
 @gluon.jit
-def count_tiles(end, keys, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """How many tiles of the first `keys` keys the queries before `end` may see."""
-    if CAUSAL:
-        keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length))
-    return (gl.maximum(keys, 0) + BN - 1) // BN
+def far_tile(t, left0, left1, right0):
+    return gl.where(t < left1 - left0, left0 + t, right0 + t - (left1 - left0))
 
 
 @gluon.jit
-def split_tiles(
-    m0, n, seen, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr
-):  # fmt: skip
-    """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles; of keys, the first `seen` are real."""
-    if CAUSAL:
-        seen = gl.minimum(seen, m0 + (k_length - q_length) + 1)
-    clear = gl.minimum(gl.maximum(seen, 0) // BN, n)
-    left1 = gl.minimum(gl.maximum(lo + m0 - offset + 1, 0) // BN, clear)
-    right0 = gl.maximum((gl.maximum(hi + m0 + BM - 1 - offset, 0) + BN - 1) // BN, left1)
-    right1 = gl.where(right0 < clear, clear, left1)
-    return left1, gl.minimum(right0, right1), right1
-
-
-@gluon.jit
-def find_tile(t, left1, right0, right1):
-    """The t-th tile in the order above."""
-    far = left1 + (right1 - right0)
-    near = gl.where(t - far < right0 - left1, t - (right1 - right0), t)
-    return gl.where(t < left1, t, gl.where(t < far, t + (right0 - left1), near))
+def near_tile(t, first, left0, left1, right0, right1):
+    tile = first + t
+    tile += gl.where(tile >= left0, left1 - left0, 0)
+    return tile + gl.where(tile >= right0, right1 - right0, 0)
 
 
 # ---- pieces of a step -------------------------------------------------------------------------------------------------
@@ -158,24 +140,35 @@ def along_rows(factor, x):
 
 
 @gluon.jit
-def begin_near(
-    table, dist, lo, hi, keys, real, BN: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr, CAUSAL: gl.constexpr,
-    PADDED: gl.constexpr,
-):  # fmt: skip
-    """What the scores of a near tile begin with: the table's numbers, dist being the distance of the first key and the first query,
-    and -inf for keys that are not there. keys: how many are; real: of the first, the mask of padding."""
-    x = by_eights(gl.zeros([ROWS, BN], gl.float32, S_L))
-    row, eight, column = coordinates(x)
-    if TABLE:
-        # beyond the span, any tile reads the same numbers: the table need not be longer
-        first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
-        x = gl.load((table + first + (column - row)) + 8 * eight)
-    is_there = 8 * eight < keys - column
-    if PADDED:
-        x = gl.where(gl.load((real + column) + 8 * eight, mask=is_there, other=0) != 0, x, float("-inf"))
-    elif not CAUSAL:
-        x = gl.where(is_there, x, float("-inf"))
+def begin_near(table, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr):
+    """What the scores of a near tile begin with: the table's numbers, dist being the distance of the first key and the first query."""
+    row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
+    # beyond the span, any tile reads the same numbers: the table need not be longer
+    first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
+    x = gl.load((table + first + (column - row)) + 8 * eight)
     return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
+def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """-inf for pairs that are not visible, of the queries from m0 on and the keys from n0 on."""
+    bits, doc_q, doc_k = masks
+    q_length, k_length, left, right = limits
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    step = m0 - n0 + (k_length - q_length)
+    is_visible = 8 * eight < gl.minimum(row + (step + right + 1), k_length - n0) - column
+    if WINDOW:
+        is_visible = is_visible & (8 * eight >= row + (step - left) - column)
+    if PADDED:
+        word = gl.load(bits + n0 // s.shape[1] * 8 + column)
+        is_visible = is_visible & ((word & (1 << eight)) != 0)
+    if DOCS:
+        is_key = 8 * eight < (k_length - n0) - column
+        own = gl.load(doc_q + m0 + row, mask=row < q_length - m0, other=0)
+        is_visible = is_visible & (gl.load((doc_k + n0 + column) + 8 * eight, mask=is_key, other=0) == own)
+    x = gl.where(is_visible, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
 
 
 @gluon.jit
@@ -208,12 +201,26 @@ def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constex
 
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(
-    load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr
-):  # fmt: skip
-    q_desc, k_desc, v_desc, bounds_ptr, q_smem, k_smem, v_smem = load
+def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
+    q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem = load
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi = sizes
+    (
+        q_length,
+        k_length,
+        heads,
+        group,
+        batch_heads,
+        section,
+        left,
+        right,
+        tiles_row,
+        row,
+        bits_row,
+        doc_q_row,
+        doc_k_row,
+        lo,
+        hi,
+    ) = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     count = (q_length + BM - 1) // BM
@@ -224,12 +231,13 @@ def produce(
         b = bh // heads
         h = bh % heads
         m0 = block * BM
-        end, seen = bound_keys(bounds_ptr, b, k_length, PADDED)
-        n = gl.maximum(count_tiles(m0 + BM, end, q_length, k_length, BN, CAUSAL), 1)
-        left1, right0, right1 = split_tiles(m0, n, seen, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        far = (left1 - left0) + (right1 - right0)
         before = -BN  # outside the tensor: zeros
         for t in range(n + 1):
-            n0 = find_tile(t, left1, right0, right1) * BN
+            near = near_tile(t - far, first, left0, left1, right0, right1)
+            n0 = gl.where(t < far, far_tile(t, left0, left1, right0), near) * BN
             at = step % STAGES
             mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
             has_keys = t < n
@@ -250,22 +258,23 @@ def produce(
 
 @gluon.jit
 def take_step(
-    q, p, m, l, acc, step, scale, shift, slope, dist, keys, real, table, lo, hi, k_smem, v_smem, full, empty,
+    q, p, m, l, acc, step, scale, shift, slope, offset, m0, n0, is_masked, masks, limits, table, lo, hi, k_smem, v_smem, full, empty,
     S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    NEAR: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr,
+    NEAR: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
+    dist = n0 - m0 + offset
     at = step % STAGES
     k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([BN, D])
-    if NEAR:
-        begin = begin_near(table, dist, lo, hi, keys, real, BN, S_L, TABLE, CAUSAL, PADDED)
+    if NEAR and TABLE:
+        begin = begin_near(table, dist, lo, hi, BN, S_L)
         if TURNS:
             wait_turn(CID)
         s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
-    elif SLOPES:
+    elif SLOPES and not NEAR:
         begin = slope_of_pairs(slope / scale, BN, S_L)
         if TURNS:
             wait_turn(CID)
@@ -279,6 +288,11 @@ def take_step(
     if TURNS:
         pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
+    if NEAR and (TABLE or SLOPES):
+        if is_masked:
+            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    elif NEAR:  # such tiles are near because a mask touches them
+        s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, S_L, NEAR, SLOPES)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
     # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
@@ -293,11 +307,40 @@ def take_step(
 @gluon.jit
 def consume(
     use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr, PADDED: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, table_ptr, slopes_ptr, real_ptr, bounds_ptr, q_smem, o_smem, k_smem, v_smem = use
+    (
+        o_desc,
+        lse_ptr,
+        tiles_ptr,
+        table_ptr,
+        slopes_ptr,
+        bits_ptr,
+        doc_q_ptr,
+        doc_k_ptr,
+        q_smem,
+        o_smem,
+        k_smem,
+        v_smem,
+    ) = use
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi = sizes
+    (
+        q_length,
+        k_length,
+        heads,
+        group,
+        batch_heads,
+        section,
+        left,
+        right,
+        tiles_row,
+        row,
+        bits_row,
+        doc_q_row,
+        doc_k_row,
+        lo,
+        hi,
+    ) = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
@@ -313,12 +356,12 @@ def consume(
         bh, block = find_block(turn, program, programs, count, batch_heads, section)
         m0 = block * BM + CID * ROWS
         b = bh // heads
-        end, seen = bound_keys(bounds_ptr, b, k_length, PADDED)
-        n = gl.maximum(count_tiles(block * BM + BM, end, q_length, k_length, BN, CAUSAL), 1)
-        own = gl.maximum(count_tiles(m0 + ROWS, end, q_length, k_length, BN, CAUSAL), 1)
-        own = gl.where(m0 < q_length, own, 0)
-        left1, right0, right1 = split_tiles(block * BM, n, seen, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
-        far = gl.minimum(left1 + (right1 - right0), own)
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
+        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
+        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
         shift_right = 0.0
@@ -329,7 +372,11 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        real = real_ptr + b * real_row
+        masks = (bits_ptr + b * bits_row, doc_q_ptr + b * doc_q_row, doc_k_ptr + b * doc_k_row)
+        limits = (q_length, k_length, left, right)
+        # keys that no limit hides from any of these queries
+        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -340,19 +387,23 @@ def consume(
         p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
         acc = gl.zeros([ROWS, D], gl.float32, O_L)
         for t in range(far):
-            n0 = find_tile(t, left1, right0, right1) * BN
-            is_left = t < left1
+            n0 = far_tile(t, left0, left1, right0) * BN
+            is_left = t < left1 - left0
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope),
-                n0 - m0 + offset, BN, real, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
-                TABLE, SLOPES, CAUSAL, PADDED,
+                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope), offset, m0, n0,
+                False, masks, limits, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False, TABLE,
+                SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
-        for t in range(far, own):
-            n0 = find_tile(t, left1, right0, right1) * BN
+        for t in range(own - far):
+            tile = near_tile(t, first, left0, left1, right0, right1)
+            n0 = tile * BN
+            is_masked = (n0 < inner0) | (n0 + BN > inner1)
+            if PADDED or DOCS:
+                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, real + n0, table, lo, hi, k_smem, v_smem,
-                full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL, PADDED,
+                q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, masks, limits, table, lo, hi, k_smem, v_smem,
+                full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
 
@@ -391,22 +442,24 @@ def consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "real_row", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "row", "bits_row", "doc_q_row",
+        "doc_k_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def forward(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
-    table_ptr,  # float32 [H or 1, PAD + span + PAD], constant before and after the span (launch.pad_bias); or unused
+    tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (load_tiles)
+    table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
     slopes_ptr,  # float32 [H], or unused
-    real_ptr, bounds_ptr,  # uint8 [B or 1, Lk], int32 [B, 3] (triton/padding.py), or unused
+    bits_ptr, doc_q_ptr, doc_k_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.py), [B or 1, Lq], [B or 1, Lk], or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
-    PADDED: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row, lo, hi,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. r = j - i + offset; lo, hi: the span of the table, or, without one, of nothing, beyond every distance, so that all
-    tiles are far; row, real_row: strides of the table over heads, of the padding over batch rows."""
+    """out and lse. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
+    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
     DTYPE: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
     BN: gl.constexpr = k_desc.block_shape[2]
@@ -428,14 +481,29 @@ def forward(
         mbarrier.init(empty.index(i), count=NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, bounds_ptr, q_smem, k_smem, v_smem)
+    load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)
     bars = (q_full, q_empty, full, empty)
-    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, real_ptr, bounds_ptr, q_smem, o_smem, k_smem, v_smem)
-    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, real_row, lo, hi)
+    use = (
+        o_desc,
+        lse_ptr,
+        tiles_ptr,
+        table_ptr,
+        slopes_ptr,
+        bits_ptr,
+        doc_q_ptr,
+        doc_k_ptr,
+        q_smem,
+        o_smem,
+        k_smem,
+        v_smem,
+    )
+    sizes = (
+        q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row, lo, hi
+    )  # fmt: skip
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
-        (consume, (use, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
-        (consume, (use, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, CAUSAL, PADDED)),
-        (produce, (load, bars, sizes, NC, STAGES, CAUSAL, PADDED)),
+        (consume, (use, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, sizes, NC, STAGES)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
