@@ -152,7 +152,7 @@ def begin_near(table, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr):
 @gluon.jit
 def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
     """-inf for pairs that are not visible, of the queries from m0 on and the keys from n0 on."""
-    bits, doc_q, doc_k = masks
+    bits, doc_q, doc_k, doc_keys = masks
     q_length, k_length, left, right = limits
     x = by_eights(s)
     row, eight, column = coordinates(x)
@@ -164,10 +164,15 @@ def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADD
         word = gl.load(bits + n0 // s.shape[1] * 8 + column)
         is_visible = is_visible & ((word & (1 << eight)) != 0)
     if DOCS:
-        is_key = 8 * eight < (k_length - n0) - column
-        own = gl.load(doc_q + m0 + row, mask=row < q_length - m0, other=0)
-        is_visible = is_visible & (gl.load((doc_k + n0 + column) + 8 * eight, mask=is_key, other=0) == own)
+        at = doc_keys + 2 * gl.minimum(m0 + row, q_length - 1)
+        begin, end = gl.load(at) - n0, gl.load(at + 1) - n0  # -1 and k_length where the ids of keys are in no order
+        is_visible = is_visible & (8 * eight >= begin - column) & (8 * eight < end - column)
     x = gl.where(is_visible, x, float("-inf"))
+    if DOCS:
+        if gl.load(doc_keys) < 0:
+            own = gl.load(doc_q + gl.minimum(m0 + row, q_length - 1))
+            j = gl.minimum(8 * eight + column + n0, k_length - 1)
+            x = gl.where(gl.load(doc_k + j) == own, x, float("-inf"))
     return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
 
 
@@ -204,23 +209,7 @@ def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constex
 def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
     q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem = load
     q_full, q_empty, full, empty = bars
-    (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch_heads,
-        section,
-        left,
-        right,
-        tiles_row,
-        row,
-        bits_row,
-        doc_q_row,
-        doc_k_row,
-        lo,
-        hi,
-    ) = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     count = (q_length + BM - 1) // BM
@@ -306,41 +295,13 @@ def take_step(
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    (
-        o_desc,
-        lse_ptr,
-        tiles_ptr,
-        table_ptr,
-        slopes_ptr,
-        bits_ptr,
-        doc_q_ptr,
-        doc_k_ptr,
-        q_smem,
-        o_smem,
-        k_smem,
-        v_smem,
-    ) = use
+    o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty = bars
-    (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch_heads,
-        section,
-        left,
-        right,
-        tiles_row,
-        row,
-        bits_row,
-        doc_q_row,
-        doc_k_row,
-        lo,
-        hi,
-    ) = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
@@ -372,7 +333,12 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        masks = (bits_ptr + b * bits_row, doc_q_ptr + b * doc_q_row, doc_k_ptr + b * doc_k_row)
+        of_row = (
+            bits_ptr + b * bits_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_keys_ptr + b * doc_keys_row,
+        )
         limits = (q_length, k_length, left, right)
         # keys that no limit hides from any of these queries
         inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
@@ -391,7 +357,7 @@ def consume(
             is_left = t < left1 - left0
             p, m, l, acc = take_step(
                 q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope), offset, m0, n0,
-                False, masks, limits, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False, TABLE,
+                False, of_row, limits, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False, TABLE,
                 SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
@@ -402,7 +368,7 @@ def consume(
             if PADDED or DOCS:
                 is_masked = is_masked | (tile < clear0) | (tile >= clear1)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, masks, limits, table, lo, hi, k_smem, v_smem,
+                q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, of_row, limits, table, lo, hi, k_smem, v_smem,
                 full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
@@ -443,7 +409,7 @@ def consume(
 @gluon.jit(
     do_not_specialize=[
         "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "row", "bits_row", "doc_q_row",
-        "doc_k_row", "lo", "hi", "scale",
+        "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def forward(
@@ -452,9 +418,11 @@ def forward(
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (load_tiles)
     table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
     slopes_ptr,  # float32 [H], or unused
-    bits_ptr, doc_q_ptr, doc_k_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.py), [B or 1, Lq], [B or 1, Lk], or unused
+    bits_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.pack_padding), or unused
+    doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in triton/structs.py, or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row, lo, hi,
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row,
+    doc_keys_row, lo, hi,
     STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -483,27 +451,13 @@ def forward(
 
     load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)
     bars = (q_full, q_empty, full, empty)
-    use = (
-        o_desc,
-        lse_ptr,
-        tiles_ptr,
-        table_ptr,
-        slopes_ptr,
-        bits_ptr,
-        doc_q_ptr,
-        doc_k_ptr,
-        q_smem,
-        o_smem,
-        k_smem,
-        v_smem,
-    )
-    sizes = (
-        q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row, lo, hi
-    )  # fmt: skip
+    use = (o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
+    masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
-        (consume, (use, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
-        (consume, (use, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
         (produce, (load, bars, sizes, NC, STAGES)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

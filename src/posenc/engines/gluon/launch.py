@@ -59,15 +59,15 @@ def run_forward(
         queries, tile.keys, 512,
     )  # fmt: skip
 
-    (bits_, bits_row), (doc_q, doc_q_row), (doc_k, doc_k_row) = (_rows(y, lse) for y in (bits, x.doc_q, x.doc_k))
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     section = min(tile.heads or batch * heads, batch * heads) if num.right == 0 else 1
     launch(
         forward, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), lse, tiles, lse if table is None else table, lse if x.slopes is None else x.slopes, bits_, doc_q, doc_k,
+        _describe(out, ROWS.value), lse, tiles, lse if table is None else table, lse if x.slopes is None else x.slopes, *masks,
         scale * LOG2E,
         q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
-        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, width, bits_row, doc_q_row, doc_k_row,
+        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, width, *mask_rows,
         num.lo, num.hi, STAGES=tile.stages, TURNS=tile.turns, TABLE=table is not None, SLOPES=x.slopes is not None, WINDOW=left is not None,
         PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1],
         num_warps=4,
