@@ -50,13 +50,11 @@ def watch(tool: str, seconds: float, results: dict[str, str]) -> None:
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     timer = threading.Timer(seconds, process.kill)
     timer.start()
-    shown = 0
-    for line in process.stdout:
+    for shown, line in enumerate(process.stdout):
         if shown < 60 or line.startswith(
             ("ran ", "=========     ERROR", "========= ERROR")
         ):  # a fault may print thousands of lines
             print(tool, line.rstrip()[:300], flush=True)
-        shown += 1
     timer.cancel()
     results[tool] = {0: "clean", 7: "FAULTS", -9: "out of time"}.get(
         process.wait(), f"exit status {process.returncode}"
