@@ -170,12 +170,16 @@ def test_it_takes_what_it_can():
     )
 
 
-def test_causal_calls_and_slopes_wait():
+def test_what_is_not_checked_waits():
     slopes = Plan(Positions(2048), slopes=torch.zeros(2))
-    for options, reason in (({}, None), ({"causal": True}, "NaN"), ({"plan": slopes}, "slopes")):
-        inputs, numbers, *_ = given(**options)
-        found = gluon.refuse_untested(inputs, numbers)
-        assert found is None if reason is None else reason in found
+    assert gluon.refuse_untested(*given()[:2]) is None
+    for options in (
+        {"causal": True},
+        {"plan": slopes},
+        {"window": 300},
+        {"key_mask": torch.ones(1, 2048, dtype=torch.bool)},
+    ):
+        assert "not checked on a GPU" in gluon.refuse_untested(*given(**options)[:2])
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,8 @@ def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
 
 def refuse_untested(x: Inputs, num: Numbers) -> str | None:
     """What the kernel can do and `auto` does not let it do yet."""
-    if num.right == 0:
-        return "a NaN in a later key would reach earlier queries of its tile"
-    if x.slopes is not None:
-        return "slopes were not checked on a GPU since they begin the accumulator"
+    if num.left >= 0 or num.right >= 0 or any(y is not None for y in (x.slopes, x.starts, x.key_mask, x.doc_q)):
+        return "slopes, masks and starts were not checked on a GPU since scores are replaced where a pair is masked"
     return None
 
 
