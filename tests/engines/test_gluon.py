@@ -104,6 +104,8 @@ def test_padding(kernel, monkeypatch, terms, causal):
     real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
     check(kernel, monkeypatch, terms, causal, (400, 500), 100, batch=4, heads=(1, 1), masks={"key_mask": real})
     check(kernel, monkeypatch, terms, causal, (130, 500), 370, batch=2, heads=(1, 1), masks={"key_mask": real[:1]})
+    nothing = torch.zeros(1, 256, dtype=torch.bool)  # of whole tiles: there is none after them
+    check(kernel, monkeypatch, terms, causal, (256, 256), masks={"key_mask": nothing})
 
 
 @pytest.mark.parametrize("terms", ["bias", "none"])

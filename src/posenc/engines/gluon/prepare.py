@@ -38,21 +38,22 @@ def prepare(
 def split_block(
     at, tiles, positions, masks, count, q_length, k_length, offset, left, right, lo, hi, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """tiles [.., count, 9]: kernel.load_tiles. A block that sees no key visits one tile, in which all pairs are masked."""
+    """tiles [.., count, 9]: kernel.load_tiles. A block that sees no key visits the first tile, in which all pairs are masked."""
     b, m0 = at // count, at % count * BLOCK_M
     offset = add_start(positions, offset, b)
     first, left0, left1, right0, right1, last, clear0, clear1 = key_tiles(
         m0, b, masks, q_length, k_length, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, True
     )
+    some = tl.where(last > first, 1, 0)
     to = tiles + at * 9
-    tl.store(to, first)
-    tl.store(to + 1, left0)
-    tl.store(to + 2, left1)
-    tl.store(to + 3, right0)
-    tl.store(to + 4, right1)
-    tl.store(to + 5, tl.maximum(last, first + 1))
+    tl.store(to, first * some)
+    tl.store(to + 1, left0 * some)
+    tl.store(to + 2, left1 * some)
+    tl.store(to + 3, right0 * some)
+    tl.store(to + 4, right1 * some)
+    tl.store(to + 5, tl.maximum(last * some, 1))
     tl.store(to + 6, clear0)
-    tl.store(to + 7, clear1)
+    tl.store(to + 7, clear1 * some)
     tl.store(to + 8, offset)
 
 
