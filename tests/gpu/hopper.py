@@ -31,15 +31,14 @@ def checks(only):
     groups = []
     for size, terms, masks in product((64, 128), TERMS, MASKS):
         name = f"{terms} {masks or 'open'} {size}"
+        every = shapes(terms, bool(masks)) if masks in ("", "causal") else masked_shapes()
         common = {"kind": "check", "terms": terms, "masks": masks, "size": size, "dtype": "bfloat16"}
-        jobs = [
-            {**common, "name": f"{name} {'x'.join(map(str, shape))}", "shape": shape} for shape in shapes(terms, masks)
-        ]
+        jobs = [{**common, "name": f"{name} {'x'.join(map(str, shape))}", "shape": shape} for shape in every]
         if masks:
             jobs.append({**common, "name": f"{name} NaN", "what": "nan", "shape": (2, 4, 2, 700, 700, 0, "plain")})
         groups.append(jobs)
     clip = {"kind": "check", "terms": "clip", "masks": "causal", "size": 64, "dtype": "float16"}
-    groups.append([{**clip, "name": f"clip float16 {shape}", "shape": shape} for shape in shapes("clip", "causal")])
+    groups.append([{**clip, "name": f"clip float16 {shape}", "shape": shape} for shape in shapes("clip", True)])
     groups.append([{"kind": "check", "name": "2^31 elements", "what": "large"}])
     steps = [
         *product(("t5", "alibi", "both"), ("", "causal")),
@@ -53,17 +52,18 @@ def checks(only):
     return [group for group in groups if group]
 
 
-def shapes(terms, masks):
+def shapes(terms, causal):
     """(batch, heads, kv_heads, queries, keys, first query, layout)"""
-    if masks in ("", "causal"):
-        few = terms in ("none", "alibi")
-        yield from ((1, 2, 2, length, length, 0, "plain") for length in (LENGTHS[::3] if few else LENGTHS))
-        yield 2, 4, 2, 1000, 1000, 0, "transposed"
-        yield 1, 4, 1, 700, 1300, 600, "packed"
-        yield 2, 2, 2, 1300, 700, 0, "plain"
-        if terms in ("t5", "both"):
-            yield 1, 2, 1, 1500, 1500, 37, "wide span"
-        return
+    few = terms in ("none", "alibi")
+    yield from ((1, 2, 2, length, length, 0, "plain") for length in (LENGTHS[::3] if few else LENGTHS))
+    yield 2, 4, 2, 1000, 1000, 0, "transposed"
+    yield 1, 4, 1, 700, 1300, 600, "packed"
+    yield 2, 2, 2, 1300, 700, 0, "plain"
+    if terms in ("t5", "both"):
+        yield 1, 2, 1, 1500, 1500, 37, "wide span"
+
+
+def masked_shapes():
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000)):
         yield 4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain"
 
@@ -132,7 +132,7 @@ def work():
         )
 
 
-def make_plan(terms, heads, lq, lk, start, size, masks, layout=""):
+def make_plan(terms, heads, lq, lk, start, size, causal, layout=""):
     import torch
 
     from posenc import Lookup, Plan, Positions, index
@@ -142,7 +142,7 @@ def make_plan(terms, heads, lq, lk, start, size, masks, layout=""):
     positions = Positions((start, lq), lk)
     table = lambda n: torch.randn(heads, n, device="cuda")  # noqa: E731
     slopes = torch.rand(heads, device="cuda") / 8
-    spot = index.clip(700, 500) if layout == "wide span" else index.log_buckets(32, 128, causal="causal" in masks)
+    spot = index.clip(700, 500) if layout == "wide span" else index.log_buckets(32, 128, causal=causal)
     lookups = (Lookup(spot, bias=table(spot.n)),)
     if terms == "clip":
         lookups = (Lookup(index.clip(5, 300), bias=table(306)),)
@@ -198,14 +198,16 @@ def make_tensors(batch, heads, kv_heads, lq, lk, size, dtype, layout):
     return make(heads, lq), make(kv_heads, lk), make(kv_heads, lk)
 
 
-def prepare(q, k, v, plan, masks):
+def prepare(q, k, v, plan, causal=False, **masks):
     """What the triton engine's operator is given."""
     from posenc.core.mask import make_mask
     from posenc.engines.lowering import lower_plan
     from posenc.engines.triton import launcher
     from posenc.engines.triton.arguments import kernel_arguments
 
-    return kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)), launch=launcher.launch)
+    return kernel_arguments(
+        q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal, **masks)), launch=launcher.launch
+    )
 
 
 def run(inputs, numbers, scale):
@@ -238,9 +240,9 @@ def check(job):
     q, k, v = make_tensors(batch, heads, kv_heads, lq, lk, job["size"], getattr(torch, job["dtype"]), layout)
     if job["terms"] == "t5" and job["size"] == 64:
         q = q / 8
-    plan = make_plan(job["terms"], heads, lq, lk, start, job["size"], job["masks"], layout)
+    plan = make_plan(job["terms"], heads, lq, lk, start, job["size"], "causal" in job["masks"], layout)
     masks = make_masks(job["masks"], batch, lq, lk)
-    given = prepare(q, k, v, plan, masks)
+    given = prepare(q, k, v, plan, **masks)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     results = [run(*given) for _ in range(10)]
@@ -269,15 +271,15 @@ def check_nan(job):
 
     batch, heads, kv_heads, lq, lk, start, layout = job["shape"]
     q, k, v = make_tensors(batch, heads, kv_heads, lq, lk, job["size"], torch.bfloat16, layout)
-    plan = make_plan(job["terms"], heads, lq, lk, start, job["size"], job["masks"], layout)
+    plan = make_plan(job["terms"], heads, lq, lk, start, job["size"], "causal" in job["masks"], layout)
     masks = make_masks(job["masks"], batch, lq, lk)
     visible = make_mask(q, k, **masks).allowed(lq, lk, q.device).expand(batch, 1, lq, lk)
-    clean = run(*prepare(q, k, v, plan, masks))[0]
+    clean = run(*prepare(q, k, v, plan, **masks))[0]
     for fault in (float("nan"), float("inf"), float("-inf")):
         for at in (3, 350, 500, 699):
             wild = k.clone()
             wild[:, :, at] = fault
-            out = run(*prepare(q, wild, v, plan, masks))[0]
+            out = run(*prepare(q, wild, v, plan, **masks))[0]
             sees = visible[:, 0, :, at][:, None, :, None].expand_as(out)
             assert same_bits(out[~sees], clean[~sees]), f"{fault} in key {at} reaches queries to which it is masked"
             assert fault == fault or out[sees].isnan().all(), f"NaN in key {at} is lost"
@@ -292,8 +294,8 @@ def check_large(job):
 
     batch, heads, length = 32800, 16, 64
     q, k, v = make_tensors(batch, heads, heads, length, length, 64, torch.bfloat16, "")
-    plan = make_plan("t5", heads, length, length, 0, 128, "causal")
-    out = run(*prepare(q, k, v, plan, {"causal": True}))[0]
+    plan = make_plan("t5", heads, length, length, 0, 128, True)
+    out = run(*prepare(q, k, v, plan, causal=True))[0]
     ends = [torch.cat((x[:1], x[-1:])) for x in (q, k, v, out)]
     expected, allowed = budget.expect(*ends[:3], plan, causal=True)
     budget.assert_within(ends[3], expected["out"], allowed["out"], "out")
@@ -312,7 +314,9 @@ def check_step(job):
     gluon.SHORTEST, gluon.FEWEST = 1, 1
     gluon.refuse_untested = lambda *given: None
     q, k, v = (x.requires_grad_() for x in make_tensors(4, 4, 2, 700, 700, 64, torch.bfloat16, ""))
-    plan = mapped(make_plan(job["terms"], 4, 700, 700, 0, 128, job["masks"]), lambda name, x: x.requires_grad_())
+    plan = mapped(
+        make_plan(job["terms"], 4, 700, 700, 0, 128, "causal" in job["masks"]), lambda name, x: x.requires_grad_()
+    )
     masks = make_masks(job["masks"], 4, 700, 700)
     leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
     g = torch.randn_like(q)
@@ -332,8 +336,8 @@ def warm_up(job):
 
     batch, heads, length, size = job["shape"]
     q, k, v = make_tensors(batch, heads, heads, length, length, size, torch.bfloat16, "")
-    plan = make_plan(job["terms"], heads, length, length, 0, size, job["masks"])
-    given = prepare(q, k, v, plan, make_masks(job["masks"], batch, length, length, timed=True))
+    plan = make_plan(job["terms"], heads, length, length, 0, size, "causal" in job["masks"])
+    given = prepare(q, k, v, plan, **make_masks(job["masks"], batch, length, length, timed=True))
     run(*given)
     run_triton(*given)
     return {}
@@ -347,14 +351,14 @@ def measure(job):
     batch, heads, length, size = job["shape"]
     causal = "causal" in job["masks"] or "window" in job["masks"]
     q, k, v = make_tensors(batch, heads, heads, length, length, size, torch.bfloat16, "")
-    plan = make_plan(job["terms"], heads, length, length, 0, size, job["masks"])
+    plan = make_plan(job["terms"], heads, length, length, 0, size, "causal" in job["masks"])
 
     def cudnn():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     with torch.no_grad():
-        given = prepare(q, k, v, plan, make_masks(job["masks"], batch, length, length, timed=True))
+        given = prepare(q, k, v, plan, **make_masks(job["masks"], batch, length, length, timed=True))
         before = time_graph(cudnn)
         found = {"ours": time_graph(lambda: run(*given)), "triton": time_graph(lambda: run_triton(*given))}
         cudnn_ms = min(before, time_graph(cudnn))
@@ -431,7 +435,7 @@ class Worker:
         self.process = None
 
 
-def run_all(groups, workers, until, note):
+def run_all(groups, workers, until, answers):
     todo: queue.Queue = queue.Queue()
     for group in groups:
         todo.put(group)
@@ -446,13 +450,15 @@ def run_all(groups, workers, until, note):
             broken = 0
             for job in group:
                 if time.monotonic() > until or broken > 1:
-                    note({"name": job["name"], "left out": "no time" if broken < 2 else "its variant failed twice"})
+                    answers.append(
+                        {"name": job["name"], "left out": "no time" if broken < 2 else "its variant failed twice"}
+                    )
                     continue
                 answer = worker.ask(job, min(STALL[job["kind"]], max(until - time.monotonic(), 0) + 3))
                 broken += worker.process is None
                 if "failed" in answer and ("illegal" in answer["failed"] or "CUDA error" in answer["failed"]):
                     worker.stop()
-                note(answer)
+                answers.append(answer)
         worker.stop()
 
     threads = [threading.Thread(target=loop) for _ in range(workers)]
@@ -462,24 +468,22 @@ def run_all(groups, workers, until, note):
         thread.join()
 
 
-class Notes:
-    """Answers: each a line of the log at once, and all in the file every few seconds, so that a stop loses nothing."""
+class Answers(list):
+    """Each is a line of the log at once, and all are in a file every few seconds, so that a stop loses nothing."""
 
-    def __init__(self, path):
-        self.path, self.lock, self.written = path, threading.Lock(), 0.0
-        self.answers = {"checks": [], "times": []}
+    lock, written = threading.Lock(), 0.0
 
-    def __call__(self, kind, answer):
+    def __init__(self, write):
+        super().__init__()
+        self.write = write
+
+    def append(self, answer):
         with self.lock:
-            self.answers[kind].append(answer)
+            super().append(answer)
             print(json.dumps(answer), flush=True)
-            if time.monotonic() > self.written + 3:
+            if time.monotonic() > Answers.written + 3:
+                Answers.written = time.monotonic()
                 self.write()
-
-    def write(self):
-        if self.path:
-            Path(self.path).write_text(json.dumps(self.answers, indent=1))
-        self.written = time.monotonic()
 
 
 def main() -> None:
@@ -493,18 +497,21 @@ def main() -> None:
     if args.work:
         work()
         return
-    began, notes = time.monotonic(), Notes(args.out)
-    checked, timed = notes.answers["checks"], notes.answers["times"]
+
+    def write():
+        if args.out:
+            Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
+
+    began = time.monotonic()
+    checked, timed = Answers(write), Answers(write)
     if "check" not in args.skip:
         warm = [] if "time" in args.skip else warm_ups(timings(args.only))
         share = 1.0 if "time" in args.skip else 0.65
         until = began + share * (args.seconds - 10)
-        run_all(checks(args.only) + warm, 14, until, lambda answer: notes("checks", answer))
+        run_all(checks(args.only) + warm, 14, until, checked)
     if "time" not in args.skip:
-        run_all(
-            [[job] for job in timings(args.only)], 1, began + args.seconds - 10, lambda answer: notes("times", answer)
-        )
-    notes.write()
+        run_all([[job] for job in timings(args.only)], 1, began + args.seconds - 10, timed)
+    write()
     failed = [x for x in checked if "failed" in x]
     left = sum("left out" in x for x in checked)
     print(f"{'':48} {'cuDNN':>8} {'ours':>8} {'triton':>8}   ours x triton x  TFLOP/s")

@@ -28,8 +28,8 @@ def work() -> None:
 
     for size, terms, masks in CASES:
         q, k, v = hopper.make_tensors(4, 2, 1, 450, 450, size, torch.bfloat16, "")
-        plan = hopper.make_plan(terms, 2, 450, 450, 0, size, masks)
-        out, _, _ = hopper.run(*hopper.prepare(q, k, v, plan, hopper.make_masks(masks, 4, 450, 450)))
+        plan = hopper.make_plan(terms, 2, 450, 450, 0, size, "causal" in masks)
+        out, _, _ = hopper.run(*hopper.prepare(q, k, v, plan, **hopper.make_masks(masks, 4, 450, 450)))
         torch.cuda.synchronize()
         print(f"ran {size} {terms} {masks}: {'finite' if out.isfinite().all() else 'NOT FINITE'}", flush=True)
 
