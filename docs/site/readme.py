@@ -1,4 +1,4 @@
-"""Rewrite the generated parts of the two READMEs: `make bench-table`, or `python -m docs.site.readme`.
+"""Rewrite the generated parts of the two READMEs and of docs/lab.md: `make bench-table`, or `python -m docs.site.readme`.
 
 Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json,
 uses-cuda.json, results.json and h200.json.
@@ -62,21 +62,38 @@ def lab(language: str) -> str:
             parts.append(f"{task['train']} → {far}: {named}")
         label = label if language == "en" else tables.OUTCOMES[outcome]
         lines.append(f"- **{label}**: " + "; ".join(parts))
+    results, task = found[-1]
+    if results.steps(task):
+        far, seeds = max(task["test"]), results.seeds(task)
+        count, moved = f"{task['steps']:,}", tables.lab_moved(language)
+        lines.append({
+            "en": f"- 512 → {far} is after {count} training steps, {seeds}; verdicts that changed on the way (steps): {moved}",
+            "zh": f"- 512 → {far} 是 {count} 步训练之后，{seeds.split(' seed')[0].replace(' to ', ' 到 ')} 个种子; 途中变化的结论（步数）: {moved}",
+        }[language])  # fmt: skip
     text = "\n".join(lines)
     return text if language == "en" else text.replace(": ", "：").replace("; ", "；")
 
 
 PARTS = {"encodings": encodings, "lab": lab, "speed": tables.readme_speed}
+LAB_PARTS = {
+    "paper_losses": lambda language: tables.lab_all("loss", 3),
+    "paper_steps": tables.lab_steps,
+    "paper_sliding": lambda language: tables.lab_all("sliding", 2),
+    "paper_published": lambda language: tables.lab_published(),
+    "paper_agreement": tables.lab_agreement,
+}
+FILES = {**dict.fromkeys(READMES, PARTS), "docs/lab.md": LAB_PARTS}
 
 
 def rewritten(name: str) -> str:
-    """A README with its generated parts made anew."""
+    """A file with its generated parts made anew."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    for part, make in PARTS.items():
+    for part, make in FILES[name].items():
         start, end = f"<!-- {part}:start -->", f"<!-- {part}:end -->"
         before, rest = text.split(start, 1)
         _, after = rest.split(end, 1)
-        text = f"{before}{start}\n{make(READMES[name])}\n{end}{after}"
+        made = make(READMES.get(name, "en"))
+        text = f"{before}{start}\n{made}\n{end}{after}"
     return text
 
 
@@ -90,5 +107,5 @@ def published_quick() -> str:
 
 if __name__ == "__main__":
     (ROOT / "src/posenc/plot/published_quick.json").write_text(published_quick(), encoding="utf-8")
-    for name in READMES:
+    for name in FILES:
         (ROOT / name).write_text(rewritten(name), encoding="utf-8")
