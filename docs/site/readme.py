@@ -56,22 +56,22 @@ def lab(language: str) -> str:
             names = [
                 s.encoding
                 for s in verdict.standings(results, task, far)
-                if s.outcome == outcome and ("+" not in s.encoding or outcome != "breaks")
+                if s.outcome == outcome and "+" not in s.encoding
             ]
-            named = ", ".join(f"`{name}`" for name in names) or "–"
-            parts.append(f"{task['train']} → {far}: {named}")
+            named = ", ".join(f"`{name}`" for name in names)
+            parts += [f"{task['train']} → {far}: {named}"] if names else []
         label = label if language == "en" else tables.OUTCOMES[outcome]
-        lines.append(f"- **{label}**: " + "; ".join(parts))
+        lines += [f"- **{label}**: " + "; ".join(parts)] if parts else []
     results, task = found[-1]
     if results.steps(task):
-        far, seeds = max(task["test"]), results.seeds(task)
-        count, moved = f"{task['steps']:,}", tables.lab_moved(language)
+        seeds, moved = results.seeds(task), tables.lab_moved(language)
+        number = seeds.split(" seed")[0].replace(" to ", " 到 ")
         lines.append({
-            "en": f"- 512 → {far} is after {count} training steps, {seeds}; verdicts that changed on the way (steps): {moved}",
-            "zh": f"- 512 → {far} 是 {count} 步训练之后，{seeds.split(' seed')[0].replace(' to ', ' 到 ')} 个种子; 途中变化的结论（步数）: {moved}",
+            "en": f"- 512 → 16384: {task['steps']:,} steps, {seeds}; earlier: {moved}",
+            "zh": f"- 512 → 16384: {task['steps']:,} 步，{number} 个种子; 早先: {moved}",
         }[language])  # fmt: skip
     text = "\n".join(lines)
-    return text if language == "en" else text.replace(": ", "：").replace("; ", "；")
+    return text if language == "en" else text.replace(": ", "：").replace("; ", "；").replace("`, `", "`、`")
 
 
 PARTS = {"encodings": encodings, "lab": lab, "speed": tables.readme_speed}

@@ -107,16 +107,16 @@ def lab_agreement(language: str) -> str:
 
 
 def lab_moved(language: str) -> str:
-    """The encodings whose verdict changes with the training, as one phrase."""
+    """The verdicts that were others earlier in the training, with the steps, as one phrase."""
     found, task = run("paper"), run("paper").tasks()[0]
     steps, parts = found.steps(task), []
     for encoding, standings in verdict.by_steps(found, task):
-        outcomes = [s.outcome for s in standings]
-        if "missing" in outcomes or len(set(outcomes)) == 1:
-            continue
-        changes = [(step, one) for n, (step, one) in enumerate(zip(steps, outcomes)) if not n or one != outcomes[n - 1]]
-        said = [f"{one if language == 'en' else OUTCOMES[one]} ({step:,})" for step, one in changes]
-        parts.append(f"`{encoding}` {' → '.join(said)}")
+        earlier: dict[str, list[str]] = {}
+        for step, one in zip(steps, standings):
+            if one.outcome not in ("missing", standings[-1].outcome):
+                earlier.setdefault(one.outcome, []).append(f"{step:,}")
+        words = [f"{one if language == 'en' else OUTCOMES[one]} ({', '.join(at)})" for one, at in earlier.items()]
+        parts += [f"`{encoding}` {', '.join(words)}"] if words else []
     return ", ".join(parts) or "–"
 
 
@@ -262,7 +262,6 @@ TABLES = {
     "lab-quick": lambda language: lab("quick", language, (64, 128, 256, 512), 2),
     "lab-paper": lambda language: lab("paper", language, (512, 2048, 16384), 3),
     "lab-steps": lab_steps,
-    "lab-agreement": lab_agreement,
     "encodings": encodings,
     "engines": engines,
     "hugging-face": hugging_face,
@@ -273,10 +272,14 @@ TABLES = {
 }
 
 
+LISTS = {"lab-agreement": lab_agreement}
+
+
 def table(name: str, language: str) -> str:
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; there are {', '.join(TABLES)}")
-    return TABLES[name](language)
+    every = {**TABLES, **LISTS}
+    if name not in every:
+        raise ValueError(f"unknown table {name!r}; there are {', '.join(every)}")
+    return every[name](language)
 
 
 def value(argument: str) -> str:
