@@ -144,7 +144,7 @@ def layoutlmv3(words: int) -> Made:
     from transformers import LayoutLMv3Config, LayoutLMv3Model
 
     boxes = torch.randint(0, 500, (1, words, 4)) + torch.tensor([0, 0, 500, 500])
-    return LayoutLMv3Model(LayoutLMv3Config(num_hidden_layers=3)), {
+    return LayoutLMv3Model(LayoutLMv3Config(num_hidden_layers=3, max_position_embeddings=514)), {
         "input_ids": torch.randint(3, 1000, (1, words)), "bbox": boxes, **pixels(1, 224)
     }  # fmt: skip
 
