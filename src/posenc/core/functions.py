@@ -1,5 +1,4 @@
-"""Operators, autograd functions at the price of their forward pass, caches that torch.compile may meet, and what tracing and
-torch.func allow."""
+"""Autograd functions at the price of their forward pass, caches that torch.compile may meet, and what tracing and torch.func allow."""
 
 from __future__ import annotations
 
@@ -34,15 +33,6 @@ def _with_context(function: type[torch.autograd.Function]) -> type[torch.autogra
 
     Direct.__name__ = Direct.__qualname__ = function.__name__
     return Direct
-
-
-def define_operator(name: str, function: Callable):
-    """torch.ops.posenc.<name>: a function that changes none of its arguments. torch.library.custom_op compares the memory of all
-    arguments and results at every call, which takes longer than the function."""
-    schema = torch.library.infer_schema(function, mutates_args=())
-    torch.library.define(f"posenc::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(f"posenc::{name}", "CompositeExplicitAutograd", function)
-    return getattr(torch.ops.posenc, name).default
 
 
 def is_exporting() -> bool:

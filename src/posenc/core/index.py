@@ -7,7 +7,7 @@ clip(2, 1) row          0  0  1  2  3  3  3        lo = -2, hi = 1
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -37,8 +37,6 @@ class Index:
     rows: tuple[int, ...] | None = None
     n: int = 0
     axis: int = 0
-    text: str | None = field(default=None, init=False, repr=False, compare=False)
-    """lo and the rows, for operators; None: there are no rows, or the index was made in code that is traced."""
 
     def __post_init__(self):
         for name in ("lo", "hi", "n", "axis"):
@@ -53,8 +51,6 @@ class Index:
         last = span - 1
         if self.rows is not None:
             last = self._check_rows(span)
-            if not torch.compiler.is_compiling():
-                object.__setattr__(self, "text", " ".join(map(str, (self.lo, *self.rows))))
         if self.n == 0:
             object.__setattr__(self, "n", last + 1)
         elif last >= self.n:

@@ -6,13 +6,11 @@ table  t0 t1 t2                expanded   t0 t0 t1 t2 t2
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from .constants import constant, is_copied
-from .functions import apply_function, cache_in_eager_mode, define_operator
+from .constants import constant
+from .functions import apply_function, cache_in_eager_mode
 from .index import Grid, Index
 
 
@@ -23,12 +21,26 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
         table = table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
         # kernels read rows whose numbers lie side by side
         return table if table.stride(-1) == 1 else table.contiguous()
-    if not torch.compiler.is_compiling():
-        return apply_function(_Expand, table, index, lo, hi)
-    if index.text is not None and is_copied(table.device):
-        return _expand(table, index.text, lo, hi)
-    # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
+    if torch.compiler.is_compiling() and table.is_cpu:  # there index_add has one order
+        return _select(table, index, lo, hi)
+    return apply_function(_Expand, table, index, lo, hi)
+
+
+def _select(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+    """In code that is traced: lo and hi may follow from lengths that torch.compile leaves open."""
     return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
+
+
+def _within_span(grad: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+    """The gradient of the distances lo .. hi as one of index.lo .. index.hi, in code that is traced: no length is compared."""
+    shape = (1, -1, *[1] * (grad.dim() - 2))
+    steps = torch.arange(index.lo - lo, index.hi - lo + 1, device=grad.device)
+    own = grad.index_select(1, steps.clamp(0, hi - lo))
+    own = own.masked_fill(((steps < 0) | (steps > hi - lo)).view(shape), 0.0)
+    given, kept = torch.arange(lo, hi + 1, device=grad.device).view(shape), steps.view(shape) + lo
+    before = grad.masked_fill(given >= index.lo, 0.0).sum(1, keepdim=True)
+    after = grad.masked_fill(given <= index.hi, 0.0).sum(1, keepdim=True)
+    return own + before.masked_fill(kept != index.lo, 0.0) + after.masked_fill(kept != index.hi, 0.0)
 
 
 @cache_in_eager_mode(maxsize=256)
@@ -66,6 +78,8 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+        if torch.compiler.is_compiling():
+            return _select(table, index, lo, hi)
         return table.index_select(1, constant(rows_of(index, lo, hi), table.device))
 
     @staticmethod
@@ -75,62 +89,20 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _sum_readers(grad, *ctx.distances, ctx.n), None, None, None
-
-
-def _sum_readers(grad: Tensor, index: Index, lo: int, hi: int, n: int) -> Tensor:
-    before, after, sources, filled = _readers(index, lo, hi, n)
-    if before or after:
-        last = grad.shape[1] - after
-        whole, grad = grad, grad[:, before:last].clone()
-        if before:
-            grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
-        if after:
-            grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
-    picked = grad.index_select(1, constant(sources, grad.device))
-    if filled is not None:
-        shape = [1] * picked.dim()
-        shape[1] = len(filled)
-        picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
-    return picked.unflatten(1, (n, -1)).sum(2)
-
-
-# ---- as operators, for compiled graphs on a GPU: rows as text, which an operator takes in a microsecond ---------------------
-def _expand_by_text(table: Tensor, index: str, lo: int, hi: int) -> Tensor:
-    return _Expand.forward(table, _index_of(index), lo, hi)
-
-
-def _sum_by_text(grad: Tensor, index: str, lo: int, hi: int, n: int) -> Tensor:
-    return _sum_readers(grad, _index_of(index), lo, hi, n)
-
-
-@lru_cache(maxsize=256)
-def _index_of(text: str) -> Index:
-    lo, *rows = map(int, text.split())
-    return Index(lo, lo + len(rows) - 1, tuple(rows))
-
-
-_expand = define_operator("expand", _expand_by_text)
-_sum = define_operator("expand_backward", _sum_by_text)
-
-
-@torch.library.register_fake("posenc::expand")
-def _(table, index, lo, hi):
-    return table.new_empty(table.shape[0], hi - lo + 1, *table.shape[2:])
-
-
-@torch.library.register_fake("posenc::expand_backward")
-def _(grad, index, lo, hi, n):
-    return grad.new_empty(grad.shape[0], n, *grad.shape[2:])
-
-
-def _setup(ctx, inputs, output):
-    table, *ctx.distances = inputs
-    ctx.n = table.shape[1]
-
-
-def _backward(ctx, grad):
-    return _sum(grad, *ctx.distances, ctx.n), None, None, None
-
-
-torch.library.register_autograd("posenc::expand", _backward, setup_context=_setup)
+        index, lo, hi = ctx.distances
+        if torch.compiler.is_compiling():
+            grad, lo, hi = _within_span(grad, index, lo, hi), index.lo, index.hi
+        before, after, sources, filled = _readers(index, lo, hi, ctx.n)
+        if before or after:
+            last = grad.shape[1] - after
+            whole, grad = grad, grad[:, before:last].clone()
+            if before:
+                grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
+            if after:
+                grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
+        picked = grad.index_select(1, constant(sources, grad.device))
+        if filled is not None:
+            shape = [1] * picked.dim()
+            shape[1] = len(filled)
+            picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
+        return picked.unflatten(1, (ctx.n, -1)).sum(2), None, None, None

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ...core.constants import constant
-from ...core.functions import define_operator, transform_reason
+from ...core.functions import transform_reason
 from ...core.index import Index
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single
 from .decode import decode, merge_shares, query_rows
-from .device import is_traced, launch_on
+from .device import define_operator, is_traced, launch_on
 from .launcher import describe_variant, launch_known
 from .schedule import cdiv, next_power_of_2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 
@@ -16,6 +17,15 @@ def is_traced(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return True
     return type(x) not in (Tensor, nn.Parameter)
+
+
+def define_operator(name: str, function: Callable):
+    """torch.ops.posenc.<name>: a function that changes none of its arguments. torch.library.custom_op compares the memory of all
+    arguments and results at every call, which takes longer than the function."""
+    schema = torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(f"posenc::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(f"posenc::{name}", "CompositeExplicitAutograd", function)
+    return getattr(torch.ops.posenc, name).default
 
 
 def launch_on(x: Tensor):
