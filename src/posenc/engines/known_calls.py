@@ -116,25 +116,28 @@ def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor,
     """After the engine has run the call. q, k and v: as the engine got them."""
     if getattr(engine, "reads_raw_plan", False):
         return
-    call = None
+    call = step = None
     decodes = DECODING in key
     if engine is triton:
         from .triton import decode_launch, prepared
 
-        if not decode_launch.applies(lowered.facts):
+        if decode_launch.applies(lowered.facts):
+            step = decode_launch.Step(q, v, lowered) if decodes and decode_launch.Step.supports(lowered) else None
+        else:
             call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
             if call is None:
                 return
-    _known.put(key, Known(engine, lowered.facts, call, decodes), 1)
+    _known.put(key, Known(engine, lowered.facts, call, step, decodes), 1)
 
 
 class Known:
-    """What was decided: the engine and its facts; call: what the triton engine has prepared; decodes: for any number of keys."""
+    """What was decided: the engine and its facts; call, step: what the triton engine has prepared; decodes: for any number of
+    keys."""
 
-    __slots__ = ("call", "decodes", "engine", "facts")
+    __slots__ = ("call", "decodes", "engine", "facts", "step")
 
-    def __init__(self, engine: Engine, facts: Facts, call, decodes: bool):
-        self.engine, self.facts, self.call, self.decodes = engine, facts, call, decodes
+    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool):
+        self.engine, self.facts, self.call, self.step, self.decodes = engine, facts, call, step, decodes
 
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
@@ -147,6 +150,10 @@ class Known:
             if call.program is not None:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
+        if self.step is not None:
+            out = self.step.run(q, k, v, plan)
+            if out is not None:
+                return out, None
         mask: Mask = make_mask(q, k, **masks)
         facts = self.facts._replace(k_length=k.shape[2]) if self.decodes else self.facts
         lowered = LoweredPlan(plan, mask, facts, dropout, False)
