@@ -41,8 +41,10 @@ def find_launch(compiled) -> tuple[Callable, tuple]:
     """run and what stands between the stream and the kernel's arguments: run(programs, 1, 1, stream, *between, *args). Triton 3.6
     looks for scratch memory in Python at each launch; a kernel that needs none is launched by the function within."""
     run, between = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
-    code = getattr(getattr(type(run), "__call__", None), "__code__", None)
-    if getattr(code, "co_varnames", ())[:7] == LAUNCHER_OF_3_6 and not (run.global_scratch_size or run.profile_scratch_size):
+    code = getattr(type(run).__call__, "__code__", None)
+    if getattr(code, "co_varnames", ())[:7] == LAUNCHER_OF_3_6 and not (
+        run.global_scratch_size or run.profile_scratch_size
+    ):
         between = (between[0], run.launch_cooperative_grid, run.launch_pdl, None, None, *between[1:])
         run = run.launch
     return run, between

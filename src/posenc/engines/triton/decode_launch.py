@@ -237,7 +237,19 @@ class Step:
         self.sizes = (None, None, None, None, None, 0, None, 0, 0, 0, 0, facts.heads, group, facts.q_length)
         self.limits = left, right
         self.constants = (
-            lowered.scale, size, v_size, _block(size), _block(v_size), tile.rows, tile.keys, False, SCANNED, 16, 16, 16, True
+            lowered.scale,
+            size,
+            v_size,
+            _block(size),
+            _block(v_size),
+            tile.rows,
+            tile.keys,
+            False,
+            SCANNED,
+            16,
+            16,
+            16,
+            True,
         )
         self.merging = v_size, _block(v_size), MERGED_AT_ONCE
         self.launches: dict[bool, tuple] = {}
