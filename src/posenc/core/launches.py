@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ def find_known(key: tuple) -> tuple[Callable, tuple] | None:
 def find_launch(compiled) -> tuple[Callable, tuple]:
     """run and what stands between the stream and the kernel's arguments: run(programs, 1, 1, stream, *between, *args). Triton 3.6
     looks for scratch memory in Python at each launch; a kernel that needs none is launched by the function within."""
-    run, between = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
+    run: Any = compiled.run
+    between: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
     code = getattr(type(run).__call__, "__code__", None)
     if getattr(code, "co_varnames", ())[:7] == LAUNCHER_OF_3_6 and not (
         run.global_scratch_size or run.profile_scratch_size

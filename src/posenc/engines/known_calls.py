@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.mask import Mask, make_mask
+from ..core.mask import make_mask
 from ..core.memo import Memo
 from ..core.plan import Plan
 from ..core.precision import autocast_is_on, no_autocast
@@ -167,7 +167,7 @@ class Known:
             out = self.step.run(q, k, v, plan)
             if out is not None:
                 return out, None
-        mask: Mask = make_mask(q, k, **masks)
+        mask = make_mask(q, k, **masks)
         facts = self.facts._replace(k_length=k.shape[2]) if self.decodes else self.facts
         lowered = LoweredPlan(plan, mask, facts, dropout, False)
         rotate = plan.rotate
