@@ -26,57 +26,37 @@ PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | None:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """The output, or None: take the long way."""
-    if triton.INTERPRETED:
-        return None
-    has_terms = plan.slopes is not None
-    for lookup in plan.lookups:
-        if lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
-            return None
-        has_terms = True
-    if has_terms and torch.is_grad_enabled():
-        return None  # kept masks have no gradient
-    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
+    if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch._C._are_functorch_transforms_active():
         return None
-    q_shape, k_shape = q.shape, k.shape
+    q_shape, k_shape, dtype = q.shape, k.shape, q.dtype
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or 0 in q_shape or 0 in k_shape:
         return None
     batch, heads, q_length, size = q_shape
     k_batch, kv_heads, k_length, k_size = k_shape
-    dtype = q.dtype
     if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
         return None
     if dtype not in DTYPES or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return None
-    positions = plan.positions
-    if positions.offset is None or positions.q_length != q_length or positions.k_length != k_length:
-        return None
-    if causal and positions.offset != q_length - k_length:
-        return None  # a warning may be due
-    if isinstance(plan.scale, Tensor) or (causal and plan.scale is not None and plan.scale <= 0.0):
-        return None  # PyTorch's causal kernel makes NaN of a negative scale
-    if (
-        plan.shift is not None or plan.cosine is not None or plan.append is not None or plan.decay is not None
-        or plan.pair is not None or plan.sinks is not None or len(positions.q_axes) > 1
-    ):  # fmt: skip
-        return None
-    mask = None
-    if has_terms:
-        mask = _bias(q, plan, causal, batch, heads, q_length, k_length)
-        if mask is None:
+    mask = scale = None
+    if plan is not None:
+        if not _is_simple(plan, q_length, k_length, causal):
             return None
-    elif causal and 1 != q_length != k_length:
+        scale = plan.scale
+        if plan.lookups or plan.slopes is not None:
+            mask = _bias(q, plan, causal, heads, q_length, k_length)
+            if mask is None:
+                return None
+        if plan.rotate is not None:
+            plan.rotate.check(q, k, v)
+            q, k, v = plan.rotate.every(q, k, v)
+    if mask is None and causal and 1 != q_length != k_length:
         return None
-    rotation = plan.rotate
-    if rotation is not None:
-        rotation.check(q, k, v)
-        q, k, v = rotation.every(q, k, v)
     if hides_nan(q, k_length):
         return None
-    scale = plan.scale
     out = fused_attention(
         q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
     )
@@ -85,8 +65,25 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     return out
 
 
-def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length: int, k_length: int) -> Tensor | None:
+def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
+    """Whether a plan has nothing but rotation and biases by distance, and fits."""
+    positions, scale = plan.positions, plan.scale
+    if positions.offset is None or positions.q_length != q_length or positions.k_length != k_length:
+        return False
+    if causal and positions.offset != q_length - k_length:
+        return False  # a warning may be due
+    if isinstance(scale, Tensor) or (causal and scale is not None and scale <= 0.0):
+        return False  # PyTorch's causal kernel makes NaN of a negative scale
+    return (
+        plan.shift is None and plan.cosine is None and plan.append is None and plan.decay is None and plan.pair is None
+        and plan.sinks is None and len(positions.q_axes) == 1
+    )  # fmt: skip
+
+
+def _bias(q: Tensor, plan: Plan, causal: bool, heads: int, q_length: int, k_length: int) -> Tensor | None:
     """The kept mask of a plan of biases, where all of them fit."""
+    if torch.is_grad_enabled():
+        return None  # kept masks have no gradient
     if heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
         return None
     if causal and q_length > k_length:
@@ -95,6 +92,8 @@ def _bias(q: Tensor, plan: Plan, causal: bool, batch: int, heads: int, q_length:
     indices = []
     for lookup in plan.lookups:
         index, table = lookup.index, lookup.bias
+        if lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
+            return None
         if table is None or type(index) is not Index or index.axis or table.shape != (heads, index.n):
             return None
         tables.append(table)
