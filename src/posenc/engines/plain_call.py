@@ -4,7 +4,9 @@ A decoding step or a text of a few tokens is shorter than the validation, loweri
 `run` makes the checks that can fail here in one pass and then does what `choose_engine` would have chosen:
 
     no terms                                 `sdpa`: PyTorch's attention
-    biases by distance, in no_grad           the dense form of `cpu`: PyTorch's attention with one mask, which is kept
+    biases by distance, one table that is multiplied with queries or other states
+                                             the dense form of `cpu`: PyTorch's attention with one mask, which is kept where
+                                             it is the same for every query and needs no gradient
 
 It returns None for every other call, and for every call that is wrong: the long way explains what is. Tests compare the two
 (tests/engines/test_plain_call.py).
@@ -18,8 +20,10 @@ from torch.autograd import forward_ad
 
 from ..core.index import Index
 from ..core.plan import Plan, holds_nan
+from ..core.tables import expand_table
 from . import rules_cpu, triton
-from .cpu import dense
+from .cpu import block_sizes, decode, dense
+from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -46,27 +50,34 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         if not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = plan.scale
-        if plan.lookups or plan.slopes is not None:
-            mask = _bias(q, plan, causal, heads, q_length, k_length)
-            if mask is None:
+        if plan.shift is not None:
+            if plan.shift.shape != (heads, size) or not plan.shift.is_floating_point():
                 return None
+            q = q + plan.shift.to(dtype)[:, None]
         if plan.rotate is not None:
             plan.rotate.check(q, k, v)
             q, k, v = plan.rotate.every(q, k, v)
+        if plan.lookups or plan.slopes is not None:
+            mask = _mask(q, plan, causal, heads == kv_heads, k_length)
+            if mask is None:
+                return None
     if mask is None and causal and 1 != q_length != k_length:
         return None
     if hides_nan(q, k_length):
         return None
-    out = fused_attention(
-        q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
-    )
+    if mask is not None and mask.requires_grad:
+        out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
+    else:
+        out = fused_attention(
+            q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
+        )
     if mask is not None and causal and q_length > 1 and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
-    """Whether a plan has nothing but rotation and biases by distance, and fits."""
+    """Whether a plan has nothing but rotation, lookups and slopes, for these lengths."""
     positions, scale = plan.positions, plan.scale
     if positions.offset is None or positions.q_length != q_length or positions.k_length != k_length:
         return False
@@ -75,29 +86,32 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     if isinstance(scale, Tensor) or (causal and scale is not None and scale <= 0.0):
         return False  # PyTorch's causal kernel makes NaN of a negative scale
     return (
-        plan.shift is None and plan.cosine is None and plan.append is None and plan.decay is None and plan.pair is None
+        plan.cosine is None and plan.append is None and plan.decay is None and plan.pair is None
         and plan.sinks is None and len(positions.q_axes) == 1
     )  # fmt: skip
 
 
-def _bias(q: Tensor, plan: Plan, causal: bool, heads: int, q_length: int, k_length: int) -> Tensor | None:
-    """The kept mask of a plan of biases, where all of them fit."""
-    if torch.is_grad_enabled():
-        return None  # kept masks have no gradient
-    if heads * q_length * k_length > rules_cpu.CONSTANT_PAIRS:
-        return None
+def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | None:
+    """All terms and causality as one mask, where they fit."""
+    batch, heads, q_length, size = q.shape
+    pairs = heads * q_length * k_length
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
-    tables = []
-    indices = []
+    tables, indices = [], []
+    content = None
     for lookup in plan.lookups:
         index, table = lookup.index, lookup.bias
-        if lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
+        if type(index) is not Index or index.axis or lookup.dot_key is not None or lookup.add_value is not None:
             return None
-        if table is None or type(index) is not Index or index.axis or table.shape != (heads, index.n):
-            return None
-        tables.append(table)
-        indices.append(index)
+        if table is not None:
+            if table.shape != (heads, index.n):
+                return None
+            tables.append(table)
+            indices.append(index)
+        if lookup.dot_query is not None:
+            if content is not None:
+                return None
+            content = lookup
     if plan.slopes is not None:
         if plan.slopes.shape != (heads,):
             return None
@@ -105,10 +119,54 @@ def _bias(q: Tensor, plan: Plan, causal: bool, heads: int, q_length: int, k_leng
     for table in tables:
         if not table.is_cpu or not table.is_floating_point():
             return None
-    assert plan.positions.offset is not None
-    precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     offset = plan.positions.offset
-    if q_length == 1:
-        return dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
+    assert offset is not None
+    is_few = q_length < block_sizes.DECODE_ROWS and q_length != k_length
+    trains = torch.is_grad_enabled() and (content is not None or any(table.requires_grad for table in tables))
+    precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     right = 0 if causal else None
-    return dense.find_bias(tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision)
+    mask = None
+    if q_length == 1 and not trains:
+        if tables:
+            if pairs > rules_cpu.CONSTANT_PAIRS:
+                return None
+            mask = dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
+    elif pairs > rules_cpu.CONSTANT_PAIRS and content is None:
+        return None
+    elif trains and (is_few or not own_keys or any(holds_nan(table) for table in tables)):
+        return None
+    elif tables:
+        facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
+        mask = dense.make_bias(*facts) if trains else dense.find_bias(*facts)
+    elif causal:
+        mask = dense.limits_of(None, right, q_length, k_length, precision)
+    if content is None or (mask is None and tables):
+        return mask
+    # ---- a table that is multiplied with states
+    index, table, states = content.index, content.dot_query, content.states
+    assert isinstance(index, Index)
+    assert table is not None
+    if states is None:
+        states = q
+    elif states.shape[:3] != q.shape[:3]:
+        return None
+    if table.shape[1:] != (index.n, states.shape[3]) or table.shape[0] not in (1, heads) or not own_keys:
+        return None
+    if not (table.is_cpu and states.is_cpu and table.is_floating_point() and states.is_floating_point()):
+        return None
+    if holds_nan(table):
+        return None
+    if content.query_shift is not None:
+        if content.query_shift.shape != (heads, states.shape[3]):
+            return None
+        states = states + content.query_shift.to(states.dtype)[:, None]
+    scale = size**-0.5 if plan.scale is None else plan.scale
+    if q_length == 1 and not trains:
+        dots = (states.to(precision) * scale) @ table.to(precision).transpose(1, 2)
+        return add(mask, decode.expand_by_distance(dots.flatten(0, 2), batch, index, offset, k_length))
+    if is_few or batch * pairs > rules_cpu.VARIED_PAIRS:
+        return None
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
+    products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)
+    return add(mask, dense.by_pair(products, lo - lowest, highest - hi, k_length))
