@@ -103,6 +103,10 @@ class Encoding(_Recorded):
         """Add the positions (the queries' side of `positions`) to x [B, L, d_model]."""
         return x
 
+    def embed_run(self, x: Tensor, start: int) -> Tensor:
+        """`embed` of consecutive tokens from position `start` on; subclasses may know a shorter way."""
+        return self.embed(x, consecutive(start, x.shape[1], start, x.shape[1]))
+
     def rotation(self, positions: Positions) -> Rotation | None:
         """The rotation of queries and keys."""
         return None

@@ -220,7 +220,7 @@ class Attention(nn.Module):
         batch, queries, _ = x.shape
         past = 0 if slot is None else slot.length
         if encoding.embeds:
-            x = encoding.embed(x, consecutive(past, queries, past, queries))
+            x = encoding.embed_run(x, past)
         project, rows = _call, x
         if is_eager and type(x) in PLAIN and not _has_any_global_hook():
             project, rows = _project, x.flatten(0, 1)  # as a matrix product takes it: once for all three
