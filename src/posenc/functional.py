@@ -63,8 +63,9 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 out = plain_call.run(q, k, v, plan, masks.get("causal", False))
                 if out is not None:
                     return out
-        described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
-        if described is not None:
+        if plan is not None:
+            described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
+        if plan is not None and described is not None:
             known = known_calls.find(described[0])
             if known is not None:
                 out, lse = known.run(plan, dropout, masks, described[1])

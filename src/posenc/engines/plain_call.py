@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..core.index import Index
-from ..core.plan import Plan, holds_nan
+from ..core.plan import Lookup, Plan, holds_nan
 from ..core.tables import expand_table
 from . import rules_cpu, triton
 from .cpu import block_sizes, decode, dense
@@ -94,7 +94,6 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | None:
     """All terms and causality as one mask, where they fit."""
     batch, heads, q_length, size = q.shape
-    pairs = heads * q_length * k_length
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
     tables, indices = [], []
@@ -121,52 +120,60 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
             return None
     offset = plan.positions.offset
     assert offset is not None
-    is_few = q_length < block_sizes.DECODE_ROWS and q_length != k_length
-    trains = torch.is_grad_enabled() and (content is not None or any(table.requires_grad for table in tables))
+    trains = torch.is_grad_enabled() and (content is not None or any([table.requires_grad for table in tables]))
+    is_token = q_length == 1 and not trains
+    if trains or content is not None:  # what is made here, and not found
+        if (q_length < block_sizes.DECODE_ROWS and q_length != k_length and not is_token) or not own_keys:
+            return None
+        if trains and any([holds_nan(table) for table in tables]):
+            return None
+    most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
+    if count * heads * q_length * k_length > most:
+        return None
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
     right = 0 if causal else None
     mask = None
-    if q_length == 1 and not trains:
-        if tables:
-            if pairs > rules_cpu.CONSTANT_PAIRS:
-                return None
-            mask = dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
-    elif pairs > rules_cpu.CONSTANT_PAIRS and content is None:
-        return None
-    elif trains and (is_few or not own_keys or any(holds_nan(table) for table in tables)):
-        return None
+    if tables and is_token:
+        mask = dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
     elif tables:
         facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
         mask = dense.make_bias(*facts) if trains else dense.find_bias(*facts)
-    elif causal:
+    elif causal and not is_token:
         mask = dense.limits_of(None, right, q_length, k_length, precision)
     if content is None or (mask is None and tables):
         return mask
-    # ---- a table that is multiplied with states
-    index, table, states = content.index, content.dot_query, content.states
+    scale = size**-0.5 if plan.scale is None else plan.scale
+    assert not isinstance(scale, Tensor)  # _is_simple
+    products = _products(q, content, scale, precision, offset, k_length, is_token)
+    return None if products is None else add(mask, products)
+
+
+def _products(
+    q: Tensor, lookup: Lookup, scale: float, precision: torch.dtype, offset: int, k_length: int, is_token: bool
+) -> Tensor | None:
+    """scale states·table by pair, [B, H, Lq, Lk], where the table fits."""
+    batch, heads, q_length, _ = q.shape
+    index, table, states = lookup.index, lookup.dot_query, lookup.states
     assert isinstance(index, Index)
     assert table is not None
     if states is None:
         states = q
     elif states.shape[:3] != q.shape[:3]:
         return None
-    if table.shape[1:] != (index.n, states.shape[3]) or table.shape[0] not in (1, heads) or not own_keys:
+    if table.shape[1:] != (index.n, states.shape[3]) or table.shape[0] not in (1, heads):
         return None
     if not (table.is_cpu and states.is_cpu and table.is_floating_point() and states.is_floating_point()):
         return None
     if holds_nan(table):
         return None
-    if content.query_shift is not None:
-        if content.query_shift.shape != (heads, states.shape[3]):
+    if lookup.query_shift is not None:
+        if lookup.query_shift.shape != (heads, states.shape[3]):
             return None
-        states = states + content.query_shift.to(states.dtype)[:, None]
-    scale = size**-0.5 if plan.scale is None else plan.scale
-    if q_length == 1 and not trains:
+        states = states + lookup.query_shift.to(states.dtype)[:, None]
+    if is_token:
         dots = (states.to(precision) * scale) @ table.to(precision).transpose(1, 2)
-        return add(mask, decode.expand_by_distance(dots.flatten(0, 2), batch, index, offset, k_length))
-    if is_few or batch * pairs > rules_cpu.VARIED_PAIRS:
-        return None
+        return decode.expand_by_distance(dots.flatten(0, 2), batch, index, offset, k_length)
     lowest, highest = offset - q_length + 1, offset + k_length - 1
     lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
     products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)
-    return add(mask, dense.by_pair(products, lo - lowest, highest - hi, k_length))
+    return dense.by_pair(products, lo - lowest, highest - hi, k_length)

@@ -372,8 +372,9 @@ def _project(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Te
     return linear(rows, parameters["weight"], parameters["bias"])
 
 
-def _call(projection: nn.Module, x: Tensor, batch: int, length: int) -> Tensor:
-    return projection(x)
+def _call(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Tensor:
+    """projection(rows), which are [B, L, n] here."""
+    return projection(rows)
 
 
 def _cached_context(
