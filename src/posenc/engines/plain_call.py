@@ -120,13 +120,12 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
             return None
     offset = plan.positions.offset
     assert offset is not None
-    trains = torch.is_grad_enabled() and (content is not None or any([table.requires_grad for table in tables]))
+    trains = torch.is_grad_enabled() and (content is not None or any(table.requires_grad for table in tables))
     is_token = q_length == 1 and not trains
-    if trains or content is not None:  # what is made here, and not found
-        if (q_length < block_sizes.DECODE_ROWS and q_length != k_length and not is_token) or not own_keys:
-            return None
-        if trains and any([holds_nan(table) for table in tables]):
-            return None
+    if not is_token and q_length < block_sizes.DECODE_ROWS and q_length != k_length:
+        return None  # a few queries after many keys: their mask would be new in each step
+    if (trains or content is not None) and not own_keys:
+        return None
     most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
     if count * heads * q_length * k_length > most:
         return None
@@ -137,7 +136,11 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
         mask = dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
     elif tables:
         facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
-        mask = dense.make_bias(*facts) if trains else dense.find_bias(*facts)
+        mask = None if trains else dense.find_bias(*facts)
+        if mask is None:
+            if any(holds_nan(table) for table in tables):
+                return None
+            mask = dense.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
         mask = dense.limits_of(None, right, q_length, k_length, precision)
     if content is None or (mask is None and tables):

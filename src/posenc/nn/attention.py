@@ -249,11 +249,11 @@ class Attention(nn.Module):
         out = attend(q, k, v, plan, dropout=self.dropout if self.training else 0.0, engine=self.engine, **masks)
         if queries > 1:
             out = out.transpose(1, 2)
-        # both have the numbers of a token side by side
-        out = out.reshape(batch, queries, -1) if project is _call else out.reshape(batch * queries, -1)
+        width = q.shape[1] * v.shape[3]  # either way a token's numbers lie side by side
+        out = out.reshape(batch, queries, width) if project is _call else out.reshape(batch * queries, width)
         out = project(modules["o_proj"], out, batch, queries)
         if out.dim() == 2:
-            out = out.view(batch, queries, -1)
+            out = out.view(batch, queries, out.shape[1])
         if slot is not None and appended is not None:
             slot.commit(appended, {})  # last: an error above leaves the cache unchanged
         return out

@@ -125,10 +125,14 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return make_bias(tables, indices, *facts_of_mask)
     mask = find_bias(tables, indices, *facts_of_mask)
-    if mask is None:
-        with torch.inference_mode(False), torch.no_grad():
-            mask = make_bias(tables, indices, *facts_of_mask)
-            _keep(_masks, _key(tables, *facts_of_mask), tables, indices, mask)
+    return keep_bias(tables, indices, *facts_of_mask) if mask is None else mask
+
+
+def keep_bias(tables: tuple[Tensor, ...], indices: tuple, *facts) -> Tensor:
+    """`make_bias` without gradients, kept for `find_bias`, which takes the same."""
+    with torch.inference_mode(False), torch.no_grad():
+        mask = make_bias(tables, indices, *facts)
+        _keep(_masks, _key(tables, *facts), tables, indices, mask)
     return mask
 
 
