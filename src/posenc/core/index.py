@@ -260,6 +260,7 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
 
 
 STEPS = 64
+"""Steps of decoding that read the same rows of a restricted table."""
 
 
 @lru_cache(maxsize=256)

@@ -238,6 +238,8 @@ class Attention(nn.Module):
             if q.shape[1] != self.heads:
                 plan = self._own_heads(plan, q)
         if rotates_here:
+            if plan is not None:
+                q, plan = plan.take_shift(q)
             q, k, v = encoding.rotate_run(q, k, v, past)
         appended = None
         if slot is not None:
