@@ -351,10 +351,18 @@ def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
     return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
 
 
-def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, few: int | None = None) -> bool:
-    """Whether the original is faster with its dense bias than an engine: short texts on a CPU, no engine named."""
-    few = rules.BIASED if few is None else few
-    return is_free(module, device) and queries > 1 and queries * keys <= few
+def prefers_original(
+    module: nn.Module, queries: Any, keys: Any, device: Any, few: int | None = None, *, kind: str = "bias",
+    dropout: float = 0.0, padded: bool = False,
+) -> bool:  # fmt: skip
+    """Whether the original is faster with its dense bias than an engine, on a CPU: up to `few` pairs, or by the rules for this
+    kind of term."""
+    if not is_free(module, device):
+        return False
+    if few is not None:
+        return queries > 1 and queries * keys <= few
+    drops = module.training and dropout > 0.0
+    return rules.keeps_original(kind, queries, keys, torch.is_grad_enabled(), drops, padded)
 
 
 def is_free(module: nn.Module, device: Any) -> bool:
