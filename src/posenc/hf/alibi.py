@@ -169,13 +169,12 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 def _padding(model: Any, mask: Tensor | None, cache: Any, tokens: Tensor, dropout: float) -> Tensor | None:
     """The compact mask of a call; None: the original is faster."""
-    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device, model)
-    padded = compact is not None and compact.shape[-1] > 1
     keys = masks.past(cache) + tokens.shape[1]
+    padded = mask is not None and not masks.nothing_padded(mask)
     short = prefers_original(
         model, tokens.shape[1], keys, tokens.device, kind="alibi", dropout=dropout, padded=padded
     )  # fmt: skip
-    return None if short else compact
+    return None if short else masks.padding(mask, keys, tokens.device, model)
 
 
 def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):

@@ -36,6 +36,7 @@ NO_TERMS: Any = object()
 ROWS = 128
 """Queries of a block of causal scores: what the mask hides of other keys is not computed."""
 ALL = slice(None)
+PRECISE = (torch.float32, torch.float64)
 
 
 class Mask:
@@ -107,21 +108,23 @@ class Mask:
     def hides_nothing(self) -> bool:
         return self.options() == {"causal": False}
 
-    def for_kernel(self, dtype: torch.dtype) -> tuple[Tensor | None, bool] | None:
-        """(mask, is_causal) of PyTorch's attention on a CPU, made once for all layers; None: an engine is faster."""
-        if self.fused is None or self.fused[0] != dtype:
-            self.fused = dtype, self._for_kernel(dtype)
+    def for_kernel(self, dtype: torch.dtype, has_sink: bool = False) -> tuple[Tensor | None, bool] | None:
+        """(mask, is_causal) of PyTorch's attention on a CPU, made once for all layers; None: an engine is faster. has_sink:
+        there is one more key, for everybody."""
+        if self.fused is None or self.fused[0] != (dtype, has_sink):
+            self.fused = (dtype, has_sink), self._for_kernel(dtype, has_sink)
         return self.fused[1]
 
-    def _for_kernel(self, dtype: torch.dtype) -> tuple[Tensor | None, bool] | None:
+    def _for_kernel(self, dtype: torch.dtype, has_sink: bool) -> tuple[Tensor | None, bool] | None:
         options, pairs = self.options(), self.queries[1] * self.keys[1]
         causal = options.pop("causal")
-        if not options and (not causal or self.queries[1] == self.keys[1]):
+        if not options and (not causal or (self.queries[1] == self.keys[1] and not has_sink)):
             return None, causal
         is_padding = not causal and options.keys() == {"key_mask"}
         if not is_padding and not rules.keeps_dense_mask(self.batch, pairs, "documents" in options):
             return None
-        return _as_summand(self.dense(), dtype, -float("inf")), False  # the kernel would make it of bool in every layer
+        made = _as_summand(self.dense(), dtype, -float("inf"))  # the kernel would make it of bool in every layer
+        return nn.functional.pad(made, (0, 1)) if has_sink else made, False
 
     def for_formula(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores, made once for all layers: transformers' lowest number where masked, for a query without a
@@ -280,10 +283,14 @@ def attention(
         if make is NO_TERMS:
             make = position_bias = None
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
-    plain = make is None and sinks is None and not wants and engine == "auto" and context is None
+    plain = make is None and not wants and engine == "auto" and context is None
     plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
     if plain and query.is_cpu and kwargs.get("cache") is None and not torch.compiler.is_compiling():
-        out = _on_cpu(query, key, value, attention_mask, position_bias, causal, scaling, dropout, softcap)
+        if sinks is None:
+            out = _on_cpu(query, key, value, attention_mask, position_bias, causal, scaling, dropout, softcap)
+        else:
+            extra = position_bias is not None or softcap is not None or dropout > 0.0
+            out = None if extra else _beside_sink(query, key, value, attention_mask, sinks, scaling)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
     options = _options(attention_mask, query, causal, context is not None)
@@ -293,7 +300,7 @@ def attention(
             options = {"mask": attention_mask.with_bias(bias)}
         else:
             options["mask"] = _add(options.get("mask"), bias)
-    plain = plain and softcap is None
+    plain = plain and softcap is None and sinks is None
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
         return _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs)
     if make is None:
@@ -396,7 +403,7 @@ def _on_cpu(
         if bias.shape[-1] != k.shape[2]:
             return None
     learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-    is_precise = q.dtype in (torch.float32, torch.float64) and (bias is None or bias.dtype == q.dtype)
+    is_precise = q.dtype in PRECISE and (bias is None or bias.dtype == q.dtype)
     if softcap is None and not (is_precise and (learns or dropout)):
         return _by_kernel(q, k, v, mask.with_bias(bias) if compact else _add(mask, bias), False, scale, dropout)
     if compact:
@@ -410,6 +417,22 @@ def _on_cpu(
         for rows, keys in blocks
     ]  # fmt: skip
     return done[0] if len(done) == 1 else torch.cat(done, 2)
+
+
+def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scale: float | None) -> Tensor | None:
+    """[B, H, L, D] with the sink as one more key, whose value is zero: the queries have a channel more, sink / scale, which is 1 in
+    that key and 0 in the others. So masks stay the same for all heads and layers, and the sinks learn through the queries."""
+    if type(mask) is not Mask or (mask.queries[1], mask.keys[1]) != (q.shape[2], k.shape[2]) or q.dtype not in PRECISE:
+        return None
+    found = mask.for_kernel(q.dtype, has_sink=True)
+    if found is None:
+        return None
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    channel = (sinks.to(q.dtype) / scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
+    key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
+    out = _by_kernel(torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), *found, scale, 0.0)
+    return out[..., : v.shape[3]]
 
 
 def _by_kernel(q, k, v, mask, causal, scale, dropout) -> Tensor:

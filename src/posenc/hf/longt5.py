@@ -36,7 +36,8 @@ class LongT5Attention(T5Attention):
 
 def prefers_blocks(module: Any, block: int, tokens: Tensor) -> bool:
     """Whether the original, which cuts the text [B, L, ...] into blocks, is faster."""
-    return masks.is_short(module, tokens) or (block < rules.BLOCK and is_free(module, tokens.device))
+    kind = "window" if isinstance(module, LongT5LocalAttention) else "bias"
+    return masks.is_short(module, tokens, kind=kind) or (block < rules.BLOCK and is_free(module, tokens.device))
 
 
 class Windowed(Layer):
