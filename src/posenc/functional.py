@@ -58,7 +58,7 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     """
     described = None
     if type(plan) is Plan and not torch.compiler.is_compiling() and is_standard():
-        if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
+        if engine == "auto" and dropout == 0.0 and not return_lse and getattr(q, "is_cpu", False):
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
                 out = plain_call.run(q, k, v, plan, masks.get("causal", False))
                 if out is not None:

@@ -1,10 +1,10 @@
-"""The commonest calls, decided at a glance: consecutive positions, no mask but causality, no engine named.
+"""The commonest calls on a CPU, decided at a glance: consecutive positions, no mask but causality, no engine named.
 
 A decoding step or a text of a few tokens is shorter than the validation, lowering and choice of a call that may hold anything.
 `run` makes the checks that can fail here in one pass and then does what `choose_engine` would have chosen:
 
     no terms                                 `sdpa`: PyTorch's attention
-    biases by distance, in no_grad, on a CPU the dense form of `cpu`: PyTorch's attention with one mask, which is kept
+    biases by distance, in no_grad           the dense form of `cpu`: PyTorch's attention with one mask, which is kept
 
 It returns None for every other call, and for every call that is wrong: the long way explains what is. Tests compare the two
 (tests/engines/test_plain_call.py).
@@ -30,10 +30,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     """The output, or None: take the long way."""
     if triton.INTERPRETED:
         return None
-    on_gpu = not q.is_cpu
     has_terms = plan.slopes is not None
-    if on_gpu and (has_terms or plan.lookups):
-        return None  # the triton engine's
     for lookup in plan.lookups:
         if lookup.dot_query is not None or lookup.dot_key is not None or lookup.add_value is not None:
             return None
@@ -42,11 +39,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
         return None  # kept masks have no gradient
     if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
-    if torch._C._are_functorch_transforms_active():
-        return None
-    if on_gpu and not (q.is_cuda and k.is_cuda and v.is_cuda and q.get_device() == k.get_device() == v.get_device()):
-        return None
-    if not on_gpu and not (k.is_cpu and v.is_cpu):
+    if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch._C._are_functorch_transforms_active():
         return None
     q_shape, k_shape = q.shape, k.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or 0 in q_shape or 0 in k_shape:
@@ -56,9 +49,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     dtype = q.dtype
     if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
         return None
-    if dtype not in DTYPES and not (on_gpu and dtype == torch.float16):
-        return None
-    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu") or forward_ad._current_level >= 0:
+    if dtype not in DTYPES or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return None
     positions = plan.positions
     if positions.offset is None or positions.q_length != q_length or positions.k_length != k_length:
@@ -83,7 +74,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | N
     if rotation is not None:
         rotation.check(q, k, v)
         q, k, v = rotation.every(q, k, v)
-    if not on_gpu and hides_nan(q, k_length):
+    if hides_nan(q, k_length):
         return None
     scale = plan.scale
     out = fused_attention(
