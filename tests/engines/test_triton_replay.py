@@ -2,7 +2,6 @@
 
 import ctypes
 import pickle
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -132,32 +131,6 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
     for before, now, own in zip(first, made, fresh, strict=False):
         assert len(before) == len(now)
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]
-
-
-@pytest.mark.parametrize("name", ["none", "rope", "xpos"])
-@pytest.mark.parametrize(("queries", "keys", "causal"), [(9, 9, True), (9, 9, False), (1, 9, True), (5, 9, False)])
-def test_calls_without_terms_on_a_gpu_are_those_of_the_reference(monkeypatch, name, queries, keys, causal):
-    from posenc.engines import known_calls
-
-    monkeypatch.setattr(known_calls, "are_on_one_gpu", lambda *_: True)
-    monkeypatch.setattr(known_calls.triton, "INTERPRETED", True)
-    q, k, v = torch.randn(1, 4, queries, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
-    encoding = posenc.create(name, head_dim=16) if name != "none" else posenc.Encoding()
-    plan, masks = encoding.plan(posenc.Positions((keys - queries, queries), keys)), {"causal": causal, "window": None}
-
-    def describe(q, plan=plan, dropout=0.0, engine="auto", return_lse=False, **more):
-        found = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, {**masks, **more})
-        return found is not None and found[0] is known_calls.WITHOUT_TERMS
-
-    assert describe(q)
-    out, _ = known_calls.find(known_calls.WITHOUT_TERMS).run(plan, 0.0, masks, [q, k, v])
-    truth = posenc.attend(q, k, v, plan, causal=causal, engine="reference")
-    torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
-    mask = torch.ones(1, keys, dtype=torch.bool)
-    others = ({"dropout": 0.1}, {"engine": "sdpa"}, {"return_lse": True}, {"window": 3}, {"key_mask": mask})
-    assert not any(describe(q, **other) for other in others)
-    assert not describe(q.double()) and not describe(torch.nn.Parameter(q)[:, :3])
-    assert not describe(q, plan=replace(plan, sinks=torch.zeros(4))) and not describe(q, plan=replace(plan, scale=-1.0))
 
 
 def test_launches_of_triton_3_6_leave_its_python_code_out():

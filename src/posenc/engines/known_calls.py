@@ -25,7 +25,6 @@ from ..core.precision import autocast_is_on, no_autocast
 from . import triton
 from .base import Engine
 from .lowering import Facts, LoweredPlan
-from .sdpa import fused_attention
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 OTHER_SLOTS = tuple(
@@ -49,9 +48,6 @@ def describe(
     """A call's key and tensors (prepared.collect, then the phases); None: take the long way."""
     if not (getattr(q, "is_cuda", False) or triton.INTERPRETED) or type(plan) is not Plan:
         return None
-    if not plan.lookups and plan.slopes is None and engine == "auto" and not return_lse and dropout == 0.0:
-        if all(masks[name] is None for name in masks if name != "causal") and is_without_terms(q, k, v, plan, masks):
-            return WITHOUT_TERMS, [q, k, v]
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return None
     if forward_ad._current_level >= 0 or torch.is_anomaly_enabled() or type(dropout) not in (float, int):
@@ -117,57 +113,8 @@ def describe(
     return tuple(facts), tensors
 
 
-WITHOUT_TERMS = ("without terms",)
-"""The key of calls that PyTorch's attention runs as they are: their few facts are compared at each call."""
-
-
-def is_without_terms(q: Tensor, k: Tensor, v: Tensor, plan: Plan, masks: dict[str, Any]) -> bool:
-    """Whether a plan adds nothing to the scores, and the call is one that `sdpa` takes on a GPU; False where in doubt."""
-    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN or not are_on_one_gpu(q, k, v):
-        return False
-    q_shape, k_shape, dtype = q.shape, k.shape, q.dtype
-    if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or 0 in q_shape or 0 in k_shape:
-        return False
-    batch, heads, q_length, size = q_shape
-    k_batch, kv_heads, k_length, k_size = k_shape
-    if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
-        return False
-    if not dtype.is_floating_point or torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0:
-        return False
-    positions, scale, causal = plan.positions, plan.scale, masks.get("causal", False)
-    if positions.offset is None or positions.q_length != q_length or positions.k_length != k_length:
-        return False
-    if causal and (positions.offset != q_length - k_length or 1 != q_length != k_length):
-        return False
-    if isinstance(scale, Tensor) or (scale is not None and scale <= 0.0) or len(positions.q_axes) > 1:
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    if plan.rotate is not None:
-        plan.rotate.check(q, k, v)
-    return plan.shift is None and all(getattr(plan, slot) is None for slot in OTHER_SLOTS)
-
-
-def are_on_one_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return q.is_cuda and k.is_cuda and v.is_cuda and q.get_device() == k.get_device() == v.get_device()
-
-
-class WithoutTerms:
-    @staticmethod
-    def run(plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
-        q, k, v = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        if plan.rotate is not None:
-            q, k, v = plan.rotate.every(q, k, v)
-        causal = bool(masks.get("causal", False)) and q.shape[2] > 1
-        scale = None if plan.scale is None else float(plan.scale)
-        return fused_attention(q, k, v, None, 0.0, causal, scale), None
-
-
-def find(key: tuple) -> Known | WithoutTerms | None:
-    return WithoutTerms() if key is WITHOUT_TERMS else _known.get(key)
+def find(key: tuple) -> Known | None:
+    return _known.get(key)
 
 
 def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor, v: Tensor) -> None:
