@@ -195,7 +195,7 @@ def make_mask(
         return attention_mask
     config = kwargs.get("config")
     adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
-    if not adds_mask and not _has_interface(type(config)):
+    if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
             f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
@@ -468,7 +468,8 @@ def _on_cpu(
         found = mask.for_kernel(q.dtype) if compact else (mask, mask is None and causal and q.shape[2] > 1)
         if found is None:
             return None
-        return _by_kernel(q, k, v, *found, scale, dropout)
+        dense, is_causal = found
+        return _by_kernel(q, k, v, dense, is_causal, scale, dropout)
     if bias is not None:
         bias = bias if isinstance(bias, Tensor) else bias.dense()
         if bias.shape[-1] != k.shape[2]:
