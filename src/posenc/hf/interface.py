@@ -138,9 +138,10 @@ def make_mask(
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
-    if not _has_interface(type(kwargs.get("config"))):
+    kind: Any = type(kwargs.get("config"))
+    if not _has_interface(kind):
         log_once(
-            f"{type(kwargs['config']).__name__.removesuffix('Config')} calls no attention interface, and "
+            f"{kind.__name__.removesuffix('Config')} calls no attention interface, and "
             "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
         )
         return masking_utils.eager_mask(
