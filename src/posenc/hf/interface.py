@@ -431,7 +431,9 @@ def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scal
     channel = (sinks.to(q.dtype) / scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
     key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
-    out = _by_kernel(torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), *found, scale, 0.0)
+    out = _by_kernel(
+        torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), found[0], found[1], scale, 0.0
+    )
     return out[..., : v.shape[3]]
 
 
