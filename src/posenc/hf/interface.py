@@ -397,7 +397,7 @@ def _on_cpu(
         found = mask.for_kernel(q.dtype) if compact else (mask, mask is None and causal and q.shape[2] > 1)
         if found is None:
             return None
-        return _by_kernel(q, k, v, *found, scale, dropout)
+        return _by_kernel(q, k, v, found[0], found[1], scale, dropout)
     if bias is not None:
         bias = bias if isinstance(bias, Tensor) else bias.dense()
         if bias.shape[-1] != k.shape[2]:
