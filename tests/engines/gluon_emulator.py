@@ -1,6 +1,6 @@
 """Runs the Gluon kernel's own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
 
-Gluon has no interpreter. `load()` executes kernel.py with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
+Gluon has no interpreter. `load()` executes kernel.py (and prepare.py, which is plain Triton) with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
 shared memory is a tensor, a copy by TMA fills zeros outside its tensor, wgmma multiplies in float32, and a role that waits for a phase
 that never comes raises `Deadlock`. It checks the schedule, indices, masks and barriers' phases; not layouts, registers or timing.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).parents[2] / "src" / "posenc" / "engines" / "gluon" / "kernel.py"
+ENGINES = Path(__file__).parents[2] / "src" / "posenc" / "engines"
 PATIENCE = 5.0  # seconds without progress: a deadlock
 
 
@@ -70,15 +70,20 @@ for _method, _name in {
     "mul": "mul",
     "lt": "lt",
     "eq": "eq",
+    "ne": "ne",
+    "ge": "ge",
+    "and": "bitwise_and",
     "or": "bitwise_or",
+    "lshift": "bitwise_left_shift",
     "truediv": "div",
 }.items():
     _forward = _operator(_name)
     setattr(Register, f"__{_method}__", _forward)
-    if _method in ("add", "sub", "mul", "truediv"):
+    if _method in ("add", "sub", "mul", "truediv", "lshift"):
         setattr(Register, f"__r{_method}__", lambda a, b, forward=_forward: forward(b, a))
 Register.__bool__ = lambda self: bool(self.data)
 Register.__neg__ = lambda self: Register(-self.data)
+Register.__getitem__ = lambda self, at: Register(self.data[at])
 
 
 class Integer(int):
@@ -217,7 +222,11 @@ current = threading.local()
 
 
 def _reduce(function):
-    return lambda x, axis: Register(function(x.data, axis))
+    def apply(x, axis):
+        value = function(x.data, axis)
+        return Register(value) if value.dim() or value.dtype.is_floating_point else Integer(value)
+
+    return apply
 
 
 def _expect(barrier, nbytes, pred=True):
@@ -277,17 +286,23 @@ def _extremum(scalar, tensor):
     return apply
 
 
-def _read(pointer):
+def _read(pointer, mask=None, other=None):
     at = pointer.at
     if not isinstance(at, torch.Tensor):
-        return Register(pointer.memory[at])
-    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside the table"
-    return Register(pointer.memory[at])
+        value = pointer.memory[at]
+        return Register(value) if value.dtype.is_floating_point else Integer(value)
+    if mask is not None:
+        keep, at = torch.broadcast_tensors(raw(mask), at)
+        at = torch.where(keep, at, 0)
+    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside a tensor"
+    value = pointer.memory[at]
+    return Register(value if mask is None else torch.where(keep, value, other))
 
 
-def _write(pointer, value, mask):
-    keep = raw(mask)
-    pointer.memory[raw(pointer.at)[keep]] = raw(value)[keep]
+def _write(pointer, value, mask=None):
+    at, value = torch.as_tensor(raw(pointer.at)), torch.as_tensor(raw(value))
+    keep = torch.ones_like(at, dtype=torch.bool) if mask is None else raw(mask)
+    pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
 def _allocate(dtype, shape, layout):
@@ -300,11 +315,12 @@ def _stand_ins():
     gl = types.SimpleNamespace(
         constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
-        inline_asm_elementwise=_turn, max=_reduce(lambda x, axis: x.amax(axis)), sum=_reduce(lambda x, axis: x.sum(axis)),
+        inline_asm_elementwise=_turn, max=_reduce(lambda x, axis: x.amax(axis)),
+        min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis)),
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
         NVMMADistributedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
-        arange=lambda first, last, layout: Register(torch.arange(first, last)), load=_read, store=_write,
+        arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
@@ -330,22 +346,33 @@ def _stand_ins():
 
 
 def load():
-    """kernel.py as a module of plain functions."""
+    """kernel.py and prepare.py as one module of plain functions."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
-    body = re.sub(r"^from triton[^(\n]*(\([^)]*\))?$", "", SOURCE.read_text(encoding="utf-8"), flags=re.M)
     module = types.ModuleType("gluon_kernel")
-    module.__dict__.update(gl=gl, gluon=types.SimpleNamespace(jit=jit), **hopper)
+    triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
+    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, **hopper)
     sys.modules["gluon_kernel"] = module
-    exec(compile(body, str(SOURCE), "exec"), module.__dict__)
+    for path in (ENGINES / "triton" / "masking.py", ENGINES / "gluon" / "prepare.py", ENGINES / "gluon" / "kernel.py"):
+        body = re.sub(
+            r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
+        )
+        exec(compile(body, str(path), "exec"), module.__dict__)
     return module
 
 
-def launch(module, programs, descriptors, pointers, scale, sizes, constants):
-    """The kernel over all its programs, one after another. descriptors: (tensor, rows of a block)."""
+def _given(x):
+    """An argument as a kernel gets it."""
+    if isinstance(x, torch.Tensor):
+        return Pointer(x.view(-1))
+    if isinstance(x, tuple):
+        return type(x)(*map(_given, x))
+    return Integer(x) if isinstance(x, int) else getattr(x, "value", x)
+
+
+def launch(module, name, programs, args, constants):
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block)."""
+    args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
     for program in range(programs):
         current.machine = Machine(program, programs)
-        module.forward(
-            *(Descriptor(*one) for one in descriptors), *(Pointer(x.view(-1)) for x in pointers), scale, *map(Integer, sizes),
-            **{name: Constant(x) for name, x in constants.items()},
-        )  # fmt: skip
+        getattr(module, name)(*args, **{name: Constant(x) for name, x in constants.items()})
