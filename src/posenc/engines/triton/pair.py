@@ -99,40 +99,51 @@ class _BiasGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        out, lse, bias, q, k, v, ctx.scale = inputs
+        _, lse, bias, q, k, v, ctx.scale = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(out, lse, bias, q, k, v)
+        ctx.save_for_backward(lse, bias, q, k, v)
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
-        out, lse, bias, q, k, v = ctx.saved_tensors
-        given = torch.zeros_like(out) if d_out is None else d_out
-        delta = (given.float() * out.float()).sum(-1)
-        delta = delta if d_lse is None else delta - d_lse
+        lse, bias, q, k, v = ctx.saved_tensors
+        given = torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]) if d_out is None else d_out
         never = torch.where(lse == float("-inf"), float("inf"), lse)  # a fully masked query has no gradient
         run = gradient_op if is_traced(q) else gradient
-        d_bias = run(given.to(q.dtype), never.contiguous(), delta.contiguous(), bias, q, k, v, ctx.scale)
+        of_lse = None if d_lse is None else d_lse.contiguous()
+        d_bias = run(given.to(q.dtype), of_lse, never.contiguous(), bias, q, k, v, ctx.scale)
         return d_out, d_lse, d_bias, None, None, None, None
 
 
 def gradient(
-    d_out: Tensor, lse: Tensor, delta: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+    d_out: Tensor, d_lse: Tensor | None, lse: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> Tensor:
-    """The gradient of a bias [B or 1, H or 1, Lq, Lk]: Σ p (dp - delta) over what shares a number of it."""
-    made = torch.empty_like(bias)
+    """The gradient of a bias [B or 1, H or 1, Lq, Lk]: Σ p (dp - delta) over what shares a number of it.
+
+    delta = Σ_j p dp - d_lse is summed here in float32. The output that the forward pass has rounded would give a delta that is wrong by
+    the same amount for all keys of a query, and such an amount is what a smooth bias sums up.
+    """
+    made, delta = torch.empty_like(bias), torch.empty_like(lse)
     batch, heads, q_length, size = q.shape
     k_length, v_size = v.shape[2], v.shape[3]
     block_d, block_dv = (max(16, next_power_of_2(x)) for x in (size, v_size))
     widest = max(block_d, block_dv)
     block = (64 if widest < 256 else 32) // (2 if q.dtype == torch.float32 else 1)
-    tiles = cdiv(q_length, block) * cdiv(k_length, block)
+    rows, columns = cdiv(q_length, block), cdiv(k_length, block)
     q, k, v, d_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, d_out))
+    views = [View(x, *x.stride()[:3]) for x in (q, k, v, d_out)]
+    shared_heads = heads // bias.shape[1]
+    options = dict(
+        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
+        num_warps=4 if widest <= 64 else 8, num_stages=2 if widest <= 64 else 1,
+    )  # fmt: skip
     with launch_on(q):
         launch(
-            gradient_kernel, bias.shape[0] * bias.shape[1] * tiles, *(View(x, *x.stride()[:3]) for x in (q, k, v, d_out)),
-            lse, delta, bias, made, heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1],
-            batch // bias.shape[0], scale, D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
-            num_warps=4 if widest <= 64 else 8, num_stages=2 if widest <= 64 else 1,
+            delta_kernel, batch * heads * rows, *views, lse, d_lse, bias, delta, heads, heads // k.shape[1], q_length, k_length,
+            bias.shape[1], shared_heads, batch // bias.shape[0], scale, **options,
+        )  # fmt: skip
+        launch(
+            gradient_kernel, bias.shape[0] * bias.shape[1] * rows * columns, *views, lse, delta, bias, made, heads,
+            heads // k.shape[1], q_length, k_length, bias.shape[1], shared_heads, batch // bias.shape[0], scale, **options,
         )  # fmt: skip
     return made
 
@@ -141,8 +152,65 @@ gradient_op = define_operator("pair_gradient", gradient)
 
 
 @torch.library.register_fake("posenc::pair_gradient")
-def _(d_out, lse, delta, bias, q, k, v, scale):
+def _(d_out, d_lse, lse, bias, q, k, v, scale):
     return torch.empty_like(bias)
+
+
+@triton.jit
+def products(
+    q,
+    k,
+    v,
+    d_out,
+    b,
+    h,
+    group,
+    m0,
+    n0,
+    q_length,
+    k_length,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    d,
+    dv,
+    BLOCK: tl.constexpr,
+):
+    """q.k and dp = d_out.v of a tile."""
+    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK, True)
+    k_tile = load_tile(k.ptr + b * k.b + h // group * k.h, k.l, n0, k_length, d, D, BLOCK, True)
+    v_tile = load_tile(v.ptr + b * v.b + h // group * v.h, v.l, n0, k_length, dv, DV, BLOCK, True)
+    do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)
+    return matmul(q_tile, tl.trans(k_tile)), matmul(do_tile, tl.trans(v_tile))
+
+
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"])
+def delta_kernel(
+    q, k, v, d_out, lse, d_lse, bias, delta, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """delta of a block of queries of one head."""
+    m_blocks = tl.cdiv(q_length, BLOCK)
+    pid = tl.program_id(0)
+    m0 = pid % m_blocks * BLOCK
+    bh = (pid // m_blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    plane = (b // shared_rows) * bias_heads + h // shared_heads
+    i = m0 + tl.arange(0, BLOCK)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    row = bh * q_length + i
+    lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))
+    total = tl.zeros([BLOCK], tl.float32)
+    for n in range(tl.cdiv(k_length, BLOCK)):
+        n0 = n * BLOCK
+        j = n0 + tl.arange(0, BLOCK)
+        inside = (i < q_length)[:, None] & (j < k_length)[None, :]
+        at = (plane * q_length + i[:, None]) * k_length + j[None, :]
+        added = tl.load(bias + at, mask=inside, other=float("-inf"))
+        s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
+        total += tl.sum(tl.exp(s * scale + added - lse_i[:, None]) * dp, 1)
+    if d_lse is not None:
+        total -= tl.load(d_lse + row, mask=i < q_length, other=0.0)
+    tl.store(delta + row, total, mask=i < q_length)
 
 
 @triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"])
@@ -168,10 +236,6 @@ def gradient_kernel(
         row = (b * heads + h) * q_length + i
         lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))
         delta_i = tl.load(delta + row, mask=i < q_length, other=0.0)
-        q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK, True)
-        k_tile = load_tile(k.ptr + b * k.b + h // group * k.h, k.l, n0, k_length, d, D, BLOCK, True)
-        v_tile = load_tile(v.ptr + b * v.b + h // group * v.h, v.l, n0, k_length, dv, DV, BLOCK, True)
-        do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)
-        p = tl.exp(matmul(q_tile, tl.trans(k_tile)) * scale + added - lse_i[:, None])
-        total += p * (matmul(do_tile, tl.trans(v_tile)) - delta_i[:, None])
+        s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
+        total += tl.exp(s * scale + added - lse_i[:, None]) * (dp - delta_i[:, None])
     tl.store(made + at, total, mask=inside)
