@@ -1,10 +1,11 @@
 """Vision, speech and sink models on a CPU, as they are and accelerated: forward pass and training step, time and memory.
 
-    python -m posenc.hf.measure_families --out bench/results/hf-families.json
+    python -m posenc.hf.measure_families --out bench/results/hf-families.json --missing       after an interruption: the rest
     python -m posenc.hf.measure_families --table bench/results/hf-families.json        as the documentation has it
 
 Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are processor time of this
 process, minima of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own.
+How busy the machine was (its load, and how long the model took) stands beside the figures: 13 models take about 10 minutes of one core.
 Outputs are compared before anything is reported.
 """
 
@@ -250,6 +251,7 @@ def in_child(name: str, way: str, what: str, threads: int) -> int:
 
 
 def measure(name: str, times: int, threads: int) -> dict[str, Any]:
+    started, busy = time.perf_counter(), os.getloadavg()[0]
     models = {way: load(name, way) for way in WAYS}
     inputs = models["original"][1]
     result: dict[str, Any] = {
@@ -266,6 +268,8 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
         for way in WAYS:
             cell = {"seconds": min(taken[way]), "extra_bytes": in_child(name, way, what, threads)}
             result.setdefault(way, {})[what] = cell
+    result["load"] = round(max(busy, os.getloadavg()[0]), 1)
+    result["seconds"] = round(time.perf_counter() - started)
     return result
 
 
@@ -291,6 +295,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON; models that it has are kept")
+    parser.add_argument("--missing", action="store_true", help="leave out the models that --out has")
     parser.add_argument("--table", type=Path, help="print the table of this result instead")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -309,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
     }  # fmt: skip
     if given.out and given.out.is_file():
         result["models"] = json.loads(given.out.read_text(encoding="utf-8"))["models"]
-    for name in given.models:
+    for name in [one for one in given.models if not given.missing or one not in result["models"]]:
         result["models"][name] = measure(name, given.times, given.threads)
         print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
         if given.out:
