@@ -1,6 +1,6 @@
-"""Runs the Gluon kernel's own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
+"""Runs the Gluon kernels' own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
 
-Gluon has no interpreter. `load()` executes kernel.py with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
+Gluon has no interpreter. `load()` executes kernel.py, or backward.py after it, with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
 shared memory is a tensor, a copy by TMA fills zeros outside its tensor, wgmma multiplies in float32, and a role that waits for a phase
 that never comes raises `Deadlock`. It checks the schedule, indices, masks and barriers' phases; not layouts, registers or timing.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).parents[2] / "src" / "posenc" / "engines" / "gluon" / "kernel.py"
+SOURCES = Path(__file__).parents[2] / "src" / "posenc" / "engines" / "gluon"
 PATIENCE = 5.0  # seconds without progress: a deadlock
 
 
@@ -69,8 +69,14 @@ for _method, _name in {
     "sub": "sub",
     "mul": "mul",
     "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
     "eq": "eq",
     "or": "bitwise_or",
+    "and": "bitwise_and",
+    "mod": "remainder",
+    "floordiv": "floor_divide",
     "truediv": "div",
 }.items():
     _forward = _operator(_name)
@@ -108,6 +114,9 @@ class Pointer:
 
     def __add__(self, step):
         return Pointer(self.memory, raw(step) + self.at)
+
+    def to(self, dtype, bitcast):
+        return self
 
 
 class Barrier:
@@ -159,6 +168,9 @@ class Memory:
     def permute(self, order):
         return Memory(self.data.permute(*order))
 
+    def slice(self, start, length, dim):
+        return Memory(self.data.narrow(dim, start, length))
+
     def load(self, layout):
         return Register(self.data.clone())
 
@@ -172,10 +184,12 @@ class Descriptor:
     layout = None
 
     def __init__(self, x, rows):
-        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1, 1, rows, x.shape[3]]
-        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[3] * x.element_size())
+        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1] * (x.dim() - 2) + [rows, x.shape[-1]]
+        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[-1] * x.element_size())
 
     def part(self, at):
+        if self.x.dim() == 2:
+            return self.x[number(at[0])][None], 0
         b, h, first, _ = map(number, at)
         inside = max(first, 0), min(first + self.rows, self.x.shape[2])
         return self.x[b, h, inside[0] : max(inside)], inside[0] - first
@@ -214,6 +228,7 @@ class Machine:
 
 
 current = threading.local()
+memory_lock = threading.Lock()
 
 
 def _reduce(function):
@@ -229,7 +244,7 @@ def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
         part, first = desc.part(at)
         block = torch.zeros_like(result.data)
-        block[0, 0, first : first + len(part)] = part
+        block.view(-1, block.shape[-1])[first : first + len(part)] = part
         result.data.copy_(block)
         barrier.arrive(current.machine, received=desc.block_type.nbytes, arrivals=0)
 
@@ -239,8 +254,13 @@ def _store(desc, at, source):
     part.copy_(source.data[0, 0, first : first + len(part)])
 
 
-def _turn(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads."""
+def _assembly(text, constraints, args, **options):
+    """bar.sync and bar.arrive of 256 threads, and additions to memory."""
+    if "red." in text:
+        pointer, x = args
+        with memory_lock:
+            pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
+        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -277,17 +297,20 @@ def _extremum(scalar, tensor):
     return apply
 
 
-def _read(pointer):
+def _read(pointer, mask=None, other=None):
     at = pointer.at
+    if mask is not None:
+        keep = raw(mask)
+        return Register(torch.where(keep, pointer.memory[torch.where(keep, at, 0)], other))
     if not isinstance(at, torch.Tensor):
         return Register(pointer.memory[at])
     assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside the table"
     return Register(pointer.memory[at])
 
 
-def _write(pointer, value, mask):
-    keep = raw(mask)
-    pointer.memory[raw(pointer.at)[keep]] = raw(value)[keep]
+def _write(pointer, value, mask=True):
+    at, value, keep = torch.broadcast_tensors(*map(torch.as_tensor, (pointer.at, raw(value), raw(mask))))
+    pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
 def _allocate(dtype, shape, layout):
@@ -300,10 +323,10 @@ def _stand_ins():
     gl = types.SimpleNamespace(
         constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
-        inline_asm_elementwise=_turn, max=_reduce(lambda x, axis: x.amax(axis)), sum=_reduce(lambda x, axis: x.sum(axis)),
+        inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)), sum=_reduce(lambda x, axis: x.sum(axis)),
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
-        NVMMADistributedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
+        NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
         arange=lambda first, last, layout: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
@@ -315,7 +338,7 @@ def _stand_ins():
     )  # fmt: skip
     mbarrier = types.SimpleNamespace(
         MBarrierLayout=lambda: None, init=lambda barrier, count: barrier.init(count), expect=_expect,
-        arrive=lambda barrier: barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
+        arrive=lambda barrier, pred=True: barrier.arrive(current.machine) if pred else None, wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
     )  # fmt: skip
     tma = types.SimpleNamespace(
         async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=lambda pending: None
@@ -325,27 +348,30 @@ def _stand_ins():
         return deps[0] if len(deps) == 1 else deps
 
     return gl, dict(
-        fence_async_shared=lambda: None, mbarrier=mbarrier, tma=tma, warpgroup_mma=_multiply, warpgroup_mma_wait=wait
+        fence_async_shared=lambda: None, mbarrier=mbarrier, tma=tma, warpgroup_mma=_multiply, warpgroup_mma_wait=wait,
+        warpgroup_mma_init=lambda x: x,
     )  # fmt: skip
 
 
-def load():
-    """kernel.py as a module of plain functions."""
+def load(*names):
+    """kernel.py, or other sources one after the other, as a module of plain functions."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
-    body = re.sub(r"^from triton[^(\n]*(\([^)]*\))?$", "", SOURCE.read_text(encoding="utf-8"), flags=re.M)
     module = types.ModuleType("gluon_kernel")
     module.__dict__.update(gl=gl, gluon=types.SimpleNamespace(jit=jit), **hopper)
     sys.modules["gluon_kernel"] = module
-    exec(compile(body, str(SOURCE), "exec"), module.__dict__)
+    for name in names or ("kernel.py",):
+        source = (SOURCES / name).read_text(encoding="utf-8")
+        body = re.sub(r"^from (triton|\.kernel)[^(\n]*(\([^)]*\))?$", "", source, flags=re.M)
+        exec(compile(body, str(SOURCES / name), "exec"), module.__dict__)
     return module
 
 
-def launch(module, programs, descriptors, pointers, scale, sizes, constants):
+def launch(kernel, programs, descriptors, pointers, scale, sizes, constants):
     """The kernel over all its programs, one after another. descriptors: (tensor, rows of a block)."""
     for program in range(programs):
         current.machine = Machine(program, programs)
-        module.forward(
+        kernel(
             *(Descriptor(*one) for one in descriptors), *(Pointer(x.view(-1)) for x in pointers), scale, *map(Integer, sizes),
             **{name: Constant(x) for name, x in constants.items()},
         )  # fmt: skip

@@ -39,7 +39,7 @@ def emulate(module):
         descriptors, pointers, scale, sizes = args[:4], args[4:7], args[7], args[8:]
         constants.pop("num_warps")
         blocks = [(x.base, x.block_shape[2]) for x in descriptors]
-        gluon_emulator.launch(module, programs, blocks, pointers, scale, sizes, constants)
+        gluon_emulator.launch(module.forward, programs, blocks, pointers, scale, sizes, constants)
 
     return launch
 

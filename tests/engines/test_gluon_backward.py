@@ -1,0 +1,105 @@
+"""The Gluon backward kernel without a GPU: its source in an emulator, against float64."""
+
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+from posenc import Lookup, Plan, Positions, index
+from posenc.core.mask import make_mask
+from posenc.engines.gluon import backward as kernels
+from posenc.engines.gluon import backward_launch
+from posenc.engines.gluon import launch as gluon_launch
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton.arguments import kernel_arguments
+from tests import budget
+from tests.engines import gluon_emulator
+from tests.plans import mapped
+
+LOG2E = 1.4426950408889634
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return gluon_emulator.load("kernel.py", "backward.py")
+
+
+def emulate(module):
+    """A launch(...) as in triton/launcher.py; the small kernels before and after are written here once more."""
+
+    def launch(called, programs, *args, **constants):
+        if called is gluon_launch.pad_bias:
+            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
+            r = first + torch.arange(width)
+            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
+            if causal:
+                table[:, r > last] = float("-inf")
+        elif called is backward_launch.prepare:
+            out, do, d_lse, lse, stats, sums, table, _, heads, length, _, scale, _ = args
+            sums.zero_()
+            fill = lse.shape[2] - length
+            delta = torch.nn.functional.pad((out.ptr.float() * do.ptr.float()).sum(-1), (0, fill))
+            lse = torch.nn.functional.pad(lse[..., :length], (0, fill), value=float("inf"))
+            ends = (0.0, 0.0) if table is None else (table[:, :1] * scale, table[:, -1:] * scale)
+            rows = [torch.stack([x.reshape(-1, 64), delta.reshape(-1, 64)], 1) for x in (lse - ends[0], lse - ends[1], lse)]
+            stats.copy_(torch.cat(rows).reshape(-1, 128))
+        elif called is backward_launch.finish:
+            sums, dq, heads, length, scale, size = args
+            x = sums.reshape(*sums.shape[:3], size // 8, 4, 8, 4, 2, 2).permute(0, 1, 2, 4, 7, 5, 3, 6, 8)
+            dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
+        else:
+            constants.pop("num_warps")
+            blocks = [(x.base, x.block_shape[-2]) for x in args[:7]]
+            gluon_emulator.launch(module.backward, programs, blocks, args[7:12], args[12], args[13:], constants)
+
+    return launch
+
+
+def check(module, monkeypatch, terms, causal, lengths, start=0, heads=2, batch=1, programs=3, wants_bias=True, **options):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    lq, lk = lengths
+    q, do = (torch.randn(batch, heads, lq, 64, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, heads, lk, 64, dtype=torch.bfloat16) for _ in range(2))
+    spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9), "one": index.Index(2, 2)}.get(
+        terms, index.log_buckets(32, 64, causal=causal)
+    )
+    lookups = () if terms == "none" else (Lookup(spot, bias=torch.randn(heads, spot.n)),)
+    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups), lambda name, x: x.requires_grad_())
+    lowered = lower_plan(q, k, v, plan, make_mask(q, k, causal=causal))
+    inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
+    expected, allowed = budget.expect(q, k, v, plan, do, causal=causal)
+    lse = torch.full((batch, heads, -(-lq // 64) * 64), float("nan"))
+    lse[..., :lq] = torch.where(expected["lse"] == float("-inf"), float("inf"), expected["lse"] * LOG2E)
+    grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    with torch.no_grad():
+        parts = backward_launch.run_backward(
+            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias,
+            backward_launch.Schedule(**options),
+        )  # fmt: skip
+    names = dict(zip("qkv", grads, strict=True))
+    if terms != "none" and wants_bias:
+        inputs.bias.backward(parts.sum((0, 2)))
+        names |= {name: x.grad for name, x in plan.tensors()}
+    for name, ours in names.items():
+        budget.assert_within(ours, expected[name], allowed[name], name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one"])
+def test_terms(kernel, monkeypatch, terms, causal):
+    check(kernel, monkeypatch, terms, causal, (500, 500), heads=3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 128), (129, 127), (200, 700), (700, 200), (1, 500)])
+def test_lengths(kernel, monkeypatch, lengths, causal):
+    check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
+
+
+@pytest.mark.parametrize("options", [{"overlap": True}, {"in_registers": True}, {"stages": 2, "heads": 1}])
+def test_schedules(kernel, monkeypatch, options):
+    check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)
