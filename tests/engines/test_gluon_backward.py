@@ -100,6 +100,6 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("options", [{"overlap": True}, {"in_registers": True}, {"stages": 2, "heads": 1}])
+@pytest.mark.parametrize("options", [{"overlap": True}, {"in_registers": True}, {"stages": 2, "at_once": 1}])
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)

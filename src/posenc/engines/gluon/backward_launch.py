@@ -23,11 +23,11 @@ from .launch import LOG2E, _describe, pad_bias, table_span
 class Schedule(NamedTuple):
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
-    overlap: bool = True
-    in_registers: bool = True  # keys and values
-    registers: tuple[int, int, int] = (200, 72, 40)  # of a consumer, the adder and the rest: 512 threads share 65,536
+    overlap: bool = False
+    in_registers: bool = False  # keys and values
+    registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory
-    heads: int = 4  # of all batch rows, whose blocks are taken together where causal
+    at_once: int = 4  # heads of all batch rows, whose blocks are taken together where causal
 
 
 @triton.jit(do_not_specialize=["heads", "q_length", "batch_heads", "width", "scale"])
@@ -118,7 +118,7 @@ def run_backward(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, QUERIES.value),
         _describe(do, QUERIES.value), _describe(dk, HALF.value), _describe(dv, HALF.value),
         TensorDescriptor(stats, list(stats.shape), [128, 1], [1, 128], layout), sums, lse if table is None else table, band, ends, parts,
-        scale * LOG2E, q_length, k_length, heads, batch * heads, min(s.heads if causal else 1, batch * heads), num.offset,
+        scale * LOG2E, q_length, k_length, heads, batch * heads, min(s.at_once if causal else 1, batch * heads), num.offset,
         width if has_bias else 0, lo, hi, num.bias_lo, num.bias_hi, pitch,
         STAGES=s.stages, SLOTS=s.slots, OVERLAP=s.overlap, KREG=s.in_registers, ADD=s.add, TABLE=table is not None, GRAD=wants_bias,
         CAUSAL=causal, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
