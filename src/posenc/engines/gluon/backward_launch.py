@@ -47,15 +47,16 @@ def prepare(
     if d_lse is not None:
         delta -= 1.4426950408889634 * tl.load(d_lse + at, mask=valid, other=0.0)
     lse_i = tl.load(lse + at, mask=valid, other=float("inf"))
-    left = right = 0.0
+    left, right = 0.0, 0.0
     if table is not None:
         left = tl.load(table + h * width) * scale
         right = tl.load(table + h * width + width - 1) * scale
     plane = (batch_heads * tiles).to(tl.int64) * 128
     here = stats + (bh * tiles + tile) * 128 + tl.arange(0, 64)
+    tl.store(here, lse_i - left)
+    tl.store(here + plane, lse_i - right)
+    tl.store(here + 2 * plane, lse_i)
     for copy in tl.static_range(3):
-        shift = left if copy == 0 else right if copy == 1 else 0.0
-        tl.store(here + copy * plane, lse_i - shift)
         tl.store(here + copy * plane + 64, tl.where(valid, delta, 0.0))
     tl.store(dq + (bh * tiles + tile) * 64 * D + tl.arange(0, 64 * D), tl.zeros([64 * D], tl.float32))
 
