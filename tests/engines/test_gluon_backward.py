@@ -37,17 +37,22 @@ def emulate(module):
             if causal:
                 table[:, r > last] = float("-inf")
         elif called is backward_launch.prepare:
-            out, do, d_lse, lse, stats, sums, table, _, heads, length, _, scale, _ = args
+            out, do, d_lse, lse, stats, sums, table, _, heads, length, _, scale, _, tile = args
             sums.zero_()
-            fill = lse.shape[2] - length
+            fill = -length % tile
             delta = torch.nn.functional.pad((out.ptr.float() * do.ptr.float()).sum(-1), (0, fill))
             lse = torch.nn.functional.pad(lse[..., :length], (0, fill), value=float("inf"))
             ends = (0.0, 0.0) if table is None else (table[:, :1] * scale, table[:, -1:] * scale)
-            rows = [torch.stack([x.reshape(-1, 64), delta.reshape(-1, 64)], 1) for x in (lse - ends[0], lse - ends[1], lse)]
-            stats.copy_(torch.cat(rows).reshape(-1, 128))
+            rows = [
+                torch.stack([x.reshape(-1, tile), delta.reshape(-1, tile)], 1)
+                for x in (lse - ends[0], lse - ends[1], lse)
+            ]
+            stats.copy_(torch.cat(rows).reshape(stats.shape))
         elif called is backward_launch.finish:
-            sums, dq, heads, length, scale, size = args
-            x = sums.reshape(*sums.shape[:3], size // 8, 4, 8, 4, 2, 2).permute(0, 1, 2, 4, 7, 5, 3, 6, 8)
+            sums, dq, heads, length, scale, size, tile = args
+            x = sums.reshape(*sums.shape[:3], size // 64, tile // 8, 4, 8, 4, 2, 2).permute(
+                0, 1, 2, 4, 7, 9, 3, 5, 8, 6
+            )
             dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
         else:
             constants.pop("num_warps")
@@ -57,13 +62,26 @@ def emulate(module):
     return launch
 
 
-def check(module, monkeypatch, terms, causal, lengths, start=0, heads=2, batch=1, programs=3, wants_bias=True, **options):
+def check(
+    module,
+    monkeypatch,
+    terms,
+    causal,
+    lengths,
+    start=0,
+    heads=2,
+    batch=1,
+    programs=3,
+    wants_bias=True,
+    size=64,
+    **options,
+):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
     lq, lk = lengths
-    q, do = (torch.randn(batch, heads, lq, 64, dtype=torch.bfloat16) for _ in range(2))
-    k, v = (torch.randn(batch, heads, lk, 64, dtype=torch.bfloat16) for _ in range(2))
+    q, do = (torch.randn(batch, heads, lq, size, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, heads, lk, size, dtype=torch.bfloat16) for _ in range(2))
     spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9), "one": index.Index(2, 2)}.get(
         terms, index.log_buckets(32, 64, causal=causal)
     )
@@ -78,7 +96,7 @@ def check(module, monkeypatch, terms, causal, lengths, start=0, heads=2, batch=1
     with torch.no_grad():
         parts = backward_launch.run_backward(
             emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias,
-            backward_launch.Schedule(**options),
+            backward_launch.SCHEDULES[size]._replace(**options),
         )  # fmt: skip
     names = dict(zip("qkv", grads, strict=True))
     if terms != "none" and wants_bias:
@@ -100,6 +118,6 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("options", [{"overlap": True}, {"in_registers": True}, {"stages": 2, "at_once": 1}])
+@pytest.mark.parametrize("options", [{"size": 128}, {"in_registers": 2}, {"stages": 2, "at_once": 1}])
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)

@@ -24,28 +24,31 @@ VARIANTS: dict[str, dict] = {
     "stages 2": {"stages": 2},
     "stages 4": {"stages": 4},
     "slots 3": {"slots": 3},
-    "overlap": {"overlap": True},
-    "registers": {"in_registers": True, "registers": (200, 72, 40)},
+    "values in registers": {"in_registers": 1},
+    "registers 200": {"registers": (200, 72, 40)},
     "no sums": {"add": 1},
     "no dq": {"add": 0},
     **{f"heads {n}": {"at_once": n} for n in (1, 2, 8, 16, 64)},
 }
-CHECKED = ("base", "stages 2", "overlap", "registers")
-SHAPES = ((4, 16, 4096, False), (4, 16, 4096, True), (1, 16, 16384, False), (1, 16, 16384, True))
+CHECKED = ("base", "stages 2", "values in registers")
+SHAPES = (
+    (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (4, 16, 4096, 128, False), (2, 32, 8192, 128, True),
+    (1, 16, 16384, 64, True), (16, 12, 512, 64, False),
+)  # fmt: skip
 
 
 def checks(only):
     groups = []
-    for name, terms, causal in product(CHECKED, ("t5", "none", "clip"), (False, True)):
-        if name != "base" and terms != "t5":
+    for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
+        if (name != "base" or size == 128) and terms != "t5" or size == 128 and name != "base":
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
         group = []
         for batch, heads, _, lq, lk, start, layout in shapes if name == "base" else shapes[6:8] + shapes[-2:]:
-            label = f"{terms}{' causal' if causal else ''} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
+            label = f"{terms}{' causal' if causal else ''} {size} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
-                          "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout})  # fmt: skip
+                          "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
     groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
     return [group for group in groups if group]
@@ -53,15 +56,22 @@ def checks(only):
 
 def timings(only):
     jobs = []
-    for at, (batch, heads, length, causal) in enumerate(SHAPES):
-        shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "causal": causal}
-        about = f"B{batch} H{heads} L{length}{' causal' if causal else ''}"
+    for at, (batch, heads, length, size, causal) in enumerate(SHAPES):
+        shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
+        about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
         rows = [("peers", "t5", True), ("base", "t5", True)]
         if at < 2:
             rows += [(name, "t5", True) for name in VARIANTS if name != "base" and (causal or "heads" not in name)]
-            rows += [("base", "none", False), ("no sums", "none", False), ("no dq", "none", False), ("base", "t5", False)]
+            rows += [
+                ("base", "none", False),
+                ("no sums", "none", False),
+                ("no dq", "none", False),
+                ("base", "t5", False),
+            ]
         if at == 3:
-            rows += [(f"heads {n}", "t5", True) for n in (1, 2, 8)]
+            rows += [(name, "t5", True) for name in ("stages 2", "no sums", "no dq")] + [("base", "none", False)]
+        if at == 4:
+            rows += [(f"heads {n}", "t5", True) for n in (1, 2, 16)]
         for name, terms, wants in rows:
             label = f"{about} | {terms}{'' if wants else ' without its gradient'} [{name}]"
             jobs.append({**shape, "name": label, "variant": name, "terms": terms, "wants": wants})
@@ -71,7 +81,7 @@ def timings(only):
 def warm_ups(jobs):
     found = {}
     for job in jobs:
-        key = tuple(job[x] for x in ("variant", "terms", "causal", "wants"))
+        key = tuple(job[x] for x in ("variant", "terms", "causal", "wants", "size"))
         found[key] = {**job, "kind": "warm", "name": f"compile {key}", "batch": 1, "length": 256}
     return [[job] for job in found.values() if job["variant"] != "peers" and "heads" not in job["variant"]]
 
@@ -98,22 +108,22 @@ def work():
 class Call:
     """One backward pass, with what it needs."""
 
-    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant):
+    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant, size):
         import torch
 
-        from posenc.engines.gluon.backward_launch import Schedule
+        from posenc.engines.gluon.backward_launch import SCHEDULES
         from posenc.engines.triton import launch, launcher
 
         self.causal = causal
-        self.q, self.k, self.v = hopper.make_tensors(batch, heads, heads, lq, lk, 64, dtype, layout)
-        if terms == "t5":
+        self.q, self.k, self.v = hopper.make_tensors(batch, heads, heads, lq, lk, size, dtype, layout)
+        if terms == "t5" and size == 64:
             self.q = self.q / 8
-        self.plan = hopper.make_plan(terms, heads, lq, lk, start, 64, causal, layout)
+        self.plan = hopper.make_plan(terms, heads, lq, lk, start, size, causal, layout)
         for _, x in self.plan.tensors():
             x.requires_grad_()
         self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, causal)
         self.do = torch.randn_like(self.q)
-        self.schedule = Schedule(**VARIANTS.get(variant, {}))
+        self.schedule = SCHEDULES[size]._replace(**VARIANTS.get(variant, {}))
         self.launch = launcher.launch
         with torch.no_grad():
             self.out, self.lse, _ = launch.run_forward(self.launch, self.x, self.num, self.scale, 0.0)
@@ -133,7 +143,7 @@ class Call:
         from posenc.engines.triton.launch import empty_in_order
         from posenc.engines.triton.tables import Parts
 
-        grads = [empty_in_order(x, 64) for x in (self.q, self.k, self.v)]
+        grads = [empty_in_order(x, x.shape[3]) for x in (self.q, self.k, self.v)]
         with torch.no_grad():
             parts = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, wants, self.schedule)  # fmt: skip
             return *grads, None if parts is None else self.sum_bias(Parts(parts, 1))
@@ -156,7 +166,7 @@ def check(job):
 
     from tests import budget
 
-    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"])  # fmt: skip
+    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"])  # fmt: skip
     expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, causal=job["causal"])
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -182,7 +192,7 @@ def check(job):
 def make_call(job):
     import torch
 
-    return Call(job["batch"], job["heads"], job["length"], job["length"], 0, torch.bfloat16, job["terms"], job["causal"], "", job["variant"])  # fmt: skip
+    return Call(job["batch"], job["heads"], job["length"], job["length"], 0, torch.bfloat16, job["terms"], job["causal"], "", job["variant"], job["size"])  # fmt: skip
 
 
 def warm_up(job):
@@ -220,7 +230,7 @@ def measure(job):
         found = {"ours": hopper.time_graph(lambda: call.run(job["wants"]))}
         found["kernel"] = hopper.time_graph(lambda: call.run(job["wants"], only)) if not job["wants"] else None
     found = {name: round(ms, 4) for name, ms in found.items() if ms is not None}
-    products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * 64 / (2 if job["causal"] else 1)
+    products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * job["size"] / (2 if job["causal"] else 1)
     ms = found.get("ours") or found["cudnn"]
     return {**found, "tflops": round(products / ms / 1e9)}
 

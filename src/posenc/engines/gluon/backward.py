@@ -4,13 +4,13 @@ A program has five roles, joined by barriers in shared memory:
 
     producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
     consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
-    adder       1 warpgroup     dQ = ds K of both consumers' keys, added to float32 sums in memory
+    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory
     summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance
 
     step of a consumer (tiles are [keys, queries])             adder                  summer, once a block of keys
       s  = K Q^T     dp = V dO^T
       p  = exp2(s - lse)
-      dV += p dO     ds = p (dp - delta)  ---- ds, bf16 --->   dQ = ds^T K
+      dV += p dO     ds = p (dp - delta)  ---- ds, bf16 --->   dQ^T = K^T ds
       dK += ds Q                                               add to memory
       in near tiles   ds, float32, by key and distance  ------------------------->    sum of columns
 
@@ -38,14 +38,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
 from .kernel import PAD, by_eights, coordinates, count_blocks
 
 KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
-QUERIES = gl.constexpr(64)  # of a tile
 HALF = gl.constexpr(64)  # keys of a consumer
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)
@@ -65,16 +63,16 @@ def find_keys(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def split_queries(n0, q_length, k_length, offset, lo, hi, CAUSAL: gl.constexpr):
+def split_queries(n0, q_length, k_length, offset, lo, hi, BM: gl.constexpr, CAUSAL: gl.constexpr):
     """first, right1, left0 and count of the keys from n0 on."""
-    count = (q_length + QUERIES - 1) // QUERIES
+    count = (q_length + BM - 1) // BM
     first = 0
     if CAUSAL:
-        first = gl.maximum(n0 - (k_length - q_length), 0) // QUERIES
+        first = gl.maximum(n0 - (k_length - q_length), 0) // BM
         right1 = first
     else:
-        right1 = gl.minimum(gl.maximum(n0 + offset - hi + 1, 0) // QUERIES, count)
-    left0 = (gl.maximum(n0 + KEYS - 1 + offset - lo, 0) + QUERIES - 1) // QUERIES
+        right1 = gl.minimum(gl.maximum(n0 + offset - hi + 1, 0) // BM, count)
+    left0 = (gl.maximum(n0 + KEYS - 1 + offset - lo, 0) + BM - 1) // BM
     left0 = gl.minimum(gl.maximum(left0, right1), count)
     is_whole = n0 + KEYS <= k_length
     return first, gl.where(is_whole, right1, first), gl.where(is_whole, left0, count), count
@@ -97,6 +95,7 @@ def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
     blocks = (k_length + KEYS - 1) // KEYS
     program, programs = gl.program_id(0), gl.num_programs(0)
+    BM: gl.constexpr = q_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     step = 0
     for turn in range(count_blocks(batch_heads * blocks, program, programs)):
@@ -108,14 +107,14 @@ def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
         mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(k_desc, [b, h, n0, 0], kv_full.index(0), k_smem.index(0))
         tma.async_copy_global_to_shared(v_desc, [b, h, n0, 0], kv_full.index(0), v_smem.index(0))
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, CAUSAL)
+        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
         for t in range(count - first):
             tile, copy = find_queries(t, first, right1, left0, count)
             at = step % STAGES
             mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(at), BYTES)
-            tma.async_copy_global_to_shared(q_desc, [b, h, tile * QUERIES, 0], full.index(at), q_smem.index(at))
-            tma.async_copy_global_to_shared(do_desc, [b, h, tile * QUERIES, 0], full.index(at), do_smem.index(at))
+            tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
+            tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
             row_of_stats = (copy * batch_heads + bh) * count + tile
             tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
             step += 1
@@ -123,15 +122,15 @@ def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
 
 # ---- consumers --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_table(table, dist, keys, lo, hi, S_L: gl.constexpr, TABLE: gl.constexpr):
+def load_table(table, dist, keys, lo, hi, BM: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr):
     """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query; -inf after the last key."""
-    x = by_eights(gl.zeros([HALF, QUERIES], gl.float32, S_L))
+    x = by_eights(gl.zeros([HALF, BM], gl.float32, S_L))
     row, eight, column = coordinates(x)
     if TABLE:
-        first = gl.minimum(gl.maximum(dist, lo - QUERIES), hi + HALF) - lo + PAD
+        first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
         x = gl.load((table + first + (row - column)) + (-8) * eight)
     x = gl.where(row < keys, x, float("-inf"))
-    return gl.convert_layout(gl.reshape(x, [HALF, QUERIES]), S_L)
+    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
 
 
 @gluon.jit
@@ -153,33 +152,30 @@ def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
 def take_step(
     k, v, dk, dv, left, right, step, scale, dist, keys, is_left, table, band, lo, hi, bias_lo, bias_hi, pitch,
     q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L: gl.constexpr, A_L: gl.constexpr,
-    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, OVERLAP: gl.constexpr, ADD: gl.constexpr, IS_NEAR: gl.constexpr,
+    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, IS_NEAR: gl.constexpr,
     TABLE: gl.constexpr, GRAD: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with one tile of queries. OVERLAP: the last step's products may still run, and this one's are left running."""
+    """dk and dv with one tile of queries."""
+    BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
     slot = step % SLOTS
-    q = q_smem.index(at).reshape([QUERIES, D])
-    do = do_smem.index(at).reshape([QUERIES, D])
+    q = q_smem.index(at).reshape([BM, D])
+    do = do_smem.index(at).reshape([BM, D])
     stats = stats_smem.index(at)
-    zero = gl.zeros([HALF, QUERIES], gl.float32, S_L)
+    zero = gl.zeros([HALF, BM], gl.float32, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if IS_NEAR:
-        begin = load_table(table, dist, keys, lo, hi, S_L, TABLE)
+        begin = load_table(table, dist, keys, lo, hi, BM, S_L, TABLE)
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    lse = stats.slice(0, QUERIES, 1).load(S_L)
-    if OVERLAP:
-        s, dk, dv = warpgroup_mma_wait(1, deps=(s, dk, dv))
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=step > 0)
-    else:
-        s = warpgroup_mma_wait(1, deps=(s,))
+    lse = stats.slice(0, BM, 1).load(S_L)
+    s = warpgroup_mma_wait(1, deps=(s,))
     p = gl.exp2(s * scale - lse)
     p_a = gl.convert_layout(p.to(q_smem.dtype), A_L)
-    delta = stats.slice(QUERIES, QUERIES, 1).load(S_L)
+    delta = stats.slice(BM, BM, 1).load(S_L)
     if ADD:  # stands here for ptxas, which would otherwise wait for both products before the exponentials
         mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
     dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -199,22 +195,22 @@ def take_step(
             sums = gl.sum(by_eights(ds), 1)
             left += gl.where(is_left, sums, 0.0)
             right += gl.where(is_left, 0.0, sums)
-    if not OVERLAP:
-        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        mbarrier.arrive(empty.index(at))
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    mbarrier.arrive(empty.index(at))
     return dk, dv, left, right
 
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, OVERLAP: gl.constexpr,
+    use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem = use
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     blocks = (k_length + KEYS - 1) // KEYS
@@ -225,7 +221,7 @@ def consume(
         bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
         n0 = block * KEYS
         own = n0 + CID * HALF
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, CAUSAL)
+        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
         right_tiles = right1 - first
         far = right_tiles + count - left0
         table = table_ptr
@@ -234,35 +230,31 @@ def consume(
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        if KREG:
+        if KREG == 2:
             k = k.load(gl.DotOperandLayout(0, S_L, 2))
+        if KREG:
             v = v.load(gl.DotOperandLayout(0, S_L, 2))
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
-        if OVERLAP:
-            dk = warpgroup_mma_init(dk)
-            dv = warpgroup_mma_init(dv)
-        left = gl.sum(by_eights(gl.zeros([HALF, QUERIES], gl.float32, S_L)), 1)
+        left = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
         right = left
         for t in range(far):
             dk, dv, left, right = take_step(
                 k, v, dk, dv, left, right, step, scale, 0, HALF, t >= right_tiles, table, band, lo, hi, bias_lo, bias_hi, pitch,
-                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, OVERLAP, ADD, False,
+                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD, False,
                 TABLE, GRAD,
             )  # fmt: skip
             step += 1
         if GRAD:
             mbarrier.wait(band_empty.index(0), (turn & 1) ^ 1)
         for t in range(far, count - first):
-            m0 = (right1 + t - far) * QUERIES
+            m0 = (right1 + t - far) * BM
             dk, dv, left, right = take_step(
                 k, v, dk, dv, left, right, step, scale, own - m0 + offset, k_length - own, False, table, band, lo, hi, bias_lo, bias_hi,
-                pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, OVERLAP, ADD,
+                pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD,
                 True, TABLE, GRAD,
             )  # fmt: skip
             step += 1
-        if OVERLAP:
-            dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
         mbarrier.arrive(kv_empty.index(0))
         if GRAD:
             ends = ends_ptr + (program * 2 + CID) * 2
@@ -286,11 +278,14 @@ def consume(
 def add_tile(place, x):
     """Adds a tile of products to memory, in the order of the registers: a thread's four numbers of 8 columns are neighbours there.
 
-    64 rows, 8 columns:   row = 16 warp + 8 half + g     column = 2 c + pair    address = 4 (32 warp + 4 g + c) + 2 half + pair
+    64 rows, 8 columns:   row = 16 warp + 8 half + g     column = 2 c + pair     address = 4 (32 warp + 4 g + c) + 2 half + pair
     """
+    EIGHTS: gl.constexpr = x.shape[1] // 8
     x = by_eights(x)
     row, eight, column = coordinates(x)
-    inside = (row // 16 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (column // 2 * 4 + column % 2)
+    inside = (row // 64 * (EIGHTS * 512) + row // 16 % 4 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (
+        column // 2 * 4 + column % 2
+    )
     gl.inline_asm_elementwise(
         "red.global.add.v4.f32 [$4], {$8, $9, $10, $11}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;",
         "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [(place + inside + 512 * eight).to(gl.int64, bitcast=True), x], dtype=gl.int32, is_pure=False, pack=4,
@@ -304,26 +299,27 @@ def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
     D: gl.constexpr = k_smem.shape[4]
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    BM: gl.constexpr = ds_smem.shape[2]
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     blocks = (k_length + KEYS - 1) // KEYS
     program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
     for turn in range(count_blocks(batch_heads * blocks, program, programs)):
         bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, CAUSAL)
+        first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, BM, CAUSAL)
         mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D])
+        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
         if ADD:
             for t in range(count - first):
                 tile, _ = find_queries(t, first, right1, left0, count)
                 slot = step % SLOTS
                 mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
-                zero = gl.zeros([QUERIES, D], gl.float32, O_L)
-                dq = warpgroup_mma(ds_smem.index(slot).permute((1, 0)), k, zero, use_acc=False, is_async=True)
+                zero = gl.zeros([D, BM], gl.float32, L)
+                dq = warpgroup_mma(k, ds_smem.index(slot), zero, use_acc=False, is_async=True)
                 dq = warpgroup_mma_wait(0, deps=(dq,))
                 mbarrier.arrive(ds_empty.index(slot))
                 if ADD == 2:
-                    add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (QUERIES * D), dq)
+                    add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D), dq)
                 step += 1
         mbarrier.arrive(kv_empty.index(0))
 
@@ -375,29 +371,30 @@ def sum_distances(use, bars, sizes, GRAD: gl.constexpr, CAUSAL: gl.constexpr):
 )  # fmt: skip
 def backward(
     k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, H, L, D]
-    stats_desc,  # float32 [3 B H tiles, 128]: lse (base 2) and delta of 64 queries, for left, right and near tiles
-    dq_ptr,  # float32 [B, H, tiles, 64 D], zeros; in the order of add_tile
+    stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles
+    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile
     table_ptr,  # float32 [H or 1, PAD + span + PAD] (launch.pad_bias), or unused
     band_ptr,  # float32 [programs, 128, pitch]
     ends_ptr,  # float32 [programs, 2, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
     scale,  # base 2
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, OVERLAP: gl.constexpr, KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
     GRAD: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset; lo, hi: the table's span."""
     DTYPE: gl.constexpr = q_desc.dtype
+    BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
     k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, QUERIES, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, QUERIES, D], do_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
-    stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * QUERIES], stats_desc.layout)
-    DS_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, QUERIES], DS_L)
+    stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
+    DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -420,13 +417,26 @@ def backward(
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
-    use = (dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem)
+    use = (
+        dk_desc,
+        dv_desc,
+        table_ptr,
+        band_ptr,
+        ends_ptr,
+        k_smem,
+        v_smem,
+        q_smem,
+        do_smem,
+        stats_smem,
+        ds_smem,
+        o_smem,
+    )
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
     sizes = (q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, OVERLAP, KREG, ADD, TABLE, GRAD, CAUSAL)),
-        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, OVERLAP, KREG, ADD, TABLE, GRAD, CAUSAL)),
+        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
+        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
         (add_dq, ((dq_ptr, k_smem, ds_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
         (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, GRAD, CAUSAL)),
         (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES, CAUSAL)),
