@@ -9,7 +9,6 @@ pytest.importorskip("triton.experimental.gluon")
 
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
-from posenc.engines.gluon import backward as kernels
 from posenc.engines.gluon import backward_launch
 from posenc.engines.gluon import launch as gluon_launch
 from posenc.engines.lowering import lower_plan

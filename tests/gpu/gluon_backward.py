@@ -40,7 +40,7 @@ SHAPES = (
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if (name != "base" or size == 128) and terms != "t5" or size == 128 and name != "base":
+        if ((name != "base" or size == 128) and terms != "t5") or (size == 128 and name != "base"):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
