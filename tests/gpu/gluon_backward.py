@@ -237,13 +237,12 @@ def measure(job):
 
 class Worker(hopper.Worker):
     def start(self):
-        super_start = hopper.Worker.__dict__["read"]
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "tests.gpu.gluon_backward", "--work"], cwd=hopper.ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines = hopper.queue.Queue()
-        threading.Thread(target=super_start.__func__, args=(self.process, self.lines), daemon=True).start()
+        threading.Thread(target=self.read, args=(self.process, self.lines), daemon=True).start()
 
 
 def main() -> None:
