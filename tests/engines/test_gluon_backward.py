@@ -10,7 +10,6 @@ pytest.importorskip("triton.experimental.gluon")
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
 from posenc.engines.gluon import backward_launch
-from posenc.engines.gluon import launch as gluon_launch
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import kernel_arguments
 from tests import budget
@@ -29,7 +28,7 @@ def emulate(module):
     """A launch(...) as in triton/launcher.py; the small kernels before and after are written here once more."""
 
     def launch(called, programs, *args, **constants):
-        if called is gluon_launch.pad_bias:
+        if called is backward_launch.pad_table:
             bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
             r = first + torch.arange(width)
             table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)

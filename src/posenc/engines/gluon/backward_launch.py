@@ -17,7 +17,7 @@ from ..triton.structs import View
 from ..triton.tiles import load_tile, padded
 from .backward import HALF, KEYS, backward
 from .kernel import PAD
-from .launch import LOG2E, _describe, pad_bias, table_span
+from .launch import LOG2E, _describe
 
 
 class Schedule(NamedTuple):
@@ -31,6 +31,22 @@ class Schedule(NamedTuple):
 
 
 SCHEDULES = {64: Schedule(), 128: Schedule(queries=32)}
+
+
+@triton.jit(do_not_specialize=["bias_row", "bias_lo", "bias_hi", "first", "last", "width", "scale"])
+def pad_table(
+    bias, bias_row, bias_lo, bias_hi, table, first, last, width, scale, CAUSAL: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """bias [H, bias_lo .. bias_hi] or None -> table [H, width] by distance from `first` on, divided by the scale. CAUSAL: -inf beyond `last`."""
+    h = tl.program_id(0).to(tl.int64)
+    for start in range(0, width, BLOCK):
+        r = first + start + tl.arange(0, BLOCK)
+        x = tl.zeros([BLOCK], tl.float32)
+        if bias is not None:
+            x = tl.load(bias + h * bias_row + tl.minimum(tl.maximum(r, bias_lo), bias_hi) - bias_lo) / scale
+        if CAUSAL:
+            x = tl.where(r > last, float("-inf"), x)
+        tl.store(table + h * width + (r - first), x, mask=r - first < width)
 
 
 @triton.jit(do_not_specialize=["heads", "q_length", "batch_heads", "width", "scale"])
@@ -88,16 +104,18 @@ def run_backward(
     k_length = k.shape[2]
     s = schedule or SCHEDULES[size]
     causal = num.right == 0
-    lo, hi = table_span(x, num)
+    lo, hi = num.lo, num.hi
+    last = k_length - q_length + num.offset
+    if causal:  # the table ends with the first distance that is not visible
+        lo, hi = min(lo, last), last + 1
     table, width = None, 0
     if causal or x.bias is not None:
         width = hi - lo + 1 + 2 * PAD.value
         rows = 1 if x.bias is None else heads
         table = lse.new_empty(rows, width)
         row = 0 if x.bias is None else x.bias.stride(0)
-        last = k_length - q_length + num.offset
         launch(
-            pad_bias, rows, x.bias, row, num.bias_lo, num.bias_hi, table, lo - PAD.value, last, width, scale, causal, 512
+            pad_table, rows, x.bias, row, num.bias_lo, num.bias_hi, table, lo - PAD.value, last, width, scale, causal, 512
         )  # fmt: skip
     tiles, blocks = -(-q_length // s.queries), -(-k_length // KEYS.value)
     stats = lse.new_empty(3 * batch * heads * tiles, 2 * s.queries)
