@@ -1,10 +1,10 @@
-"""The forward pass on Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
+"""Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
-    kernel      producer and consumers; which tiles a block visits
-    launch      buffers, tiles by head size, descriptors
+    kernel, launch                      the forward pass: producer and consumers; buffers, tiles by head size, descriptors
+    backward, backward_launch           the backward pass, with five products; what runs before and after it
 
-`refuse` says where it does not apply; the triton engine's own kernels run there, and in every backward pass, which needs nothing
-but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
+`refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
+nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ FEWEST = (
 )
 SMALLEST = 2.0**-40
 WIDEST = 1 << 20  # distances of a causal table
+SHORTEST_BACKWARD = 2048  # at 512 the sums over distances take longer than the products
+WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {"q", "k", "v", "bias", "slopes"}
 
 
@@ -87,6 +89,21 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
     if any(bad_strides(tensor) for tensor in (q, k, v)):
         return "the copy engine needs rows that begin at multiples of 16 bytes and strides above zero"
     return None
+
+
+def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
+    """Why the backward kernel does not run this call, or None."""
+    if torch.are_deterministic_algorithms_enabled():
+        return "dq is added in no fixed order, and deterministic algorithms are asked for"
+    if x.slopes is not None or x.k.shape[1] != x.q.shape[1]:
+        return "it has no slopes, and as many heads of keys as of queries"
+    if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
+        return f"the bias spans more than {WIDEST_GRADIENT} distances"
+    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
+        return f"it needs {SHORTEST_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
+    if bad_strides(do):
+        return "the copy engine cannot read the output's gradient"
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
 
 
 def bad_strides(x: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ class Schedule(NamedTuple):
     in_registers: int = 0  # 1: values, 2: keys too
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory
-    at_once: int = 4  # heads of all batch rows, whose blocks are taken together where causal
+    at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
 
 
 SCHEDULES = {64: Schedule(), 128: Schedule(queries=32)}
