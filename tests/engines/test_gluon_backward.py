@@ -9,6 +9,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
+from posenc.engines import gluon
 from posenc.engines.gluon import backward_launch
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import kernel_arguments
@@ -119,3 +120,28 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 @pytest.mark.parametrize("options", [{"size": 128}, {"in_registers": 2}, {"stages": 2, "at_once": 1}])
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)
+
+
+def test_where_it_is_chosen(monkeypatch):
+    monkeypatch.setattr(gluon, "VERSION", "3.6")
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+
+    def reason(length=4096, kv_heads=2, dropout=0.0, plan=None, span=9):
+        q, k = (torch.empty(9, heads, length, 64, dtype=torch.bfloat16) for heads in (2, kv_heads))
+        plan = plan or Plan(
+            Positions(length), lookups=(Lookup(index.clip(span, span), bias=torch.zeros(2, 2 * span + 1)),)
+        )
+        lowered = lower_plan(q, k, k, plan, make_mask(q, k))
+        return gluon.refuse_backward(*kernel_arguments(q, k, k, lowered), dropout, q)
+
+    assert reason() is None
+    assert "got 1024 and 1024" in reason(length=1024)
+    assert "as many heads" in reason(kv_heads=1)
+    assert "no slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
+    assert "no dropout" in reason(dropout=0.1)
+    assert "more than 2048 distances" in reason(span=1500)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "no fixed order" in reason()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -200,8 +200,8 @@ def check_step(job):
     from tests import budget
 
     gluon.FEWEST = 1
-    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 2, 2100, 2100, 64, torch.bfloat16, "transposed"))
-    plan = hopper.make_plan(job["terms"], 2, 2100, 2100, 0, 128, job["causal"])
+    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 2, 4100, 4100, 64, torch.bfloat16, "transposed"))
+    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, job["causal"])
     leaves = {"q": q, "k": k, "v": v, **{name: x.requires_grad_() for name, x in plan.tensors()}}
     g = torch.randn_like(q)
     expected, allowed = budget.expect(q, k, v, plan, g, causal=job["causal"])
