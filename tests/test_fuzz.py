@@ -185,3 +185,29 @@ def test_budgets_are_refused_for_other_shapes_and_numbers_that_are_not():
     with pytest.raises(AssertionError, match="x\\[0, 0\\] is nan"):
         budget.assert_within(one + float("nan"), one, one + 1, "x")
     budget.assert_within(None, one, one, "x")
+
+
+def test_draws_for_hopper_reach_its_kernel(monkeypatch):
+    """Those that do not have strides or a scale that it refuses, or nothing to compute."""
+    pytest.importorskip("triton")
+    from posenc.core.mask import make_mask
+    from posenc.engines import gluon
+    from posenc.engines.lowering import lower_plan
+    from posenc.engines.triton.arguments import kernel_arguments
+
+    for name in ("SHORTEST", "FEWEST"):
+        monkeypatch.setattr(gluon, name, 1)
+    reasons = []
+    for number in range(60):
+        space: dict = {}
+        exec(compile(render(Setting(hopper=True).drawn(number), "cpu"), "<case>", "exec"), space)
+        leaves = space["leaves"]
+        q, k, v = leaves["q"], leaves["k"], leaves["v"]
+        mask = make_mask(q, k, **space["options_of"](leaves))
+        reasons.append(
+            gluon.refuse_call(*kernel_arguments(q, k, v, lower_plan(q, k, v, space["plan_of"](leaves), mask)), 0.0)
+        )
+    assert reasons.count(None) > 30
+    assert all(
+        reason is None or "strides" in reason or "scale" in reason or "it needs 1" in reason for reason in reasons
+    ), reasons

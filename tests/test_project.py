@@ -225,7 +225,7 @@ def test_the_speed_tables_are_those_of_the_published_run():
     assert table.rewritten(name) == (ROOT / name).read_text(encoding="utf-8"), "run: make bench-table"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "docs/lab.md"])
 def test_the_readmes_generated_parts_are_those_of_registry_and_results(name):
     pytest.importorskip("griffe", reason="needs the extra docs")
     from docs.site import readme

@@ -11,7 +11,7 @@
     reference.py   checks docstrings of public names and runs their examples
     translation.py checks that both languages have every page, in step
     check.py       checks links and anchors of the built site, and that nothing is loaded from other machines
-    readme.py      the generated parts of the two READMEs
+    readme.py      the generated parts of the two READMEs and of docs/lab.md
 
 `python -m docs.site` assembles and runs MkDocs; mkdocs.yml has the navigation.
 """

@@ -1,4 +1,4 @@
-"""Rewrite the generated parts of the two READMEs: `make bench-table`, or `python -m docs.site.readme`.
+"""Rewrite the generated parts of the two READMEs and of docs/lab.md: `make bench-table`, or `python -m docs.site.readme`.
 
 Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json,
 uses-cuda.json, results.json and h200.json.
@@ -56,27 +56,44 @@ def lab(language: str) -> str:
             names = [
                 s.encoding
                 for s in verdict.standings(results, task, far)
-                if s.outcome == outcome and ("+" not in s.encoding or outcome != "breaks")
+                if s.outcome == outcome and "+" not in s.encoding
             ]
-            named = ", ".join(f"`{name}`" for name in names) or "–"
-            parts.append(f"{task['train']} → {far}: {named}")
+            named = ", ".join(f"`{name}`" for name in names)
+            parts += [f"{task['train']} → {far}: {named}"] if names else []
         label = label if language == "en" else tables.OUTCOMES[outcome]
-        lines.append(f"- **{label}**: " + "; ".join(parts))
+        lines += [f"- **{label}**: " + "; ".join(parts)] if parts else []
+    results, task = found[-1]
+    if results.steps(task):
+        seeds, moved = results.seeds(task), tables.lab_moved(language)
+        number = seeds.split(" seed")[0].replace(" to ", " 到 ")
+        lines.append({
+            "en": f"- 512 → 16384: {task['steps']:,} steps, {seeds}; earlier: {moved}",
+            "zh": f"- 512 → 16384: {task['steps']:,} 步，{number} 个种子; 早先: {moved}",
+        }[language])  # fmt: skip
     text = "\n".join(lines)
-    return text if language == "en" else text.replace(": ", "：").replace("; ", "；")
+    return text if language == "en" else text.replace(": ", "：").replace("; ", "；").replace("`, `", "`、`")
 
 
 PARTS = {"encodings": encodings, "lab": lab, "speed": tables.readme_speed}
+LAB_PARTS = {
+    "paper_losses": lambda language: tables.lab_all("loss", 3),
+    "paper_steps": tables.lab_steps,
+    "paper_sliding": lambda language: tables.lab_all("sliding", 2),
+    "paper_published": lambda language: tables.lab_published(),
+    "paper_agreement": tables.lab_agreement,
+}
+FILES = {**dict.fromkeys(READMES, PARTS), "docs/lab.md": LAB_PARTS}
 
 
 def rewritten(name: str) -> str:
-    """A README with its generated parts made anew."""
+    """A file with its generated parts made anew."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    for part, make in PARTS.items():
+    for part, make in FILES[name].items():
         start, end = f"<!-- {part}:start -->", f"<!-- {part}:end -->"
         before, rest = text.split(start, 1)
         _, after = rest.split(end, 1)
-        text = f"{before}{start}\n{make(READMES[name])}\n{end}{after}"
+        made = make(READMES.get(name, "en"))
+        text = f"{before}{start}\n{made}\n{end}{after}"
     return text
 
 
@@ -90,5 +107,5 @@ def published_quick() -> str:
 
 if __name__ == "__main__":
     (ROOT / "src/posenc/plot/published_quick.json").write_text(published_quick(), encoding="utf-8")
-    for name in READMES:
+    for name in FILES:
         (ROOT / name).write_text(rewritten(name), encoding="utf-8")

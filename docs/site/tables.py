@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,9 @@ from posenc.bench import readme_tables
 from posenc.encodings.registry import ENCODINGS
 from posenc.engines.choose import ENGINES
 from posenc.hf import measure
-from posenc.lab import results, verdict
+from posenc.lab import published, results, verdict
 from posenc.lab.results import Mean
+from posenc.lab.texts import Words
 
 from . import texts
 
@@ -49,6 +51,73 @@ def lab(name: str, language: str, sizes: tuple[int, ...], digits: int) -> str:
         outcome = standing.outcome if language == "en" else OUTCOMES[standing.outcome]
         lines.append(f"| `{standing.encoding}` | {' | '.join(cells)} | {outcome} |")
     return "\n".join(lines)
+
+
+def lab_steps(language: str) -> str:
+    """`paper`'s loss at the training length and at the largest, and the verdict, after each number of training steps."""
+    found, task = run("paper"), run("paper").tasks()[0]
+    steps = found.steps(task)
+    head = [f"{step:,} steps" if language == "en" else f"{step:,} 步" for step in steps]
+    lines = ["| | " + " | ".join(head) + " |", "| --- " * (len(steps) + 1) + "|"]
+    for encoding, standings in verdict.by_steps(found, task):
+        outcomes = [s.outcome if language == "en" else OUTCOMES[s.outcome] for s in standings]
+        cells = [f"{s.change} {outcome}" if s.far else "–" for s, outcome in zip(standings, outcomes, strict=True)]
+        lines.append(f"| `{encoding}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def lab_all(metric: str, digits: int) -> str:
+    """`paper`'s losses at every length, best at the largest first."""
+    found, task = run("paper"), run("paper").tasks()[0]
+    far = max(task["test"])
+    points = {name: found.point(task, name, far, metric) for name in found.encodings(task)}
+    order = sorted(points, key=lambda name: point.value if isinstance(point := points[name], Mean) else 1e9)
+    lines = ["| encoding | " + " | ".join(map(str, task["test"])) + " |", "| --- " * (len(task["test"]) + 1) + "|"]
+    for name in order:
+        cells = [cell(found.point(task, name, size, metric), digits) for size in task["test"]]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def lab_published() -> str:
+    """The change of the loss from the training length on: as published, and here."""
+    found, task = run("paper"), run("paper").tasks()[0]
+    sizes = [size for size in task["test"] if size != task["train"]]
+    lines = ["| | " + " | ".join(map(str, sizes)) + " |", "| --- " * (len(sizes) + 1) + "|"]
+    every = {name: published.rows(name, found) for name in published.TABLES}
+    for encoding in dict.fromkeys(row[0] for rows in every.values() for row in rows if row[3] is not None):
+        for name, rows in every.items():
+            own = {row[1]: row[2] for row in rows if row[0] == encoding}
+            if own:
+                nearest = [[change for size, change in own.items() if abs(math.log(size / at)) < 0.25] for at in sizes]
+                cells = [f"{changes[0]:+.2f}" if changes else "" for changes in nearest]
+                lines.append(
+                    f"| `{encoding}`, {published.TABLES[name][0].split(' (')[0]}'s table | {' | '.join(cells)} |"
+                )
+        ends = [found.point(task, encoding, size, "loss") for size in (task["train"], *sizes)]
+        cells = [f"{p.value - ends[0].value:+.2f}" if isinstance(p, Mean) else "–" for p in ends[1:]]  # type: ignore[union-attr]
+        lines.append(f"| `{encoding}` here | {' | '.join(cells)} |")
+    return "\n".join(lines).replace("-0.", "−0.").replace("-1.", "−1.")
+
+
+def lab_agreement(language: str) -> str:
+    """Where `paper` agrees with the published tables and where not."""
+    words = Words(language)
+    return "\n".join(f"- {published.sentence(name, run('paper'), words)}" for name in published.TABLES)
+
+
+def lab_moved(language: str) -> str:
+    """The verdicts that were others earlier in the training, with the steps, as one phrase."""
+    found, task = run("paper"), run("paper").tasks()[0]
+    steps, parts = found.steps(task), []
+    for encoding, standings in verdict.by_steps(found, task):
+        earlier: dict[str, list[str]] = {}
+        for step, one in zip(steps, standings):
+            if one.outcome not in ("missing", standings[-1].outcome):
+                earlier.setdefault(one.outcome, []).append(f"{step:,}")
+        words = [f"{one if language == 'en' else OUTCOMES[one]} ({', '.join(at)})" for one, at in earlier.items()]
+        parts += [f"`{encoding}` {', '.join(words)}"] if words else []
+    return ", ".join(parts) or "–"
 
 
 def encodings(language: str) -> str:
@@ -192,6 +261,7 @@ def readme_speed(language: str) -> str:
 TABLES = {
     "lab-quick": lambda language: lab("quick", language, (64, 128, 256, 512), 2),
     "lab-paper": lambda language: lab("paper", language, (512, 2048, 16384), 3),
+    "lab-steps": lab_steps,
     "encodings": encodings,
     "engines": engines,
     "hugging-face": hugging_face,
@@ -202,10 +272,14 @@ TABLES = {
 }
 
 
+LISTS = {"lab-agreement": lab_agreement}
+
+
 def table(name: str, language: str) -> str:
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; there are {', '.join(TABLES)}")
-    return TABLES[name](language)
+    every = {**TABLES, **LISTS}
+    if name not in every:
+        raise ValueError(f"unknown table {name!r}; there are {', '.join(every)}")
+    return every[name](language)
 
 
 def value(argument: str) -> str:

@@ -1,6 +1,6 @@
 """Runs the Gluon kernels' own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
 
-Gluon has no interpreter. `load()` executes kernel.py, or backward.py after it, with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
+Gluon has no interpreter. `load()` executes kernel.py (and prepare.py, which is plain Triton; then others) with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
 shared memory is a tensor, a copy by TMA fills zeros outside its tensor, wgmma multiplies in float32, and a role that waits for a phase
 that never comes raises `Deadlock`. It checks the schedule, indices, masks and barriers' phases; not layouts, registers or timing.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = Path(__file__).parents[2] / "src" / "posenc" / "engines" / "gluon"
+ENGINES = Path(__file__).parents[2] / "src" / "posenc" / "engines"
 PATIENCE = 5.0  # seconds without progress: a deadlock
 
 
@@ -71,20 +71,23 @@ for _method, _name in {
     "lt": "lt",
     "le": "le",
     "gt": "gt",
-    "ge": "ge",
-    "eq": "eq",
-    "or": "bitwise_or",
-    "and": "bitwise_and",
     "mod": "remainder",
     "floordiv": "floor_divide",
+    "eq": "eq",
+    "ne": "ne",
+    "ge": "ge",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "lshift": "bitwise_left_shift",
     "truediv": "div",
 }.items():
     _forward = _operator(_name)
     setattr(Register, f"__{_method}__", _forward)
-    if _method in ("add", "sub", "mul", "truediv"):
+    if _method in ("add", "sub", "mul", "truediv", "lshift"):
         setattr(Register, f"__r{_method}__", lambda a, b, forward=_forward: forward(b, a))
 Register.__bool__ = lambda self: bool(self.data)
 Register.__neg__ = lambda self: Register(-self.data)
+Register.__getitem__ = lambda self, at: Register(self.data[at])
 
 
 class Integer(int):
@@ -228,11 +231,14 @@ class Machine:
 
 
 current = threading.local()
-memory_lock = threading.Lock()
 
 
 def _reduce(function):
-    return lambda x, axis: Register(function(x.data, axis))
+    def apply(x, axis):
+        value = function(x.data, axis)
+        return Register(value) if value.dim() or value.dtype.is_floating_point else Integer(value)
+
+    return apply
 
 
 def _expect(barrier, nbytes, pred=True):
@@ -258,8 +264,7 @@ def _assembly(text, constraints, args, **options):
     """bar.sync and bar.arrive of 256 threads, and additions to memory."""
     if "red." in text:
         pointer, x = args
-        with memory_lock:
-            pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
+        pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
         return
     machine, at = current.machine, number(args[0])
     with machine.lock:
@@ -299,17 +304,19 @@ def _extremum(scalar, tensor):
 
 def _read(pointer, mask=None, other=None):
     at = pointer.at
-    if mask is not None:
-        keep = raw(mask)
-        return Register(torch.where(keep, pointer.memory[torch.where(keep, at, 0)], other))
     if not isinstance(at, torch.Tensor):
-        return Register(pointer.memory[at])
-    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside the table"
-    return Register(pointer.memory[at])
+        value = pointer.memory[at]
+        return Register(value) if value.dtype.is_floating_point else Integer(value)
+    if mask is not None:
+        keep, at = torch.broadcast_tensors(raw(mask), at)
+        at = torch.where(keep, at, 0)
+    assert int(at.min()) >= 0 and int(at.max()) < pointer.memory.numel(), "a read outside a tensor"
+    value = pointer.memory[at]
+    return Register(value if mask is None else torch.where(keep, value, other))
 
 
 def _write(pointer, value, mask=True):
-    at, value, keep = torch.broadcast_tensors(*map(torch.as_tensor, (pointer.at, raw(value), raw(mask))))
+    at, value, keep = torch.broadcast_tensors(*map(torch.as_tensor, (raw(pointer.at), raw(value), raw(mask))))
     pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
@@ -323,11 +330,12 @@ def _stand_ins():
     gl = types.SimpleNamespace(
         constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
-        inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)), sum=_reduce(lambda x, axis: x.sum(axis)),
+        inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)),
+        min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis)),
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
         NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
-        arange=lambda first, last, layout: Register(torch.arange(first, last)), load=_read, store=_write,
+        arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
@@ -338,7 +346,7 @@ def _stand_ins():
     )  # fmt: skip
     mbarrier = types.SimpleNamespace(
         MBarrierLayout=lambda: None, init=lambda barrier, count: barrier.init(count), expect=_expect,
-        arrive=lambda barrier, pred=True: barrier.arrive(current.machine) if pred else None, wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
+        arrive=lambda barrier: barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
     )  # fmt: skip
     tma = types.SimpleNamespace(
         async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=lambda pending: None
@@ -348,30 +356,41 @@ def _stand_ins():
         return deps[0] if len(deps) == 1 else deps
 
     return gl, dict(
-        fence_async_shared=lambda: None, mbarrier=mbarrier, tma=tma, warpgroup_mma=_multiply, warpgroup_mma_wait=wait,
-        warpgroup_mma_init=lambda x: x,
+        fence_async_shared=lambda: None, mbarrier=mbarrier, tma=tma, warpgroup_mma=_multiply, warpgroup_mma_wait=wait
     )  # fmt: skip
 
 
-def load(*names):
-    """kernel.py, or other sources one after the other, as a module of plain functions."""
+def load(*more):
+    """kernel.py and prepare.py, and more files beside them, as one module of plain functions."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
     module = types.ModuleType("gluon_kernel")
-    module.__dict__.update(gl=gl, gluon=types.SimpleNamespace(jit=jit), **hopper)
+    triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
+    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, **hopper)
     sys.modules["gluon_kernel"] = module
-    for name in names or ("kernel.py",):
-        source = (SOURCES / name).read_text(encoding="utf-8")
-        body = re.sub(r"^from (triton|\.kernel)[^(\n]*(\([^)]*\))?$", "", source, flags=re.M)
-        exec(compile(body, str(SOURCES / name), "exec"), module.__dict__)
+    for path in (
+        ENGINES / "triton" / "masking.py",
+        *(ENGINES / "gluon" / name for name in ("prepare.py", "kernel.py", *more)),
+    ):
+        body = re.sub(
+            r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
+        )
+        exec(compile(body, str(path), "exec"), module.__dict__)
     return module
 
 
-def launch(kernel, programs, descriptors, pointers, scale, sizes, constants):
-    """The kernel over all its programs, one after another. descriptors: (tensor, rows of a block)."""
+def _given(x):
+    """An argument as a kernel gets it."""
+    if isinstance(x, torch.Tensor):
+        return Pointer(x.view(-1))
+    if isinstance(x, tuple):
+        return type(x)(*map(_given, x))
+    return Integer(x) if isinstance(x, int) else getattr(x, "value", x)
+
+
+def launch(module, name, programs, args, constants):
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block)."""
+    args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
     for program in range(programs):
         current.machine = Machine(program, programs)
-        kernel(
-            *(Descriptor(*one) for one in descriptors), *(Pointer(x.view(-1)) for x in pointers), scale, *map(Integer, sizes),
-            **{name: Constant(x) for name, x in constants.items()},
-        )  # fmt: skip
+        getattr(module, name)(*args, **{name: Constant(x) for name, x in constants.items()})

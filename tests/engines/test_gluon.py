@@ -17,7 +17,7 @@ from tests import budget
 from tests.engines import gluon_emulator
 
 LOG2E = 1.4426950408889634
-TILE = gluon_launch.Tile(3, 128, 2, True, False, (160, 32))
+TILE = gluon_launch.Tile(128, 2)
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +29,26 @@ def emulate(module):
     """A launch(...) as in triton/launcher.py."""
 
     def launch(called, programs, *args, **constants):
-        if called is gluon_launch.pad_bias:
-            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
-            r = first + torch.arange(width)
-            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
-            if causal:
-                table[:, r > last] = float("-inf")
-            return
-        descriptors, pointers, scale, sizes = args[:4], args[4:7], args[7], args[8:]
-        constants.pop("num_warps")
-        blocks = [(x.base, x.block_shape[2]) for x in descriptors]
-        gluon_emulator.launch(module.forward, programs, blocks, pointers, scale, sizes, constants)
+        constants.pop("num_warps", None)
+        args = [(x.base, x.block_shape[2]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+        gluon_emulator.launch(module, called.__name__, programs, args, constants)
 
     return launch
 
 
-def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3):
+def run(module, monkeypatch, q, k, v, plan, tile=TILE, programs=3, **masks):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
-    inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal)))
+    inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
+    if inputs.key_mask is not None:  # as padding.key_bounds finds them
+        real = inputs.key_mask
+        ends = [
+            (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
+            for x in real
+        ]
+        bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
+        inputs = inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(q), 3).contiguous())
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():
@@ -57,7 +57,7 @@ def run(module, monkeypatch, q, k, v, plan, causal, tile=TILE, programs=3):
     return out, torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)
 
 
-def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), batch=1, **options):
+def draw(terms, lengths, causal=False, start=0, heads=(2, 1), batch=1):
     lq, lk = lengths
     q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
@@ -66,9 +66,14 @@ def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), ba
     )
     lookups = (Lookup(spot, bias=torch.randn(heads[0], spot.n)),) if terms not in ("none", "slopes") else ()
     slopes = torch.rand(heads[0]) / 8 if terms in ("slopes", "apart") else None
-    plan = Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes)
-    out, lse = run(module, monkeypatch, q, k, v, plan, causal, **options)
-    expected, allowed = budget.expect(q, k, v, plan, causal=causal)
+    return q, k, v, Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes)
+
+
+def check(module, monkeypatch, terms, causal, lengths, start=0, heads=(2, 1), batch=1, masks=None, **options):
+    q, k, v, plan = draw(terms, lengths, causal, start, heads, batch)
+    masks = {"causal": causal, **(masks or {})}
+    out, lse = run(module, monkeypatch, q, k, v, plan, **options, **masks)
+    expected, allowed = budget.expect(q, k, v, plan, **masks)
     budget.assert_within(out, expected["out"], allowed["out"], "out")
     budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
 
@@ -85,23 +90,66 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize(
-    "tile",
-    [(2, 128, 2, True, True, (240, 24)), (3, 64, 4, False, False, (160, 32)), (3, 128, 3, False, False, (160, 32))],
-)
+@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3)])
 def test_tiles(kernel, monkeypatch, tile):
-    check(
-        kernel,
-        monkeypatch,
-        "bias",
-        True,
-        (400, 450),
-        start=7,
-        heads=(4, 2),
-        batch=2,
-        tile=gluon_launch.Tile(*tile),
-        programs=5,
-    )
+    tile = gluon_launch.Tile(*tile)
+    check(kernel, monkeypatch, "bias", True, (400, 450), 7, heads=(4, 2), batch=2, tile=tile, programs=5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "slopes"])
+def test_padding(kernel, monkeypatch, terms, causal):
+    """On the right, on the left, with gaps, and of a whole row."""
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    check(kernel, monkeypatch, terms, causal, (400, 500), 100, batch=4, heads=(1, 1), masks={"key_mask": real})
+    check(kernel, monkeypatch, terms, causal, (130, 500), 370, batch=2, heads=(1, 1), masks={"key_mask": real[:1]})
+    nothing = torch.zeros(1, 256, dtype=torch.bool)  # of whole tiles: there is none after them
+    check(kernel, monkeypatch, terms, causal, (256, 256), masks={"key_mask": nothing})
+
+
+@pytest.mark.parametrize("terms", ["bias", "none"])
+@pytest.mark.parametrize("window", [(150, 0), (0, 0), (70, 200)])
+def test_windows(kernel, monkeypatch, terms, window):
+    check(kernel, monkeypatch, terms, False, (600, 600), masks={"window": window})
+    check(kernel, monkeypatch, terms, False, (300, 200), masks={"window": window})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none"])
+def test_documents(kernel, monkeypatch, terms, causal):
+    """In order, with one that has no keys; in no order; with padding and a window."""
+    ids = torch.arange(400)[None] // 150
+    check(kernel, monkeypatch, terms, causal, (400, 400), masks={"documents": ids})
+    check(kernel, monkeypatch, terms, causal, (400, 400), masks={"documents": (ids, 2 * (ids // 2))})
+    masks = {"documents": torch.randint(3, (1, 400)), "key_mask": (torch.arange(400) < 333)[None], "window": (210, 50)}
+    check(kernel, monkeypatch, terms, causal, (400, 400), masks=masks)
+
+
+def test_a_start_for_each_row(kernel, monkeypatch):
+    q, k, v, plan = draw("bias", (300, 300), batch=2)
+    starts = torch.tensor([0, -40])
+    plan = Plan(Positions((starts, 300), 300), lookups=plan.lookups)
+    out, _ = run(kernel, monkeypatch, q, k, v, plan, causal=True)
+    expected, allowed = budget.expect(q, k, v, plan, causal=True)
+    budget.assert_within(out, expected["out"], allowed["out"], "out")
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+@pytest.mark.parametrize("masks", ["causal", "window", "key_mask", "documents"])
+@pytest.mark.parametrize("terms", ["bias", "slopes", "none"])
+def test_a_masked_key_does_not_reach_the_output(kernel, monkeypatch, terms, masks, fault):
+    """As in the triton kernels: its score is replaced, so that NaN and infinities are too. A visible one comes out as NaN."""
+    q, k, v, plan = draw(terms, (260, 260))
+    at = torch.arange(260)
+    given = {"causal": True, "window": (30, 20), "key_mask": (at != 150)[None], "documents": at[None] // 200}[masks]
+    clean, _ = run(kernel, monkeypatch, q, k, v, plan, **{masks: given})
+    visible = make_mask(q, k, **{masks: given}).allowed(260, 260, q.device).expand(1, 1, 260, 260)[0, 0, :, 150]
+    k[0, 0, 150] = fault
+    out, _ = run(kernel, monkeypatch, q, k, v, plan, **{masks: given})
+    assert torch.equal(out[:, :, ~visible], clean[:, :, ~visible])
+    if fault != fault:  # -inf in a key may be a score of -inf
+        assert out[:, :, visible].isnan().all()
 
 
 # ---- where it is chosen ------------------------------------------------------------------------------------------------
@@ -116,15 +164,24 @@ def test_it_takes_what_it_can():
     for causal, size, dtype in ((False, 64, torch.bfloat16), (True, 128, torch.float16)):
         assert gluon.refuse_call(*given(size=size, dtype=dtype, causal=causal)) is None
     slopes = Plan(Positions(2048), slopes=torch.zeros(2))
-    assert gluon.refuse_call(*given(plan=slopes, causal=True)) is None
+    assert (
+        gluon.refuse_call(
+            *given(plan=slopes, causal=True, window=300, documents=torch.zeros(1, 2048, dtype=torch.int32))
+        )
+        is None
+    )
 
 
-def test_causal_calls_and_slopes_wait():
+def test_what_is_not_checked_waits():
     slopes = Plan(Positions(2048), slopes=torch.zeros(2))
-    for options, reason in (({}, None), ({"causal": True}, "NaN"), ({"plan": slopes}, "slopes")):
-        inputs, numbers, *_ = given(**options)
-        found = gluon.refuse_untested(inputs, numbers)
-        assert found is None if reason is None else reason in found
+    assert gluon.refuse_untested(*given()[:2]) is None
+    for options in (
+        {"causal": True},
+        {"plan": slopes},
+        {"window": 300},
+        {"key_mask": torch.ones(1, 2048, dtype=torch.bool)},
+    ):
+        assert "not checked on a GPU" in gluon.refuse_untested(*given(**options)[:2])
 
 
 @pytest.mark.parametrize(
@@ -134,22 +191,18 @@ def test_causal_calls_and_slopes_wait():
         ({"dtype": torch.float32}, "not torch.float32"),
         ({"lq": 100}, "got 100 and 2048"),
         ({"batch": 5}, "got 110"),
-        ({"window": 300}, "no window"),
-        ({"window": (300, 5)}, "no window"),
         ({"mask": torch.ones(2048, 2048, dtype=torch.bool)}, "not extra"),
         ({"plan": Plan(Positions(2048), decay=(torch.zeros(9, 2, 2048), torch.zeros(9, 2, 2048)))}, "not decay_q, decay_k"),
         ({"plan": Plan(Positions(2048), scale=1e-15)}, "at least"),
-        ({"plan": Plan(Positions((5_000_000, 2048), 2048), slopes=torch.zeros(2)), "causal": True}, "the last visible distance"),
     ],
 )  # fmt: skip
 def test_it_names_what_it_cannot(options, reason):
     assert reason in gluon.refuse_call(*given(**options))
 
 
-def test_dropout_padding_and_strides_are_refused():
+def test_dropout_and_strides_are_refused():
     inputs, numbers, scale, _ = given()
     assert gluon.refuse_call(inputs, numbers, scale, 0.1) == "it has no dropout"
-    assert "not key_mask" in gluon.refuse_call(inputs._replace(key_mask=torch.ones(1, 2048)), numbers, scale, 0.0)
     odd = torch.empty(9, 2, 2048, 68, dtype=torch.bfloat16)[..., :64]
     assert "16 bytes" in gluon.refuse_call(inputs._replace(k=odd), numbers, scale, 0.0)
     one = torch.empty(3 * 2048 * 64 + 5, dtype=torch.bfloat16).as_strided((1, 3, 2048, 64), (1, 2048 * 64, 64, 1))

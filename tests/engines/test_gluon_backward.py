@@ -22,7 +22,7 @@ LOG2E = 1.4426950408889634
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("kernel.py", "backward.py")
+    return gluon_emulator.load("backward.py")
 
 
 def emulate(module):
@@ -55,8 +55,8 @@ def emulate(module):
             dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
         else:
             constants.pop("num_warps")
-            blocks = [(x.base, x.block_shape[-2]) for x in args[:7]]
-            gluon_emulator.launch(module.backward, programs, blocks, args[7:12], args[12], args[13:], constants)
+            args = [(x.base, x.block_shape[-2]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+            gluon_emulator.launch(module, "backward", programs, args, constants)
 
     return launch
 
@@ -126,18 +126,20 @@ def test_where_it_is_chosen(monkeypatch):
     monkeypatch.setattr(gluon, "VERSION", "3.6")
     monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
 
-    def reason(length=4096, kv_heads=2, dropout=0.0, plan=None, span=9):
+    def reason(length=4096, kv_heads=2, dropout=0.0, plan=None, span=9, **masks):
         q, k = (torch.empty(9, heads, length, 64, dtype=torch.bfloat16) for heads in (2, kv_heads))
         plan = plan or Plan(
             Positions(length), lookups=(Lookup(index.clip(span, span), bias=torch.zeros(2, 2 * span + 1)),)
         )
-        lowered = lower_plan(q, k, k, plan, make_mask(q, k))
+        lowered = lower_plan(q, k, k, plan, make_mask(q, k, **masks))
         return gluon.refuse_backward(*kernel_arguments(q, k, k, lowered), dropout, q)
 
     assert reason() is None
     assert "got 1024 and 1024" in reason(length=1024)
     assert "as many heads" in reason(kv_heads=1)
-    assert "no slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
+    assert "not windows" in reason(window=300)
+    assert "not key_mask" in reason(key_mask=torch.arange(4096).expand(9, -1) < 4000)
+    assert "not slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
     assert "no dropout" in reason(dropout=0.1)
     assert "more than 2048 distances" in reason(span=1500)
     torch.use_deterministic_algorithms(True)

@@ -78,6 +78,7 @@ class Case:
     dropout: float = 0.0
     blocks: int = 0  # sizes of the cpu and blocked engines' blocks, so that few tokens are many blocks; 0: their own
     poison: bool = False  # fresh memory holds NaN
+    hopper: bool = False  # engines/gluon's kernel serves any length
 
     def __repr__(self) -> str:
         """The fields that are not their defaults."""
@@ -128,6 +129,17 @@ def resize(case: Case, random: Random) -> Case:
     if case.positions == "aligned":
         start, ahead = case.start, case.ahead
     return replace(case, lq=lq, lk=lk, data=random.randrange(2**31), start=start, ahead=ahead)
+
+
+def for_hopper(case: Case, random: Random) -> Case:
+    """The same with what engines/gluon's forward kernel computes alone: half precision, heads of 64 or 128, biases and slopes."""
+    size = random.choice((64, 128))
+    tables = tuple(replace(table, slots=("bias",)) for table in case.tables if table.kind not in ("axis", "grid"))
+    return replace(
+        case, hopper=True, size=size, v_size=size, dtype=random.choice(("bfloat16", "bfloat16", "float16")), table_dtype="float32",
+        tables=tables, positions="run" if case.positions == "tensor" else case.positions, axes=(), decay="", shift=False, rotate=None,
+        scale=case.scale if isinstance(case.scale, float) else None, pair=False, mask="", dropout=0.0, wanted=(), lse=True, magnitude=1.0,
+    )  # fmt: skip
 
 
 MOST_PAIRS = 200_000

@@ -13,12 +13,12 @@ from posenc import UnsupportedPlan, attend, explain
 from posenc.engines import blocked
 from posenc.engines.cpu import block_sizes
 from tests import budget
-from tests.fuzz.case import Case, draw, features, names, resize
+from tests.fuzz.case import Case, draw, features, for_hopper, names, resize
 from tests.fuzz.refused import Refused
-from tests.fuzz.render import BLOCKED, BLOCKS, render, script
+from tests.fuzz.render import BLOCKED, BLOCKS, HOPPER, render, script
 from tests.fuzz.shrink import simpler
 
-__all__ = ["check", "draw", "features", "resize", "script", "simpler"]
+__all__ = ["check", "draw", "features", "for_hopper", "resize", "script", "simpler"]
 
 
 def check(case: Case, engine: str, device: str = "cpu") -> list[str]:
@@ -149,12 +149,16 @@ def rate_faults(call, options, kept: Tensor, rate: float) -> list[str]:
 
 @contextmanager
 def _settings(case: Case):
-    """The block sizes of the cpu and blocked engines, and fresh memory."""
+    """The block sizes of the cpu and blocked engines, from where on the Gluon kernel runs, and fresh memory."""
     changed = []
     if case.blocks:
         changed = [(block_sizes, *one) for one in BLOCKS[case.blocks].items()] + [
             (blocked, *one) for one in BLOCKED.items()
         ]
+    if case.hopper:
+        from posenc.engines import gluon  # needs Triton
+
+        changed += [(gluon, *one) for one in HOPPER.items()]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     mode = torch.get_deterministic_debug_mode()  # use_deterministic_algorithms would import the compiler
     try:

@@ -247,6 +247,8 @@ BLOCKS = {
 """Sizes of the cpu engine's blocks that make many blocks of few tokens."""
 BLOCKED = dict(FEWEST=16, SCORES=1, LEAST=1)
 """The same for the blocked engine."""
+HOPPER = dict(SHORTEST=1, FEWEST=1)
+"""Lengths and blocks from which on engines/gluon's kernel runs."""
 
 
 def script(case: Case, engine: str, device: str) -> str:
@@ -256,6 +258,9 @@ def script(case: Case, engine: str, device: str) -> str:
         lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import block_sizes\n")
         lines += [f"block_sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
         lines += [f"blocked.{name} = {value}" for name, value in BLOCKED.items()]
+    if case.hopper:
+        lines.append("from posenc.engines import gluon\n")
+        lines += [f"gluon.{name} = {value}" for name, value in HOPPER.items()]
     if case.poison:
         lines.append("torch.use_deterministic_algorithms(True)  # fresh memory holds NaN")
     wanted = names(case) if case.wanted is None else list(case.wanted)

@@ -42,10 +42,19 @@ class Setting:
     only: str | None = None
     without: tuple[str, ...] = ()
     structures: int = 0
+    hopper: bool = False
 
     def drawn(self, number: int):
         """The case of this number, from nothing but the seed."""
         random = Random(f"{self.part} {self.seed} {number}")
+        case = self._drawn(number, random)
+        return (
+            self.module.for_hopper(case, Random(f"{self.seed} {number % (self.structures or number + 1)}"))
+            if self.hopper
+            else case
+        )
+
+    def _drawn(self, number: int, random: Random):
         if (
             self.structures
         ):  # what a kernel is compiled for is drawn `structures` times only, lengths and numbers each time
@@ -72,6 +81,7 @@ class Setting:
             f"python -m tests.fuzz --part {self.part} --engine {self.engine} --device {self.device} "
             f"--seed {self.seed} --start {number} --count 1"
             + (f" --structures {self.structures}" if self.structures else "")
+            + " --hopper" * self.hopper
         )
 
 
@@ -170,11 +180,21 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="engines: N plans and masks, each with many lengths (GPU: N compilations)",
     )
+    parser.add_argument(
+        "--hopper", action="store_true", help="engines: only what engines/gluon computes, in any length"
+    )
     parser.add_argument("--no-shrink", action="store_true", help="report failures as they were drawn")
     parser.add_argument("--most", type=int, default=20, help="stop after so many failures")
     given = parser.parse_args(arguments)
     setting = Setting(
-        given.part, given.engine, given.seed, given.device, given.only, tuple(given.without), given.structures
+        given.part,
+        given.engine,
+        given.seed,
+        given.device,
+        given.only,
+        tuple(given.without),
+        given.structures,
+        given.hopper,
     )
     counts = {"right": 0, "refused": 0, "failed": 0}
     began = shown = time.monotonic()

@@ -307,6 +307,22 @@ def from_corners(recorder, only):
             )
 
 
+def from_pair(recorder, only):
+    """Functions of both positions: head sizes, dtypes, a bias for all heads or rows and one for each."""
+    from posenc import Plan, Positions
+    from tests.gpu.cases import tensors
+
+    for size, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (80, torch.float16), (256, torch.bfloat16),
+                        (64, torch.float32), (256, torch.float32)):  # fmt: skip
+        recorder.case = f"pair {size} {dtype}"
+        if wanted(recorder.case, only):
+            for rows, heads in ((1, 4), (2, 1)):
+                with Elsewhere("cpu"):
+                    weight = torch.zeros(rows, heads, 1, 1, requires_grad=True)
+                    plan = Plan(Positions(300), pair=lambda p_q, p_k, w=weight: w.expand(-1, -1, len(p_q), len(p_k)))
+                    train(*tensors(2, 4, 2, 300, 300, size, dtype), plan, [weight], causal=True)
+
+
 def from_rotation(recorder, only):
     """rotate_tensors: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
     from posenc.core.rotary_kernel import rotate_tensors
@@ -372,6 +388,7 @@ SOURCES = [
     from_families,
     from_lab,
     from_corners,
+    from_pair,
     from_rotation,
     from_decode,
 ]

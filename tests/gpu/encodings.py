@@ -1,63 +1,173 @@
-"""Every encoding on a GPU: which engine runs it, its error against float64, and its time beside plain attention.
+"""Every encoding, and every function of its own: which engine runs it, its error against float64, its time beside plain attention.
 
-    python -m tests.gpu.encodings [--out FILE.json] [--only fox,kerple] [--length 2048]
-    TRITON_INTERPRET=1 python -m tests.gpu.encodings --device cpu --length 64      the same kernels, interpreted
+    python -m tests.gpu.encodings [--out FILE.json] [--only fox,kerple] [--length 2048] [--seconds 170]
+    python -m tests.gpu.encodings --device cpu --length 1024            the same table for the engines of a CPU, in float32
+    TRITON_INTERPRET=1 python -m tests.gpu.encodings --device cpu --length 64      the GPU's kernels, interpreted: errors alone
 
-A line for each encoding: engine; largest error of the output and of the gradients of q, k, v and the encoding's
-parameters, relative to their size, in float32 (TF32 off) and bfloat16; forward and training time over attention without
-positions of the same call, medians of alternate runs; flash-linear-attention's own kernel beside FoX, where it is installed.
+A line for each: engine; largest error of the output and of the gradients of q, k, v and the encoding's parameters, relative to
+their size, in float32 (TF32 off) and bfloat16; forward and training time over attention without positions of the same call,
+medians of alternate runs (minima on a CPU); and beside it, where there is another way: FIRE past its threshold and a function of both positions in
+blocks of dense scores, and by FlexAttention; FoX by flash-linear-attention's kernel, where it is installed.
+Those that were never measured on a card come first; after --seconds nothing new is begun.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
+import warnings
 
 import torch
 
 import posenc
-from posenc import Positions
+from posenc import Plan, Positions
 from posenc.encodings.registry import causal_options
 
 OPTIONS = {
-    "axial": {"columns": 32}, "grid_bias": {"window": (64, 32)}, "continuous_bias": {"window": (64, 32)},
+    "axial": {"columns": 32}, "sinusoidal_2d": {"columns": 32}, "grid_bias": {"window": (64, 32)}, "continuous_bias": {"window": (64, 32)},
     "decomposed": {"grid": (64, 32)}, "mixed_rope": {"columns": 32},
     "many_axes": {"axis_of": (0, 1, 2, 0), "text": True}, "tupe": {"max_length": 2048}, "relative_logits": {"max_distance": 256},
-    "fire": {"threshold": 2048.0},
+    "fire": {"threshold": 1e6}, "fire past its threshold": {"threshold": 64.0}, "learned": {"max_length": 2048},
 }  # fmt: skip
 INPUT = ("sinusoidal", "sinusoidal_2d", "learned", "cape")  # nothing inside attention
+OWN = ("cope", "stick_breaking", "path", "latent")  # no plans
+KNOWN = (
+    "none", "shaw", "clipped", "t5", "transformer_xl", "xlnet", "deberta", "rope", "mrope", "axial", "xpos", "relative_logits",
+    "alibi", "sinks",
+)  # fmt: skip
+"""Measured on an H200 before."""
+FIRST = ("fire past its threshold", "pair")
 HEADS, SIZE = 8, 64
 
 
+def names():
+    rest = [name for name in (*posenc.list_encodings(), *OWN) if name not in KNOWN]
+    return [*FIRST, *rest, *KNOWN]
+
+
+class Encoding:
+    """An encoding within attention, or at its input."""
+
+    def __init__(self, name, device):
+        torch.manual_seed(0)
+        self.registered = name.split(" ")[0]
+        options = {**causal_options(self.registered), **OPTIONS.get(name, {})}
+        encoding = posenc.create(self.registered, d_model=HEADS * SIZE, heads=HEADS, **options)
+        for parameter in encoding.parameters():
+            if not parameter.any():  # zeros would hide a wrong look-up
+                torch.nn.init.normal_(parameter, std=0.1)
+        self.encoding = encoding.to(device).eval()
+        self.host = posenc.Attention(HEADS * SIZE, HEADS, encoding=encoding, causal=True).to(device)
+        self.leaves = list(encoding.parameters())
+
+    def plan(self, x):
+        if self.registered in INPUT:
+            return None
+        return self.encoding.plan(Positions(x.shape[1]), x=x, host=self.host)
+
+    def __call__(self, q, k, v, x, engine="auto"):
+        out = posenc.attend(q, k, v, self.plan(x), causal=True, engine=engine)
+        if self.registered in INPUT:
+            embedded = self.encoding.embed(x.to(q.dtype), Positions(x.shape[1]))
+            out = out + embedded.view(*x.shape[:2], HEADS, SIZE).transpose(1, 2)
+        return out
+
+    def engine(self, q, k, v, x):
+        return posenc.explain(q, k, v, self.plan(x), causal=True).engine
+
+
+class Pair(Encoding):
+    """A function of both positions that no table holds, with a learned number for each head."""
+
+    def __init__(self, name, device):
+        torch.manual_seed(0)
+        self.registered = name
+        self.weight = torch.randn(HEADS, device=device).requires_grad_()
+        self.leaves = [self.weight]
+
+    def plan(self, x):
+        def pair(p_q, p_k):
+            late = (p_q.float() + 1).sqrt()[:, None]
+            return self.weight[:, None, None] * ((p_k[None, :] - p_q[:, None]) / late).cos()
+
+        return Plan(Positions(x.shape[1]), pair=pair)
+
+    def flex(self, q, k, v):
+        """The same function, written by hand for FlexAttention."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        weight, length = self.weight, q.shape[2]
+
+        def score_mod(score, b, h, i, j):
+            return score + weight[h] * ((j - i) / torch.sqrt(i + 1.0)).cos()
+
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=q.device)
+        compiled = torch.compile(flex_attention, fullgraph=True)
+        return lambda: compiled(q, k, v, score_mod=score_mod, block_mask=mask)
+
+
+class Own:
+    """Functions of their own (posenc.contextual), and latent attention, a layer of the same width."""
+
+    def __init__(self, name, device):
+        torch.manual_seed(0)
+        self.name, self.made = name, {}
+        self.layer, self.leaves = None, []
+        if name == "cope":
+            self.leaves = [torch.randn(64, SIZE, device=device).requires_grad_()]
+        if name == "latent":
+            sizes = dict(kv_rank=2 * SIZE, nope_dim=SIZE // 2, rope_dim=SIZE // 2, v_dim=SIZE)
+            self.layer = posenc.LatentAttention(HEADS * SIZE, HEADS, **sizes).to(device)
+            self.leaves = list(self.layer.parameters())
+            self.plain = posenc.Attention(HEADS * SIZE, HEADS, causal=True, encoding="none").to(device)
+
+    def __call__(self, q, k, v, x, engine="auto"):
+        if self.layer is not None:
+            return self._layer(self.layer, x, q)
+        own = posenc.contextual
+        if self.name == "cope":
+            return own.cope(q, k, v, self.leaves[0].to(q.dtype))
+        if self.name == "stick_breaking":
+            return own.stick_breaking(q, k, v)[0]
+        w = torch.nn.functional.normalize(k.roll(1, -1), dim=-1)
+        return own.path(q, k, v, w, v[..., 0].sigmoid())
+
+    def _layer(self, layer, x, q):
+        """The layer, in q's dtype; its output as heads."""
+        weights = {name: parameter.to(q.dtype) for name, parameter in layer.named_parameters()}
+        y = torch.func.functional_call(layer, weights, (x.to(q.dtype),))
+        return y.view(*x.shape[:2], HEADS, SIZE).transpose(1, 2)
+
+    def beside(self, q, k, v, x):
+        """What its time is compared with."""
+        if self.layer is not None:
+            return self._layer(self.plain, x, q)
+        return posenc.attend(q, k, v, causal=True)
+
+    def engine(self, q, k, v, x):
+        return "layer" if self.layer is not None else "own"
+
+
 def make(name, device):
-    torch.manual_seed(0)
-    options = {**causal_options(name), **OPTIONS.get(name, {})}
-    encoding = posenc.create(name, d_model=HEADS * SIZE, heads=HEADS, **options)
-    for parameter in encoding.parameters():
-        if not parameter.any():  # zeros would hide a wrong look-up
-            torch.nn.init.normal_(parameter, std=0.1)
-    return encoding.to(device)
+    return Pair(name, device) if name == "pair" else (Own if name in OWN else Encoding)(name, device)
 
 
-def run(encoding, attn, q, k, v, x, length, engine="auto"):
-    plan = encoding.plan(Positions(length), x=x, host=attn)
-    return posenc.attend(q, k, v, plan, causal=True, engine=engine)
+def inputs(batch, length, device, dtype):
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(batch, HEADS, length, SIZE, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+    return q, k, v, torch.randn(batch, length, HEADS * SIZE, device=device)
 
 
 def errors(name, device, length, dtype):
-    encoding = make(name, device)
-    attn = posenc.Attention(HEADS * SIZE, HEADS, encoding=encoding, causal=True).to(device)
-    q, k, v = (torch.randn(1, HEADS, length, SIZE, device=device, dtype=dtype).requires_grad_() for _ in range(3))
-    x = torch.randn(1, length, HEADS * SIZE, device=device)
+    case = make(name, device)
+    q, k, v, x = inputs(1, length, device, dtype)
     g = torch.randn(1, HEADS, length, SIZE, device=device)
-    choice = posenc.explain(q, k, v, encoding.plan(Positions(length), x=x, host=attn), causal=True)
-    leaves = [q, k, v, *(p for p in encoding.parameters())]
-    out = run(encoding, attn, q, k, v, x, length)
-    ours = [out, *torch.autograd.grad(out, leaves, g.to(dtype), allow_unused=True)]
-    exact = posenc.attend(
-        *(y.double() for y in (q, k, v)), encoding.plan(Positions(length), x=x, host=attn), causal=True, engine="reference"
-    )  # fmt: skip
+    leaves = [q, k, v, *case.leaves]
+    out = case(q, k, v, x)
+    ours = [out, *torch.autograd.grad(out, leaves, g.to(out.dtype), allow_unused=True)]
+    exact = case(*(y.double() for y in (q, k, v)), x, engine="reference")
     theirs = [exact, *torch.autograd.grad(exact, leaves, g.double(), allow_unused=True)]
     pairs = [
         (mine.double(), wanted.double())
@@ -69,31 +179,48 @@ def errors(name, device, length, dtype):
     worst = max(
         (mine - wanted).square().mean().sqrt().item() / max(size, least) for (mine, wanted), size in zip(pairs, sizes)
     )
-    return choice.engine, worst
+    return case.engine(q, k, v, x), worst
 
 
-def times(name, device, length, rounds=10):
-    encoding = make(name, device)
-    attn = posenc.Attention(HEADS * SIZE, HEADS, encoding=encoding, causal=True).to(device)
-    q, k, v = (
-        torch.randn(4, HEADS, length, SIZE, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
-    )
-    x = torch.randn(4, length, HEADS * SIZE, device=device)
-    none = posenc.NoPosition()
+def measure(device, calls, rounds, training):
+    """Seconds of each call, of alternate runs."""
+    taken = {label: [] for label in calls}
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(rounds):
+        for label, call in calls.items():
+            wait()
+            start = time.perf_counter()
+            with torch.set_grad_enabled(training):
+                out = call()
+                if training:
+                    out.sum().backward()
+            wait()
+            taken[label].append(time.perf_counter() - start)
+    best = statistics.median if device == "cuda" else min  # a CPU has other work
+    return {label: best(some[2:]) for label, some in taken.items()}
+
+
+def times(name, device, length):
+    on_gpu = device == "cuda"
+    case = make(name, device)
+    q, k, v, x = inputs(4 if on_gpu else 1, length, device, torch.bfloat16 if on_gpu else torch.float32)
+    calls = {"ours": lambda: case(q, k, v, x), "plain": lambda: posenc.attend(q, k, v, causal=True)}
+    if name in OWN:
+        calls["plain"] = lambda: case.beside(q, k, v, x)
+    if name in FIRST:
+        calls["dense blocks"] = lambda: case(q, k, v, x, engine="blocked")
     found = {}
+    if name == "pair" and on_gpu:
+        try:
+            call = case.flex(q, k, v)
+            call().sum().backward()
+            calls["flex"] = call
+        except Exception as error:
+            found["flex"] = f"{type(error).__name__}: {error}"[:300]
     for kind in ("forward", "training"):
-        taken = {name: [], "none": []}
-        for _ in range(rounds):
-            for which, made in ((name, encoding), ("none", none)):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                with torch.set_grad_enabled(kind == "training"):
-                    out = run(made, attn, q, k, v, x, length)
-                    if kind == "training":
-                        out.sum().backward()
-                torch.cuda.synchronize()
-                taken[which].append(time.perf_counter() - start)
-        found[kind] = statistics.median(taken[name][2:]) / statistics.median(taken["none"][2:])
+        taken = measure(device, calls, 10 if on_gpu else 7, kind == "training")
+        found[kind] = taken["ours"] / taken["plain"]
+        found[f"{kind}, ms"] = {label: 1e3 * seconds for label, seconds in taken.items()}
     return found
 
 
@@ -103,12 +230,12 @@ def fla_times(device, length):
         from fla.ops.forgetting_attn import parallel_forgetting_attn
     except Exception as error:
         return {"fla": f"not installed here: {type(error).__name__}"}
+    from posenc.core.encoding import Kept
+
     q, k, v = (
         torch.randn(4, length, HEADS, SIZE, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
     )
     gates = torch.nn.functional.logsigmoid(torch.randn(4, length, HEADS, device=device)).requires_grad_()
-    from posenc.core.encoding import Kept
-
     fox = posenc.FoX(d_model=HEADS * SIZE, heads=HEADS).to(device)
 
     def ours():
@@ -121,15 +248,8 @@ def fla_times(device, length):
 
     with torch.no_grad():
         difference = (ours().float() - theirs().float()).abs().max().item()
-    taken = {"ours": [], "fla": []}
-    for _ in range(12):
-        for label, call in (("ours", ours), ("fla", theirs)):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            call().sum().backward()
-            torch.cuda.synchronize()
-            taken[label].append(1e3 * (time.perf_counter() - start))
-    return {**{label: statistics.median(some[2:]) for label, some in taken.items()}, "difference": difference}
+    taken = measure(device, {"ours": ours, "fla": theirs}, 12, True)
+    return {**{label: 1e3 * seconds for label, seconds in taken.items()}, "difference": difference}
 
 
 def main():
@@ -138,38 +258,49 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=1e9)
     given = parser.parse_args()
-    if given.device == "cpu":
+    began, interpreted = time.monotonic(), os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted:
         from tests.engines import interpreter
 
         interpreter.mend()
         global HEADS, SIZE
         HEADS, SIZE = 2, 16
     torch.backends.cuda.matmul.allow_tf32 = False
-    names = [n for n in posenc.list_encodings() if n not in INPUT and (not given.only or n in given.only.split(","))]
-    results, failed = {}, []
-    for name in names:
+    warnings.filterwarnings("ignore", message="posenc computes dense scores")  # by name, to compare with
+    rows = given.length // 32
+    for name, option in (("grid_bias", "window"), ("continuous_bias", "window"), ("decomposed", "grid")):
+        OPTIONS[name] = {option: (rows, 32)}
+    results, failed, left_out = {}, [], []
+    limits = {"float32": 1e-4, "bfloat16": 3e-2} if given.device == "cuda" or interpreted else {"float32": 1e-4}
+    for name in names():
+        if given.only and name not in given.only.split(","):
+            continue
+        if time.monotonic() - began > given.seconds:
+            left_out.append(name)
+            continue
         line = {}
         try:
-            for dtype in (torch.float32, torch.bfloat16):
-                line["engine"], line[str(dtype).removeprefix("torch.")] = errors(
-                    name, given.device, given.length, dtype
-                )
-            if given.device == "cuda":
+            for kind in limits:
+                line["engine"], line[kind] = errors(name, given.device, given.length, getattr(torch, kind))
+            if not interpreted:
                 line |= times(name, given.device, given.length)
-                if name == "fox":
-                    line["fla, ms"] = fla_times(given.device, given.length)
+            if name == "fox" and given.device == "cuda":
+                line["fla, ms"] = fla_times(given.device, given.length)
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:500]
+        line["at, s"] = round(time.monotonic() - began, 1)
         results[name] = line
-        limits = {"float32": 1e-4, "bfloat16": 3e-2}
-        if "error" in line or line["engine"] in ("blocked", "reference") or any(line[d] > e for d, e in limits.items()):
+        dense = ("blocked", "reference") if given.device == "cuda" or interpreted else ("reference",)
+        if "error" in line or line["engine"] in dense or any(line[kind] > most for kind, most in limits.items()):
             failed.append(name)
         print(name, json.dumps(line), flush=True)
         if given.out:
             with open(given.out, "w") as file:
                 json.dump(results, file, indent=1)
-    print("failed:", ", ".join(failed) or "none")
+    print("left out:", ", ".join(left_out) or "none")
+    print("failed:", ", ".join(failed) or "none", flush=True)
     return bool(failed)
 
 

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,13 +33,23 @@ from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
 
 TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+MASKS = {
+    "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": ("doc_q", "doc_k", "doc_q_keys"),
+    "window, padding and documents": ("key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys"),
+}  # fmt: skip
+"""Causality is no variant: a limit on the right is a number."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compile_variant(size, terms, causal, dtype=torch.bfloat16):
+def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
     q = torch.empty(1, 2, 512, size, dtype=dtype)
-    tensors = {"bias": torch.empty(2, 9), "slopes": torch.empty(2)}
-    num = Numbers(right=0 if causal else -1, lo=-4 if terms else FAR, hi=4 if terms else FAR, bias_lo=-4, bias_hi=4)
+    ids = torch.empty(1, 512, dtype=torch.int32)
+    tensors = {
+        "bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32), "doc_q": ids, "doc_k": ids,
+        "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
+    }  # fmt: skip
+    span = {"lo": -4, "hi": 4, "bias_lo": -4, "bias_hi": 4} if terms else {"lo": FAR, "hi": FAR}
+    numbers = Numbers(right=0, left=100 if window else -1, **span)
     made = []
 
     def record(kernel, programs, *args, **constants):
@@ -46,7 +57,8 @@ def compile_variant(size, terms, causal, dtype=torch.bfloat16):
         compiled = launcher.compile_kernel(kernel, args, constants)
         made.append((compiled, spent() - began))
 
-    launch.run_forward(record, Inputs(q, q, q, **{x: tensors[x] for x in terms}), num, 0.125, q, torch.empty(1, 2, 512))
+    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks)})
+    launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
     return made[-1]
 
 
@@ -80,7 +92,7 @@ def tile_loops(lines):
         target = jump(text)
         products = sum("HGMMA" in x for a, x in lines if (target or at) <= a <= at)
         if (
-            target is not None and target < at < target + 0x4000 and products == 12
+            target is not None and target < at < target + 0xA000 and products == 12
         ):  # of 16 columns or keys each, in every tile
             loops.append((target, at))
     assert loops and len(loops) % 2 == 0, "no pairs of loops over tiles found"
@@ -130,30 +142,24 @@ def uniform(text):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if gluon.VERSION not in gluon.TESTED:
         sys.exit(f"the kernel is tested with Triton {', '.join(gluon.TESTED)}, found {gluon.VERSION}")
     driver.set_active(Target(90))
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     rows, failed = [], 0
-    print(
-        "size | terms | causal | consumers x keys x stages | registers | spilled | shared | seconds | far, near, local | faults"
-    )
-    for size in gluon.SIZES:
-        for (name, terms), causal in ((x, y) for x in TERMS.items() for y in (False, True)):
-            compiled, seconds = compile_variant(size, terms, causal)
-            tile = launch.TILES[size]
-            row = {
-                "size": size,
-                "terms": name,
-                "causal": causal,
-                "tile": f"{tile.consumers} x {tile.keys} x {tile.stages}",
-            }
-            row |= {**inspect(compiled), "seconds": round(seconds, 1), "consumer": tile.registers[0]}
-            rows.append(row)
-            failed += bool(row["faults"])
-            print(f"{size} | {name} | {causal} | {row['tile']} | {row['consumer']} | {row['spilled']} | {row['shared']} | "
-                  f"{seconds:.1f} | {row['far']}, {row['near']}, {row['local']} | {'; '.join(row['faults']) or '-'}", flush=True)  # fmt: skip
+    print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
+    for size, (name, terms), (mask, masks) in product(gluon.SIZES, TERMS.items(), MASKS.items()):
+        if not all(part in f"{size} {name} {mask}" for part in args.only):
+            continue
+        compiled, seconds = compile_variant(size, terms, masks, "window" in mask)
+        row = {"size": size, "terms": name, "masks": mask, **inspect(compiled), "seconds": round(seconds, 1)}
+        row["consumer"] = launch.REGISTERS[0]
+        rows.append(row)
+        failed += bool(row["faults"])
+        print(f"{size} | {name} | {mask} | {row['consumer']} | {row['spilled']} | {row['shared']} | {seconds:.1f} | "
+              f"{row['far']}, {row['near']}, {row['local']} | {'; '.join(row['faults']) or '-'}", flush=True)  # fmt: skip
     if args.out:
         Path(args.out).write_text(json.dumps({"triton": triton.__version__, "variants": rows}, indent=1) + "\n")
     sys.exit(min(failed, 1))

@@ -6,13 +6,14 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from posenc import hf
-from tests.hf.cases import CASES as EVERY_CASE
+from tests.hf.cases import CASES, EVERY
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.seeds import generator
 
-# whose originals take sounds, boxes or embeddings, and masks of one dtype
-OTHER_INPUTS = ("pop2piano", "switch_transformers", "udop", "wavlm", "wavlm ctc")
-CASES = {name: case for name, case in EVERY_CASE.items() if name not in OTHER_INPUTS}
+pytestmark = [  # the originals' of WavLM, and of token ids
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
 
 
 def others(inputs):
@@ -31,8 +32,9 @@ def output(model, inputs):
 @pytest.fixture
 def accelerated(request):
     model, (inputs, _) = CASES[request.param]()
-    if "x" in inputs:
-        inputs["x"].requires_grad_()  # reentrant checkpointing needs it
+    first = next(iter(inputs.values()))
+    if first.is_floating_point():
+        first.requires_grad_()  # reentrant checkpointing needs it
     return hf.accelerate(model).eval(), inputs
 
 
@@ -91,13 +93,16 @@ def gradients(model, inputs):
 
 @every
 @pytest.mark.parametrize("kind", [CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT])
-def test_layers_checkpointed_by_hand(accelerated, kind):
+def test_layers_checkpointed_by_hand(accelerated, kind, request):
     model, inputs = accelerated
+    name = request.node.callspec.params["accelerated"]
+    if kind is CheckpointImpl.REENTRANT and EVERY[name].checkpoints == (False,):
+        pytest.skip("the original raises")
     wanted = gradients(model, inputs)
     found = list(blocks(model))
     layers = {model.get_submodule(layer.name) for layer in hf.report(model).layers}
     assert layers <= {one for _, _, block in found for one in block.modules()}
-    for stack, number, block in found:
+    for stack, number, block in (one for one in found if layers & set(one[2].modules())):  # not UDOP's biases
         stack[number] = checkpoint_wrapper(block, checkpoint_impl=kind)
     ours = gradients(model, inputs)
     gradients_agree(ours, wanted)
@@ -122,7 +127,7 @@ def test_a_mask_of_another_dtype_means_what_it_means_to_the_original(name):
             try:
                 with torch.no_grad():
                     one = output(model, given)
-            except (RuntimeError, TypeError, ValueError) as error:  # XLNet subtracts its mask from 1
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:  # XLNet subtracts its mask from 1
                 one = error
             if kind not in found:
                 found[kind] = one
@@ -131,7 +136,7 @@ def test_a_mask_of_another_dtype_means_what_it_means_to_the_original(name):
             elif not isinstance(found[kind], Exception):
                 # what stands at padding, or was made of nothing else, is nobody's output
                 real = given["attention_mask"].bool()
-                real = real.any(1) if padding is None else real
+                real = real.any(1) if padding is None or real.shape != one.shape[:2] else real
                 outputs_agree(one[real], found[kind][real])
         hf.accelerate(model)
     assert isinstance(found["float"], torch.Tensor)

@@ -1,5 +1,9 @@
 """attn_implementation="posenc": the doors of transformers, and the masks that come through them."""
 
+import copy
+import importlib
+import importlib.util
+
 import pytest
 import torch
 import transformers
@@ -8,6 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MPNetConfig,
+    MPNetModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -19,6 +25,7 @@ from posenc.hf import interface
 from posenc.hf.interface import Mask, make_mask
 from tests.hf.compare import outputs_agree
 from tests.hf.harness import mask_of, scatter
+from tests.seeds import seed
 
 SIZES = dict(
     vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
@@ -168,8 +175,15 @@ def test_a_mask_of_the_users_own():
     outputs_agree(hf.accelerate(model)(ids, attention_mask=mask).logits, wanted)
 
 
-def test_output_attentions():
-    model, ids = llama(attn_implementation="eager"), torch.randint(2, 99, (2, 12))
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_output_attentions(kind):
+    """gpt2 does not pass output_attentions on to its layers."""
+    ids = torch.randint(2, 99, (2, 12))
+    if kind == "llama":
+        model = llama(attn_implementation="eager")
+    else:
+        sizes = dict(vocab_size=99, n_embd=32, n_layer=2, n_head=4)
+        model = scatter(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="eager")))
     wanted = model(ids, output_attentions=True)
     model.set_attn_implementation("posenc")
     ours = model(ids, output_attentions=True)
@@ -187,3 +201,84 @@ def test_a_static_cache_without_padding():
             options["decoder_input_ids"] = ids[:, :5]
         wanted = model.generate(ids, **options)
         assert torch.equal(hf.accelerate(model).generate(ids, **options), wanted)
+
+
+MLA = dict(qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, q_lora_rank=16, kv_lora_rank=16, n_routed_experts=2, num_experts_per_tok=1)  # fmt: skip
+INDEXED = dict(
+    **MLA, n_group=1, topk_group=1, index_topk=4, index_head_dim=16, index_n_heads=2, first_k_dense_replace=1
+)
+BLOCKS = dict(
+    head_dim=8, dense_intermediate_size=24, shared_intermediate_size=24, num_local_experts=2, num_experts_per_tok=1, index_block_size=4,
+    index_topk_blocks=2, index_n_heads=2, index_head_dim=8, layer_types=["full_attention", "minimax_m3_sparse"],
+)  # fmt: skip
+OWN_MASKS = {
+    "glm_moe_dsa": ("GlmMoeDsa", dict(INDEXED, num_key_value_heads=4)),
+    "hy_v4": ("HYV4", dict(INDEXED, num_key_value_heads=4)),
+    "minimax_m3_vl": ("MiniMaxM3VL", BLOCKS),
+    "deepseek_v4": (
+        "DeepseekV4",
+        dict(
+            MLA,
+            head_dim=16,
+            num_key_value_heads=1,
+            index_topk=4,
+            index_n_heads=2,
+            layer_types=["compressed_sparse_attention"] * 2,
+        ),
+    ),
+    "git": ("Git", dict(vision_config=dict(hidden_size=32, num_attention_heads=4, num_hidden_layers=1))),
+}
+"""Models that select keys for each query or add the mask to the scores themselves, with so few that it matters."""
+
+
+@pytest.mark.parametrize("folder", OWN_MASKS)
+def test_models_that_change_the_mask_themselves(folder):
+    if importlib.util.find_spec(f"transformers.models.{folder}") is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {folder}")
+    name, options = OWN_MASKS[folder]
+    modeling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    kind = getattr(modeling, f"{name}ForCausalLM")
+    torch.manual_seed(seed(1))
+    model = scatter(
+        kind(
+            kind.config_class(**SIZES | dict(pad_token_id=0, intermediate_size=40, moe_intermediate_size=16) | options)
+        ),
+        0.1,
+    )
+    ids = torch.randint(2, 99, (3, 29))
+    mask = mask_of(ids, "right")
+    model.set_attn_implementation("eager")
+    wanted = model(ids, mask, use_cache=False).logits[mask.bool()]
+    model.set_attn_implementation("posenc")
+    outputs_agree(model(ids, mask, use_cache=False).logits[mask.bool()], wanted)
+
+
+def test_a_mask_of_other_keys_raises():
+    """Joined keys that the mask does not know would be visible to every query."""
+    mask = make_mask(batch_size=1, q_length=5, kv_length=5)
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
+    with pytest.raises(ValueError, match="for 5 queries and 5 keys, and this layer has 5 and 7"):
+        interface.attention(torch.nn.Module(), q, k, k, mask)
+
+
+def test_a_mask_is_used_as_a_tensor():
+    mask = make_mask(batch_size=2, q_length=5, kv_length=5)
+    whole, other = torch.ones(5, 5).tril().bool().expand(2, 1, 5, 5), torch.rand(2, 1, 5, 5) > 0.5
+    assert torch.equal(~mask, ~whole) and torch.equal(mask & other, whole & other)
+    assert torch.equal(mask | other, whole | other) and torch.equal(other & mask, whole & other)
+    assert torch.equal(torch.cat([mask, other], dim=-1), torch.cat([whole, other], dim=-1))
+
+
+def test_a_model_without_the_interface_gets_the_mask_that_it_adds():
+    """MPNet takes any name, and adds its mask to its scores: a boolean one would be a bias of 1."""
+    torch.manual_seed(0)
+    config = MPNetConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    ids, mask = torch.randint(3, 30, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    model = MPNetModel._from_config(config, attn_implementation="eager").eval()
+    named = MPNetModel._from_config(copy.deepcopy(config), attn_implementation="posenc").eval()
+    named.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(named(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0])

@@ -85,7 +85,9 @@ def test_all_of_it_with_tiny_models(tmp_path, text, monkeypatch, capsys):
     table = (tmp_path / "claims.md").read_text(encoding="utf-8")
     for claim, _ in claims.CLAIMS:
         assert claim in printed and claim in table
+    table, larger = table.split("\n## With larger models")
     assert table.count("\n| ") == len(claims.CLAIMS) + 2
+    assert "| 1,200 steps | 3,000 steps | 6,000 steps |" in larger and "\n| alibi | " in larger
 
 
 def test_the_published_page_is_the_commands(request):

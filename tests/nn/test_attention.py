@@ -400,3 +400,26 @@ def test_projections_may_have_hooks_and_be_replaced(name):
     assert not torch.equal(attn(x), plain)
     weights = {f"{name}.0.{key}": 0 * value for key, value in projection.state_dict().items()}
     assert not torch.func.functional_call(attn, weights, (x,)).equal(plain)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["pope", "tupe"])
+def test_grouped_queries_of_encodings_with_terms_for_each_head_of_keys(name, masked):
+    """As a layer whose keys and values are repeated by hand."""
+    layer = posenc.Attention(32, 4, kv_heads=2, encoding=name, causal=True)
+    whole = posenc.Attention(32, 4, encoding=name, causal=True)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(0, 0.3)
+    found = {key: value.clone() for key, value in layer.state_dict().items()}
+    for key in ("k_proj.weight", "v_proj.weight"):
+        found[key] = found[key].unflatten(0, (2, 8)).repeat_interleave(2, 0).flatten(0, 1)
+    if name == "pope":
+        found["encoding.bias"] = found["encoding.bias"].repeat_interleave(2, 0)
+    whole.load_state_dict(found)
+    x, more = torch.randn(2, 9, 32), {"key_mask": torch.arange(9).expand(2, 9) < 8} if masked else {}
+    torch.testing.assert_close(layer(x, **more), whole(x, **more))
+    cache = posenc.KVCache()
+    parts = [layer(part, cache=cache, **({"key_mask": more["key_mask"][:, at]} if masked else {}))
+             for part, at in ((x[:, :5], slice(0, 5)), (x[:, 5:], slice(5, 9)))]  # fmt: skip
+    torch.testing.assert_close(torch.cat(parts, 1), whole(x, **more))

@@ -11,8 +11,9 @@ arbitrary position tensors, documents, dense masks, dropout, a scale for each qu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -48,31 +49,43 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     heads, q_length, k_length = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
     block = _block_rows(heads, q_length, k_length, mask.limits)
     rows = [slice(start, min(start + block, q_length)) for start in range(0, max(1, q_length), block)]
-    columns = [_visible(one, k_length - q_length, k_length, mask.limits) for one in rows]
+    columns = [visible_keys(one, k_length - q_length, k_length, mask.limits) for one in rows]
     if len(rows) == 1:
         (seen,) = columns
         return reference.attention(q, k[:, :, seen], v[:, :, seen], plan, mask, dropout, columns=seen)
     if dropout and not torch.compiler.is_compiling():
         dropout = as_dropout(dropout, q.device)  # one draw for all blocks
     precision = torch.promote_types(q.dtype, torch.float32)
-    # in float32 here, so that the blocks' gradients are summed in float32
-    k, v = k.to(precision), v.to(precision)
     plan = _cast_tensors(plan, precision)
     if mask.extra is not None and mask.extra.is_floating_point():
         mask = replace(mask, extra=mask.extra.to(precision))
+    is_large = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True)) > SCORES
+    attention = partial(_attention, plan=plan, mask=mask, dropout=dropout)
+    return run_blocks(q, k, v, rows, columns, attention, is_large)
+
+
+def run_blocks(
+    q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice],
+    attention: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]], is_large: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: made again for the gradients."""
+    # in float32 here, so that the blocks' gradients are summed in float32
+    precision = torch.promote_types(q.dtype, torch.float32)
+    k, v = k.to(precision), v.to(precision)
     # the gradient of a slice is as large as the whole, that of a split is one copy: blocks share the pieces between cuts
-    cuts = sorted({0, k_length, *(one.start for one in columns), *(one.stop for one in columns)})
+    cuts = sorted({0, k.shape[2], *(one.start for one in columns), *(one.stop for one in columns)})
     sizes = [stop - start for start, stop in pairwise(cuts)]
     pieces = k.split(sizes, dim=2), v.split(sizes, dim=2)
-    is_large = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True)) > SCORES
     parts = []
     for i, j in zip(rows, columns, strict=True):
         own = slice(cuts.index(j.start), cuts.index(j.stop))
-        arguments = (q[:, :, i], pieces[0][own], pieces[1][own], plan, mask, dropout, i, j)
+        arguments = (q[:, :, i], pieces[0][own], pieces[1][own], i, j)
         if is_large and torch.is_grad_enabled():
-            parts.append(checkpoint(_attention, *arguments, use_reentrant=False))
+            parts.append(checkpoint(attention, *arguments, use_reentrant=False))
         else:
-            parts.append(_attention(*arguments))
+            parts.append(attention(*arguments))
+    if len(parts) == 1:
+        return parts[0]
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
@@ -93,7 +106,7 @@ def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int
     return -(-q_length // max(1, -(-q_length // block))) or 1  # blocks of about the same size
 
 
-def _visible(rows: slice, offset: int, k_length: int, limits: Window) -> slice:
+def visible_keys(rows: slice, offset: int, k_length: int, limits: Window) -> slice:
     """The keys that causality and the window leave to these queries; at least one, for `pair` may need positions."""
     left, right = limits
     start = 0 if left is None else min(max(rows.start + offset - left, 0), max(k_length - 1, 0))
@@ -102,11 +115,14 @@ def _visible(rows: slice, offset: int, k_length: int, limits: Window) -> slice:
 
 
 def _attention(
-    q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], plan: Plan, mask: Mask, dropout: float, rows: slice, columns: slice
+    q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice, *, plan: Plan, mask: Mask, dropout: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Pieces of keys and values are joined here, where checkpointing does not keep the result."""
-    keys, values = (x[0] if len(x) == 1 else torch.cat(list(x), 2) for x in (k, v))
-    return reference.attention(q, keys, values, plan, mask, dropout, rows, columns)
+    return reference.attention(q, join(k), join(v), plan, mask, dropout, rows, columns)
+
+
+def join(pieces: Sequence[Tensor]) -> Tensor:
+    """Pieces of keys or values, joined within a block, where checkpointing does not keep the result."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 2)
 
 
 def _cast_tensors(plan: Plan, precision: torch.dtype) -> Plan:

@@ -137,12 +137,17 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice =
         c_q, c_k = decay
         s = s + (c_q[..., rows, None] - c_k[..., None, columns]).to(precision)
     if plan.pair is not None:
-        if plan.pair_axes:
-            p_q, p_k = positions.every_axis(0, device)[..., rows, :], positions.every_axis(1, device)[..., columns, :]
-        else:
-            p_q, p_k = positions.q_positions(device)[..., rows], positions.k_positions(device)[..., columns]
-        s = s + plan.pair(p_q, p_k).to(precision)
+        s = s + pair_block(plan, device, rows, columns).to(precision)
     return s
+
+
+def pair_block(plan: Plan, device: torch.device, rows: slice, columns: slice) -> Tensor:
+    """What the plan's function of both positions adds to a block."""
+    positions, pair = plan.positions, plan.pair
+    assert pair is not None
+    if plan.pair_axes:
+        return pair(positions.every_axis(0, device)[..., rows, :], positions.every_axis(1, device)[..., columns, :])
+    return pair(positions.q_positions(device)[..., rows], positions.k_positions(device)[..., columns])
 
 
 def masked(

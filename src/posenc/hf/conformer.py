@@ -53,11 +53,15 @@ def plan(positions: Positions, *, module: Any, waves: Tensor | None, dtype: torc
     if waves is None:
         table = module.distance_embedding.weight.to(dtype)[None]
         return Plan(positions, lookups=(Lookup(module.posenc_index, dot_query=table),), scale=module.scaling)
-    # rows run from i - j = L - 1 down to 1 - L
-    table = module.linear_pos(waves[0]).unflatten(-1, (module.num_heads, -1)).transpose(0, 1)
-    length, shift = positions.q_length, beyond_shift(module.pos_bias_v, module.pos_bias_u)
-    lookup = Lookup(Index(1 - length, length - 1), dot_query=table, query_shift=shift)
-    return Plan(positions, shift=module.pos_bias_u, lookups=(lookup,), scale=module.scaling)
+    return plan_waves(positions, module.linear_pos(waves[0]), module.pos_bias_u, module.pos_bias_v, module.scaling)
+
+
+def plan_waves(positions: Positions, table: Tensor, u: Tensor, v: Tensor, scale: float) -> Plan:
+    """table [2 L - 1, H * d], the projected waves from i - j = L - 1 down to 1 - L; u and v [H, d]."""
+    length = positions.q_length
+    rows = table.unflatten(-1, (u.shape[0], -1)).transpose(0, 1)
+    lookup = Lookup(Index(1 - length, length - 1), dot_query=rows, query_shift=beyond_shift(v, u))
+    return Plan(positions, shift=u, lookups=(lookup,), scale=scale)
 
 
 class Conformer(InterfaceLayer):

@@ -35,7 +35,10 @@ FOLDERS = {
     "mpnet": "mpnet", "deberta": "deberta", "deberta_v2": "deberta", "xlnet": "xlnet",
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
-    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm", "beit": "beit", "data2vec": "beit",
+    "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "wavlm": "wavlm",
+    "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "falcon": "falcon",
+    "fastspeech2_conformer": "relative_speech", "parakeet": "relative_speech", "beit": "beit", "data2vec": "beit",
+    **dict.fromkeys(("layoutlmv2", "layoutlmv3", "pp_doclayout_v2"), "layout"),
     **dict.fromkeys(("switch_transformers", "pop2piano", "pix2struct", "udop"), "t5_like"),
     **dict.fromkeys(("swin", "donut", "maskformer", "clap", "swinv2", "swin2sr"), "swin"),
     **dict.fromkeys(
@@ -62,6 +65,11 @@ class InterfacePart:
     runs while attn_implementation is "posenc"."""
     hook: Callable | None = None
     """A forward pre-hook (module, args, kwargs) -> (args, kwargs)."""
+
+    @staticmethod
+    def concerns(module: Any) -> bool:
+        """Whether this module has a term; one that has none stays as it is."""
+        return True
 
     @staticmethod
     def needs_hook(module: Any) -> bool:
@@ -141,11 +149,11 @@ def scatter(model: nn.Module) -> nn.Module:
     return model
 
 
-def tiny_text() -> dict[str, Tensor]:
+def tiny_text(length: int = 170) -> dict[str, Tensor]:
     """Two texts of tokens from 2 to 31, the second padded; long enough for an engine to run, not PyTorch's attention."""
-    ids = torch.arange(340).reshape(2, 170) % 30 + 2
+    ids = torch.arange(2 * length).reshape(2, length) % 30 + 2
     mask = torch.ones_like(ids)
-    mask[1, 113:] = 0
+    mask[1, length * 2 // 3 :] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -13,14 +13,17 @@ dense as `position_bias`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import output_capturing
 
 from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
@@ -29,12 +32,15 @@ from ..functional import scores
 from .layer import log_once
 
 NAME = "posenc"
+COLLECTED = getattr(output_capturing, "_active_collector", None)
 FEW = 384 * 384
 """Scores of a head up to which PyTorch's attention with a dense mask is faster than an engine, on a CPU: with padding, 8 heads
 and two rows, 3.8 ms against 5.5 at 256 tokens, 15.7 against 13.3 at 512, 71 against 35 at 1024."""
 FEW_BIASED = 160 * 160
 """Scores of a head up to which the originals are faster with their dense biases, on a CPU: BLOOM with padding, two tiny layers,
 2.2 ms against 4.5 at 64 tokens, 7.7 against 7.0 at 128 (a training step: 14 against 21)."""
+ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git"})
+"""Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface."""
 MOST_DENSE = 1 << 26
 """Numbers of a dense mask of packed texts, whose only engine on a CPU is `blocked`: 65 ms against 118 at 1024 tokens."""
 
@@ -117,10 +123,20 @@ class Mask:
     def __getitem__(self, index: Any) -> Tensor:
         return self.whole()[index]
 
+    def __invert__(self) -> Tensor:
+        return ~self.whole()
+
+    def __and__(self, other: Tensor) -> Tensor:
+        return self.whole() & other
+
+    def __or__(self, other: Tensor) -> Tensor:
+        return self.whole() | other
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args = [x.whole() if isinstance(x, Mask) else x for x in args]
-        kwargs = {name: x.whole() if isinstance(x, Mask) else x for name, x in (kwargs or {}).items()}
+        args, kwargs = tree_map(
+            lambda x: x.whole() if isinstance(x, Mask) else x, (args, kwargs or {})
+        )  # torch.cat: in a list
         return function(*args, **kwargs)
 
 
@@ -137,6 +153,19 @@ def make_mask(
     """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
+    config = kwargs.get("config")
+    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
+    if not adds_mask and not _has_interface(type(config)):
+        adds_mask = True
+        log_once(
+            f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
+            "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
+        )
+    if adds_mask:
+        return masking_utils.eager_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
+        )  # fmt: skip
     found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
     if (
         found is not None
@@ -158,6 +187,14 @@ def make_mask(
     return Mask(
         batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
     )
+
+
+@cache
+def _has_interface(config: type) -> bool:
+    """Whether the models of a configuration can call the interface: others add their masks to their scores."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = sys.modules.get(name) if name.startswith("transformers.models.") else None
+    return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -236,8 +273,10 @@ def attention(
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         if isinstance(position_bias, Tensor) and position_bias.dim() == 4:
             position_bias = position_bias[..., : query.shape[2]]
-    options = _options(attention_mask, query, causal, context is not None)
-    wants = bool(kwargs.get("output_attentions"))
+    if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
+        attention_mask = _selected(module, query, key, attention_mask, kwargs)
+    options = _options(attention_mask, query, key, causal, context is not None)
+    wants = bool(kwargs.get("output_attentions")) or _are_collected()
     make = (
         None
         if layer is None
@@ -284,9 +323,41 @@ def attention(
     return attend(query, key, value, plan, dropout=dropout, engine=engine, **options).transpose(1, 2).contiguous(), None
 
 
-def _options(mask: Any, query: Tensor, causal: bool, shares: bool) -> dict[str, Any]:
+def _are_collected() -> bool:
+    """Whether transformers collects probabilities by hooks in this forward pass: not every model passes output_attentions on."""
+    collected = None if COLLECTED is None else COLLECTED.get()
+    return collected is not None and any("attentions" in name for name in collected)
+
+
+def _selected(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
+    """The mask of the keys that an indexer has selected for each query, which models add to the mask themselves for "eager"
+    and "sdpa" alone."""
+    mask = mask.whole() if isinstance(mask, Mask) else mask
+    if kwargs.get("indices") is None:
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=query.device)[None]
+        return module.indexer.build_block_mask(  # type: ignore[union-attr, operator]
+            kwargs["block_indices"], mask, key.shape[2], query.dtype, query.device, positions.expand(query.shape[0], -1)
+        )
+    indices = kwargs["indices"].long()
+    chosen = indices.new_zeros((*indices.shape[:2], key.shape[2]), dtype=torch.bool).scatter(-1, indices, True)[:, None]
+    if mask is None:
+        return chosen
+    return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+
+
+def _options(mask: Any, query: Tensor, key: Tensor, causal: bool, shares: bool) -> dict[str, Any]:
     """`attend`'s mask arguments."""
     if isinstance(mask, Mask):
+        whole = mask.documents is None and mask.window is None and not mask.causal  # padding is checked by `attend`
+        if not (shares or whole) and (mask.queries[1], mask.keys[1]) != (query.shape[2], key.shape[2]):
+            if mask.keys[1] == 1:  # a step of a model whose first layer is recurrent: one mask for all keys
+                return {"mask": mask.whole().expand(-1, -1, -1, key.shape[2])}
+            raise ValueError(
+                f"attention_mask is for {mask.queries[1]} queries and {mask.keys[1]} keys, and this layer has "
+                f"{query.shape[2]} and {key.shape[2]}; call model.set_attn_implementation('eager')"
+            )
         return mask.options(shares=shares)
     if mask is None:
         return {"causal": causal and query.shape[2] > 1}
@@ -311,12 +382,13 @@ def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
     return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
 
 
-def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any) -> bool:
-    """Whether the original is faster with its dense bias than an engine: short texts on a CPU, no engine named."""
+def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, times: float = 1.0) -> bool:
+    """Whether the original is faster with its dense bias than an engine: on a CPU, no engine named, and few scores of a head,
+    `times` FEW_BIASED."""
     own = module.__dict__
     return (
         not torch.compiler.is_compiling() and device is not None and device.type == "cpu" and queries > 1
-        and queries * keys <= FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
+        and queries * keys <= times * FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 
 

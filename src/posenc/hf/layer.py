@@ -30,6 +30,11 @@ class Part(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
     @staticmethod
+    def concerns(module: Any) -> bool:
+        """Whether this module has a term; one that has none stays as it is."""
+        return True
+
+    @staticmethod
     def refuses(module: Any) -> str | None:
         """Why this module cannot be swapped, or None."""
         return None

@@ -80,6 +80,11 @@ def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return wanted
 
 
+def pass_attentions(module: nn.Module, args: tuple, kwargs: dict[str, Any]):
+    """A pre-hook: the layers learn from their arguments that the configuration requests the weights."""
+    return args, {**kwargs, "output_attentions": wants_attentions(module, kwargs)}
+
+
 def log_dense() -> None:
     log_once("output_attentions=True: this call runs the original attention, with its dense scores")
 
@@ -93,13 +98,17 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     """Positional arguments of a forward as keyword arguments."""
     if not args:
         return kwargs
-    names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    names = [
+        name
+        for name in inspect.signature(getattr(module, "original", type(module)).forward).parameters
+        if name != "self"
+    ]
     return {**dict(zip(names, args)), **kwargs}
 
 
-def is_short(module: nn.Module, tokens: Tensor) -> bool:
+def is_short(module: nn.Module, tokens: Tensor, times: float = 1.0) -> bool:
     """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
-    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device)
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, times)
 
 
 def grows(cache: Any) -> bool:

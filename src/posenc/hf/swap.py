@@ -334,8 +334,8 @@ def _survey(model: nn.Module, check: bool) -> _Found:
             originals = [part.original for part in family.parts]
             for part in family.parts:
                 if type(module) is part.original:
-                    is_known = True
-                    if "posenc_part" in module.__dict__:
+                    is_known = part.concerns(module)
+                    if not is_known or "posenc_part" in module.__dict__:
                         continue
                     reason = part.refuses(module) or _index_error(module, part)
                     if reason is None:

@@ -27,6 +27,8 @@ def before_switch(module: Any, args: tuple, kwargs: dict[str, Any]):
     mask: Any = kwargs.get("mask")
     crosses = kwargs.get("key_value_states") is not None
     is_padding = isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 4 and mask.shape[2] == 1
+    if is_padding and not torch.compiler.is_compiling() and mask.is_cpu:  # masks of fractions stay what they are
+        is_padding = bool(((mask == 0) | (mask == torch.finfo(mask.dtype).min)).all())
     if is_padding and not crosses and not module.is_decoder and module.config._attn_implementation == "posenc":
         sizes = (0, mask.shape[3]), (0, mask.shape[3])
         kwargs = {**kwargs, "mask": Mask(

@@ -19,7 +19,7 @@ from torch import nn
 import posenc
 
 from ..encodings import spec
-from . import corpus, presets, run, run_trial, train
+from . import corpus, evidence, presets, run, run_trial, train, verdict
 from .corpus import Corpus
 from .model import Transformer
 from .results import Mean, Results
@@ -292,12 +292,39 @@ them again and writes this page: some claims are arithmetic, the others are test
 `posenc compare --preset quick` and on a few encoders of one layer."""
 
 
+def larger_models() -> list[str]:
+    """Markdown: what the strongest run says of the claims on extrapolation, after each number of training steps."""
+    results = evidence.strongest()
+    task = evidence.text_task(results)
+    assert task is not None
+    steps, far = results.steps(task), max(task["test"])
+    rows = [
+        f"| {encoding} | " + " | ".join(f"{s.change} {s.outcome}" for s in found) + " |"
+        for encoding, found in verdict.by_steps(results, task)
+        if found[-1].far is not None
+    ]
+    if not rows:
+        return []
+    return [
+        "",
+        "## With larger models and longer training",
+        "",
+        f"What holds depends on the training too. Models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes "
+        f"(`posenc compare --preset paper`): loss at {task['train']} → {far}, and the verdict, after {len(steps)} numbers of steps of one "
+        f"training; {results.seeds(task)}.",
+        "",
+        "| encoding | " + " | ".join(f"{step:,} steps" for step in steps) + " |",
+        "| --- " * (len(steps) + 1) + "|",
+        *rows,
+    ]
+
+
 def as_markdown(verdicts: list[dict[str, str]], about: str) -> str:
     """The page docs/claims.md."""
     lines = [INTRODUCTION, "", "| claim | measured | verdict |", "| --- | --- | --- |"]
     for entry in verdicts:
         lines.append(f"| {entry['claim']} | {entry['evidence']} | **{entry['verdict']}**: {entry['why']} |")
-    return "\n".join([*lines, "", about, ""])
+    return "\n".join([*lines, "", about, *larger_models(), ""])
 
 
 def as_text(verdicts: list[dict[str, str]]) -> str:

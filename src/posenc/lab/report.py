@@ -159,15 +159,12 @@ def _every_step(results: Results, task: dict[str, Any], words: Words) -> list[Ma
     """The verdicts after parts of the training, and which of them still move at its end."""
     steps = results.steps(task)
     rows, moved, known = [], [], 0
-    for s in verdict.standings(results, task):
-        if "+" in s.encoding:
-            continue
-        found = [verdict.midway(results, task, s.encoding, step) for step in steps]
+    for encoding, found in verdict.by_steps(results, task):
         cells = [cell for one in found for cell in (summary.badge(one, words), tag("td", one.change))]
-        rows.append([tag("td", summary.breakable(s.encoding)), *cells])
+        rows.append([tag("td", summary.breakable(encoding)), *cells])
         outcomes = [one.outcome for one in found[-2:]]
         known += "missing" not in outcomes
-        moved += [s.encoding] if "missing" not in outcomes and len(set(outcomes)) > 1 else []
+        moved += [encoding] if "missing" not in outcomes and len(set(outcomes)) > 1 else []
     head = [cell for step in steps for cell in (tag("th", words("after steps", steps=step), class_="verdict"), "")]
     about = words("steps about", train=task["train"], far=max(task["test"]), last=steps[-1])
     settled = (

@@ -118,6 +118,13 @@ class Results:
         }
         return [*sorted(found), task["steps"]] if found else []
 
+    def seeds(self, task: dict[str, Any]) -> str:
+        """How many seeds the encodings were trained with, in words."""
+        trained = {encoding.split("+")[0] for encoding in self.encodings(task)}
+        numbers = sorted({len(self.training(task, encoding)) for encoding in trained})
+        shown = " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "0"
+        return f"{shown} seed{'s' * (shown != '1')}"
+
     def rates(self, task: dict[str, Any], encoding: str) -> dict[float, Mean | str]:
         """The learning-rate check: score at the training size for each rate, first seed only."""
         found: dict[float, Mean | str] = {}

@@ -72,6 +72,14 @@ def standings(results: Results, task: dict[str, Any], size: int | None = None) -
     return sorted(found, key=lambda s: (s.far is None, sign * s.far.value if s.far else 0.0))
 
 
+def by_steps(results: Results, task: dict[str, Any]) -> list[tuple[str, list[Standing]]]:
+    """Every encoding's standing at the largest size after each number of training steps, best at the end first, without
+    extensions, which are tested at the end alone. Empty where trainings were not tested midway."""
+    steps = results.steps(task)
+    names = [s.encoding for s in standings(results, task) if "+" not in s.encoding] if steps else []
+    return [(name, [midway(results, task, name, step) for step in steps]) for name in names]
+
+
 def sign_of(task: dict[str, Any]) -> int:
     """1 if lower is better, -1 if higher is."""
     return 1 if metric_of(task) == "loss" else -1

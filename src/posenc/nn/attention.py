@@ -16,7 +16,7 @@ from ..core.formulas import head_size
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import Positions
-from ..encodings.registry import causal_options, create
+from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
@@ -79,7 +79,9 @@ class Attention(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
         if isinstance(encoding, str):
-            options = causal_options(encoding) if causal else {}
+            options: dict[str, Any] = causal_options(encoding) if causal else {}
+            if kv_heads != heads and "kv_heads" in options_of(encoding):  # rotations of their own for each head of keys
+                options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
             raise TypeError(f"encoding must be an Encoding, an encoding's name or None, got {type(encoding).__name__}")
@@ -235,6 +237,7 @@ class Attention(nn.Module):
             k, v = appended.k, appended.v
         if q.shape[1] != self.heads:
             plan = self._own_heads(plan, q)
+        k, v = _as_appended(k, v, plan)
         masks: MaskOptions = {"causal": self.causal}
         if self.window is not None:
             masks["window"] = self.window
@@ -317,6 +320,7 @@ class Attention(nn.Module):
     def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
         if q.shape[1] != self.heads:
             plan = self._own_heads(plan, q)
+        k, v = _as_appended(k, v, plan)
         out = attend(
             q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
             dropout=self.dropout if self.training else 0.0, engine=self.engine,
@@ -377,3 +381,11 @@ def _cached_context(
     if not compiling and k.is_inference() and not torch.is_inference_mode_enabled():  # autograd may not save those
         k, v, facts = k.clone(), v.clone(), {name: fact.clone() for name, fact in facts.items()}
     return k, v, facts
+
+
+def _as_appended(k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Keys and values with a head for each head of channels that the plan appends to the keys (grouped queries)."""
+    if plan.append is None or plan.append[1].shape[1] <= k.shape[1]:
+        return k, v
+    groups = plan.append[1].shape[1] // k.shape[1]
+    return k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -1,7 +1,7 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
-    kernel, launch                      the forward pass: producer and consumers; buffers, tiles by head size, descriptors
-    backward, backward_launch           the backward pass, with five products; what runs before and after it
+    prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
+    backward, backward_launch       the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -25,10 +25,13 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SMALLEST = 2.0**-40
-WIDEST = 1 << 20  # distances of a causal table
+READS_BACKWARD = {"q", "k", "v", "bias"}
+WIDEST = 1 << 20  # distances of a causal table in the backward pass
 SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
-READS = {"q", "k", "v", "bias", "slopes"}
+READS = {
+    "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
+}  # fmt: skip
 
 
 def _version() -> str:
@@ -49,10 +52,8 @@ def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
 
 def refuse_untested(x: Inputs, num: Numbers) -> str | None:
     """What the kernel can do and `auto` does not let it do yet."""
-    if num.right == 0:
-        return "a NaN in a later key would reach earlier queries of its tile"
-    if x.slopes is not None:
-        return "slopes were not checked on a GPU since they begin the accumulator"
+    if num.left >= 0 or num.right >= 0 or any(y is not None for y in (x.slopes, x.starts, x.key_mask, x.doc_q)):
+        return "slopes, masks and starts were not checked on a GPU since scores are replaced where a pair is masked"
     return None
 
 
@@ -72,15 +73,11 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
         return f"head sizes are {' or '.join(map(str, SIZES))}, the same for keys and values, got {q.shape[3]} and {v.shape[3]}"
     extra = [name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS]
     if extra:
-        return f"it knows biases by distance and slopes, not {', '.join(extra)}"
+        return f"it knows biases by distance, slopes, padding and documents, not {', '.join(extra)}"
     if dropout > 0.0:
         return "it has no dropout"
-    if num.left >= 0 or num.right > 0:
-        return "it has no window"
     if scale < SMALLEST:
         return f"the bias is divided by the scale, which must be at least {SMALLEST}, got {scale}"
-    if num.right == 0 and num.lo != FAR and abs(k.shape[2] - q.shape[2] + num.offset - num.lo) > WIDEST:
-        return f"the last visible distance is more than {WIDEST} from the table's first"
     if min(q.shape[2], k.shape[2]) < SHORTEST:
         return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"
     blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // 192)
@@ -95,8 +92,15 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
     """Why the backward kernel does not run this call, or None."""
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
-    if x.slopes is not None or x.k.shape[1] != x.q.shape[1]:
-        return "it has no slopes, and as many heads of keys as of queries"
+    extra = [
+        name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS_BACKWARD
+    ]
+    if extra or num.left >= 0 or num.right > 0:
+        return f"it knows biases by distance and causality, not {', '.join(extra) or 'windows'}"
+    if x.k.shape[1] != x.q.shape[1]:
+        return f"it needs as many heads of keys as of queries, got {x.k.shape[1]} and {x.q.shape[1]}"
+    if num.right == 0 and num.lo != FAR and abs(x.k.shape[2] - x.q.shape[2] + num.offset - num.lo) > WIDEST:
+        return f"the last visible distance is more than {WIDEST} from the table's first"
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:

@@ -1,6 +1,6 @@
-"""The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality.
+"""The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality, windows, padding, documents.
 
-A program is one producer warp, which copies tiles by TMA, and NC consumer warpgroups of 64 queries each. Keys and values pass
+A program is one producer warp, which copies tiles by TMA, and three consumer warpgroups of 64 queries each. Keys and values pass
 through a ring of STAGES slots in shared memory. Slot t of a block holds keys t and values t - 1, which is what step t multiplies:
 
     step            0              1                2                    n
@@ -9,16 +9,16 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
                  p0 = softmax   acc += p0 v0     acc += p1 v1
                                 p1 = softmax     p2 = softmax
 
-The tiles of a block come in this order, which is the same for all its consumers (`split_tiles`, `find_tile`):
+Which tiles a block visits stands in `tiles` (prepare.py, by triton/masking.py's rules); all its consumers visit them in this order:
 
-    keys      0          left1          right0          right1          n
-              |   far     |    near      |     far       |     near      |
-    order          1st         3rd             2nd             4th
+    keys     first      left0      left1      right0      right1      last
+              |   near   |   far    |   near    |   far     |   near   |
+    order         3rd        1st        4th         2nd         5th
 
     far       visible to all queries of the block, and every distance at or beyond one end of the table: the bias is one number,
               which goes into the row's maximum; the products with values run beside the softmax
-    near      all others: the table's numbers, divided by the scale, are what the product of queries and keys begins with, instead of
-              zero. Where causal, the table ends with -inf, which is the mask
+    near      all others: the product of queries and keys begins with the table's numbers, divided by the scale, instead of zero;
+              where a mask may touch a consumer's tile, its scores are then replaced by -inf (not added: a key may hold NaN)
 
 A consumer skips the last tiles where only later queries of the block see them.
 
@@ -37,7 +37,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+CONSUMERS = gl.constexpr(3)
 ROWS = gl.constexpr(64)  # queries of a consumer
+NUMBERS = gl.constexpr(9)  # of a block, see load_tiles
 PAD = gl.constexpr(192)  # entries before and after a head's bias in the padded table: queries and keys of a tile
 TURN = gl.constexpr(8)  # the first named barrier by which consumers take turns
 
@@ -66,33 +68,25 @@ def find_block(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def count_tiles(end, q_length, k_length, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """How many tiles of keys the queries before `end` may see."""
-    keys = k_length
-    if CAUSAL:
-        keys = gl.minimum(keys, gl.minimum(end, q_length) + (k_length - q_length))
-    return (gl.maximum(keys, 0) + BN - 1) // BN
+def load_tiles(tiles_ptr, tiles_row, b, block):
+    """first, left0, left1, right0, right1, last, clear0, clear1, and the offset of the batch row."""
+    at = tiles_ptr + b * tiles_row + block * NUMBERS
+    return (
+        gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4), gl.load(at + 5), gl.load(at + 6),
+        gl.load(at + 7), gl.load(at + 8),
+    )  # fmt: skip
 
 
 @gluon.jit
-def split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.constexpr):
-    """left1, right0 and right1 of the BM queries from m0 on, which visit n tiles."""
-    seen = k_length
-    if CAUSAL:
-        seen = gl.minimum(seen, m0 + (k_length - q_length) + 1)
-    clear = gl.minimum(gl.maximum(seen, 0) // BN, n)
-    left1 = gl.minimum(gl.maximum(lo + m0 - offset + 1, 0) // BN, clear)
-    right0 = gl.maximum((gl.maximum(hi + m0 + BM - 1 - offset, 0) + BN - 1) // BN, left1)
-    right1 = gl.where(right0 < clear, clear, left1)
-    return left1, gl.minimum(right0, right1), right1
+def far_tile(t, left0, left1, right0):
+    return gl.where(t < left1 - left0, left0 + t, right0 + t - (left1 - left0))
 
 
 @gluon.jit
-def find_tile(t, left1, right0, right1):
-    """The t-th tile in the order above."""
-    far = left1 + (right1 - right0)
-    near = gl.where(t - far < right0 - left1, t - (right1 - right0), t)
-    return gl.where(t < left1, t, gl.where(t < far, t + (right0 - left1), near))
+def near_tile(t, first, left0, left1, right0, right1):
+    tile = first + t
+    tile += gl.where(tile >= left0, left1 - left0, 0)
+    return tile + gl.where(tile >= right0, right1 - right0, 0)
 
 
 # ---- pieces of a step -------------------------------------------------------------------------------------------------
@@ -146,15 +140,40 @@ def along_rows(factor, x):
 
 
 @gluon.jit
-def load_table(
-    table, scale, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr
-):  # fmt: skip
-    """The table's numbers for a tile, dist being the distance of its first key and first query."""
+def begin_near(table, dist, lo, hi, BN: gl.constexpr, S_L: gl.constexpr):
+    """What the scores of a near tile begin with: the table's numbers, dist being the distance of the first key and the first query."""
     row, eight, column = coordinates(by_eights(gl.zeros([ROWS, BN], gl.float32, S_L)))
     # beyond the span, any tile reads the same numbers: the table need not be longer
     first = gl.minimum(gl.maximum(dist, lo - BN), hi + ROWS) - lo + PAD
     x = gl.load((table + first + (column - row)) + 8 * eight)
     return gl.convert_layout(gl.reshape(x, [ROWS, BN]), S_L)
+
+
+@gluon.jit
+def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """-inf for pairs that are not visible, of the queries from m0 on and the keys from n0 on."""
+    bits, doc_q, doc_k, doc_keys = masks
+    q_length, k_length, left, right = limits
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    step = m0 - n0 + (k_length - q_length)
+    is_visible = 8 * eight < gl.minimum(row + (step + right + 1), k_length - n0) - column
+    if WINDOW:
+        is_visible = is_visible & (8 * eight >= row + (step - left) - column)
+    if PADDED:
+        word = gl.load(bits + n0 // s.shape[1] * 8 + column)
+        is_visible = is_visible & ((word & (1 << eight)) != 0)
+    if DOCS:
+        at = doc_keys + 2 * gl.minimum(m0 + row, q_length - 1)
+        begin, end = gl.load(at) - n0, gl.load(at + 1) - n0  # -1 and k_length where the ids of keys are in no order
+        is_visible = is_visible & (8 * eight >= begin - column) & (8 * eight < end - column)
+    x = gl.where(is_visible, x, float("-inf"))
+    if DOCS:
+        if gl.load(doc_keys) < 0:
+            own = gl.load(doc_q + gl.minimum(m0 + row, q_length - 1))
+            j = gl.minimum(8 * eight + column + n0, k_length - 1)
+            x = gl.where(gl.load(doc_k + j) == own, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
 
 
 @gluon.jit
@@ -166,15 +185,11 @@ def slope_of_pairs(slope, BN: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def softmax(
-    s, m, scale, shift, slope, dist, keys, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr
-):  # fmt: skip
+def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constexpr, SLOPES: gl.constexpr):
     """Probabilities (by_eights), the factor of earlier sums, and the new maxima of the tile of scores s * scale + shift - slope |r|,
-    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i). keys: how many there are."""
+    r = dist + j - i. In a far tile slope has the sign of -r, and s begins with slope * (j - i)."""
     x = by_eights(s)
     row, eight, column = coordinates(x)
-    if NEAR and not CAUSAL:
-        x = gl.where(8 * eight < keys - column, x, float("-inf"))
     if NEAR and SLOPES:
         x = x * scale - slope * gl.abs((column - row + dist).to(gl.float32) + (8 * eight).to(gl.float32))
         m_new = gl.maximum(m, row_max(x, S_L))
@@ -191,12 +206,10 @@ def softmax(
 
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(
-    load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = load
+def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
+    q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem = load
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     count = (q_length + BM - 1) // BM
@@ -207,11 +220,13 @@ def produce(
         b = bh // heads
         h = bh % heads
         m0 = block * BM
-        n = gl.maximum(count_tiles(m0 + BM, q_length, k_length, BN, CAUSAL), 1)
-        left1, right0, right1 = split_tiles(m0, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        far = (left1 - left0) + (right1 - right0)
         before = -BN  # outside the tensor: zeros
         for t in range(n + 1):
-            n0 = find_tile(t, left1, right0, right1) * BN
+            near = near_tile(t - far, first, left0, left1, right0, right1)
+            n0 = gl.where(t < far, far_tile(t, left0, left1, right0), near) * BN
             at = step % STAGES
             mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
             has_keys = t < n
@@ -225,28 +240,26 @@ def produce(
             step += 1
             if t == 0:
                 for c in gl.static_range(NC):
-                    at_q = turn % QUEUE * NC + c
-                    mbarrier.wait(q_empty.index(at_q), ((turn // QUEUE) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(at_q), q_desc.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(at_q), q_smem.index(at_q)
-                    )
+                    mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
+                    mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+                    tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
 
 
 @gluon.jit
 def take_step(
-    q, p, m, l, acc, step, scale, shift, slope, dist, keys, table, lo, hi, k_smem, v_smem, full, empty, S_L: gl.constexpr,
-    P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, NEAR: gl.constexpr,
-    TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    q, p, m, l, acc, step, scale, shift, slope, offset, m0, n0, is_masked, masks, limits, table, lo, hi, k_smem, v_smem, full, empty,
+    S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    NEAR: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
+    dist = n0 - m0 + offset
     at = step % STAGES
     k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([BN, D])
     if NEAR and TABLE:
-        begin = load_table(table, scale, dist, lo, hi, BN, S_L)
+        begin = begin_near(table, dist, lo, hi, BN, S_L)
         if TURNS:
             wait_turn(CID)
         s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
@@ -264,7 +277,12 @@ def take_step(
     if TURNS:
         pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
-    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, keys, S_L, NEAR, SLOPES, CAUSAL)
+    if NEAR and (TABLE or SLOPES):
+        if is_masked:
+            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    elif NEAR:  # such tiles are near because a mask touches them
+        s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, S_L, NEAR, SLOPES)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
     # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
     # the softmax, and nothing overlaps.
@@ -277,12 +295,13 @@ def take_step(
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr,
-    TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, CAUSAL: gl.constexpr,
+    use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
@@ -297,11 +316,13 @@ def consume(
     for turn in range(count_blocks(batch_heads * count, program, programs)):
         bh, block = find_block(turn, program, programs, count, batch_heads, section)
         m0 = block * BM + CID * ROWS
-        n = gl.maximum(count_tiles(block * BM + BM, q_length, k_length, BN, CAUSAL), 1)
-        own = gl.maximum(count_tiles(m0 + ROWS, q_length, k_length, BN, CAUSAL), 1)
-        own = gl.where(m0 < q_length, own, 0)
-        left1, right0, right1 = split_tiles(block * BM, n, q_length, k_length, offset, lo, hi, BM, BN, CAUSAL)
-        far = gl.minimum(left1 + (right1 - right0), own)
+        b = bh // heads
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
+        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
+        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
         shift_right = 0.0
@@ -312,11 +333,18 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        at_q = turn % QUEUE * NC + CID
-        q = q_smem.index(at_q).reshape([ROWS, D])
-        mbarrier.wait(q_full.index(at_q), (turn // QUEUE) & 1)
-        if QREG:
-            q = q.load(gl.DotOperandLayout(0, S_L, 2))
+        of_row = (
+            bits_ptr + b * bits_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_keys_ptr + b * doc_keys_row,
+        )
+        limits = (q_length, k_length, left, right)
+        # keys that no limit hides from any of these queries
+        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        q = q_smem.index(CID).reshape([ROWS, D])
+        mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
@@ -325,19 +353,23 @@ def consume(
         p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
         acc = gl.zeros([ROWS, D], gl.float32, O_L)
         for t in range(far):
-            n0 = find_tile(t, left1, right0, right1) * BN
-            is_left = t < left1
+            n0 = far_tile(t, left0, left1, right0) * BN
+            is_left = t < left1 - left0
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope),
-                n0 - m0 + offset, BN, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False,
-                TABLE, SLOPES, CAUSAL,
+                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope), offset, m0, n0,
+                False, of_row, limits, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False, TABLE,
+                SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
-        for t in range(far, own):
-            n0 = find_tile(t, left1, right0, right1) * BN
+        for t in range(own - far):
+            tile = near_tile(t, first, left0, left1, right0, right1)
+            n0 = tile * BN
+            is_masked = (n0 < inner0) | (n0 + BN > inner1)
+            if PADDED or DOCS:
+                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, 0.0, slope, n0 - m0 + offset, k_length - n0, table, lo, hi, k_smem, v_smem, full,
-                empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, CAUSAL,
+                q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, of_row, limits, table, lo, hi, k_smem, v_smem,
+                full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
 
@@ -345,7 +377,7 @@ def consume(
         at = step % STAGES
         values = v_smem.index(at).reshape([BN, D])
         acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(at_q))
+        mbarrier.arrive(q_empty.index(CID))
         total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
         is_empty = total == 0.0
         lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
@@ -361,7 +393,7 @@ def consume(
             gl.thread_barrier()
             o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [bh // heads, bh % heads, m0, 0], o_smem.index(CID))
+            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
         for _ in range(own, n):
             if TURNS:
                 wait_turn(CID)
@@ -376,34 +408,40 @@ def consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "offset", "row", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "row", "bits_row", "doc_q_row",
+        "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def forward(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
-    table_ptr,  # float32 [H or 1, PAD + span + PAD], constant before and after the span (launch.pad_bias); or unused
+    tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (load_tiles)
+    table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
     slopes_ptr,  # float32 [H], or unused
+    bits_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.pack_padding), or unused
+    doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in triton/structs.py, or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi,
-    NC: gl.constexpr, STAGES: gl.constexpr, QUEUE: gl.constexpr, TURNS: gl.constexpr, QREG: gl.constexpr, TABLE: gl.constexpr,
-    SLOPES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row,
+    doc_keys_row, lo, hi,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. r = j - i + offset; lo, hi: the span of the table, or, without one, of nothing, beyond every distance, so that all
-    tiles are far; row: the table's stride over heads. QUEUE: blocks of queries in shared memory; QREG: a block's queries in registers."""
+    """out and lse. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
+    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
     DTYPE: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
     BN: gl.constexpr = k_desc.block_shape[2]
-    q_smem = gl.allocate_shared_memory(DTYPE, [QUEUE * NC, 1, 1, ROWS, D], q_desc.layout)
+    NC: gl.constexpr = CONSUMERS
+    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [QUEUE * NC, 1], BARRIER)
+    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    for i in gl.static_range(QUEUE * NC):
+    for i in gl.static_range(NC):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -411,21 +449,15 @@ def forward(
         mbarrier.init(empty.index(i), count=NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
+    load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)
     bars = (q_full, q_empty, full, empty)
-    use = (o_desc, lse_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
-    sizes = (q_length, k_length, heads, group, batch_heads, section, offset, row, lo, hi)
+    use = (o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
+    masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
-    if NC == 2:
-        gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
-        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume, (use, bars, sizes, scale, 0, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 1, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (consume, (use, bars, sizes, scale, 2, NC, STAGES, QUEUE, TURNS, QREG, TABLE, SLOPES, CAUSAL)),
-            (produce, (load, bars, sizes, NC, STAGES, QUEUE, CAUSAL)),
-        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    gl.warp_specialize([
+        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, sizes, NC, STAGES)),
+    ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -5,49 +5,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.arguments import Inputs, Numbers
+from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from .kernel import PAD, ROWS, forward
+from .kernel import CONSUMERS, NUMBERS, PAD, ROWS, forward
+from .prepare import prepare
 
 LOG2E = 1.4426950408889634
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 class Tile(NamedTuple):
-    consumers: int
     keys: int
     stages: int
-    turns: bool  # whether consumers take turns with the tensor cores
-    in_registers: bool  # whether queries are
-    registers: tuple[int, int]  # of a consumer and of the producer; 512 threads share 65,536, or 384 with two consumers
+    turns: bool = True  # whether consumers take turns with the tensor cores
     heads: int = 0  # of all batch rows, whose blocks are taken together where causal; 0: all
 
 
-TILES = {64: Tile(3, 128, 4, True, False, (160, 32)), 128: Tile(3, 64, 4, True, False, (160, 32))}
-
-
-@triton.jit(do_not_specialize=["row", "bias_lo", "bias_hi", "first", "last", "width", "scale"])
-def pad_bias(
-    bias, row, bias_lo, bias_hi, table, first, last, width, scale, CAUSAL: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """bias [H, bias_lo .. bias_hi] or None -> table [H, width] by distance from `first` on, divided by the scale. CAUSAL: distances
-    beyond `last` are not visible."""
-    h = tl.program_id(0).to(tl.int64)
-    for start in range(0, width, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        r = first + at
-        x = tl.zeros([BLOCK], tl.float32)
-        if bias is not None:
-            x = tl.load(bias + h * row + tl.minimum(tl.maximum(r, bias_lo), bias_hi) - bias_lo) / scale
-        if CAUSAL:
-            x = tl.where(r > last, float("-inf"), x)
-        tl.store(table + h * width + at, x, mask=at < width)
+TILES = {64: Tile(128, 4), 128: Tile(64, 4)}
+NO_LIMIT = 1 << 30  # more than any distance of keys; sums with it stay within 32 bits
+REGISTERS = 160, 32  # of a consumer and of the producer; 512 threads share 65,536
 
 
 def run_forward(
@@ -58,40 +39,45 @@ def run_forward(
     batch, heads, q_length, size = q.shape
     k_length, group = k.shape[2], heads // k.shape[1]
     tile = tile or TILES[size]
-    causal = num.right == 0
-    lo, hi = table_span(x, num)
-    table, width = lse, 0
-    if causal or x.bias is not None:
-        width = hi - lo + 1 + 2 * PAD.value
-        rows = 1 if x.bias is None else heads
-        table = lse.new_empty(rows, width)
-        row = 0 if x.bias is None else x.bias.stride(0)
-        last = k_length - q_length + num.offset
-        launch(
-            pad_bias, rows, x.bias, row, num.bias_lo, num.bias_hi, table, lo - PAD.value, last, width, scale, causal, 512
-        )  # fmt: skip
-        width = width if rows > 1 else 0
-    blocks = batch * heads * -(-q_length // (ROWS.value * tile.consumers))
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    section = min(tile.heads or batch * heads, batch * heads) if causal else 1
+    queries = ROWS.value * CONSUMERS.value
+    count = -(-q_length // queries)
+
+    batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
+    tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
+    bias_row, width, table = 0, 0, None
+    if x.bias is not None:
+        bias_row, width = x.bias.stride(0), num.hi - num.lo + 1 + 2 * PAD.value
+        table = lse.new_empty(heads, width)
+    bits = None
+    if x.key_mask is not None:
+        bits = lse.new_empty(x.key_mask.shape[0], -(-k_length // tile.keys), 8, dtype=torch.int32)
+    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
+    programs = batch_rows * count, 0 if table is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
     launch(
-        forward, min(blocks, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), lse, table, lse if x.slopes is None else x.slopes, scale * LOG2E, q_length, k_length,
-        heads, group, batch * heads, section, num.offset, width, lo, hi,
-        NC=tile.consumers, STAGES=tile.stages, QUEUE=1, TURNS=tile.turns, QREG=tile.in_registers,
-        TABLE=table is not lse, SLOPES=x.slopes is not None, CAUSAL=causal, CONSUMER_REGISTERS=tile.registers[0],
-        PRODUCER_REGISTERS=tile.registers[1], num_warps=4,
+        prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
+        num.lo, num.hi, x.bias, bias_row, num.bias_lo, num.bias_hi, table, programs[1], num.lo - PAD.value, width, scale, bits,
+        queries, tile.keys, 512,
+    )  # fmt: skip
+
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    section = min(tile.heads or batch * heads, batch * heads) if num.right == 0 else 1
+    launch(
+        forward, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
+        _describe(out, ROWS.value), lse, tiles, lse if table is None else table, lse if x.slopes is None else x.slopes, *masks,
+        scale * LOG2E,
+        q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
+        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, width, *mask_rows,
+        num.lo, num.hi, STAGES=tile.stages, TURNS=tile.turns, TABLE=table is not None, SLOPES=x.slopes is not None, WINDOW=left is not None,
+        PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1],
+        num_warps=4,
     )  # fmt: skip
     return out, lse, None
 
 
-def table_span(x: Inputs, num: Numbers) -> tuple[int, int]:
-    """The distances outside of which the kernel's table is constant: those of the bias and, where causal, the last visible one and
-    the first that is not."""
-    if num.right != 0:
-        return num.lo, num.hi
-    last = x.k.shape[2] - x.q.shape[2] + num.offset
-    return min(num.lo, last), last + 1
+def _rows(x: Tensor | None, unused: Tensor) -> tuple[Tensor, int]:
+    """x [B or 1, ..] and its stride over batch rows."""
+    return (unused, 0) if x is None else (x, 0 if x.shape[0] == 1 else x.stride(0))
 
 
 def _describe(x: Tensor, rows: int) -> TensorDescriptor:

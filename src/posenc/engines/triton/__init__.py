@@ -8,7 +8,7 @@
         scores          the terms of a score                   band_layout   content terms, one number per token and distance
         bf16x3, diagonals, dropout, tiles                      arithmetic
     band_products products of bands with tables                padding       bounds of the real keys
-    alignment     head sizes and strides
+    alignment     head sizes and strides                       pair          functions of both positions, block by block
     decode, decode_launch, decode_schedule                     a few queries over many keys, without gradients
 
 This package can be imported without Triton; the kernels are loaded when a call runs.
@@ -25,6 +25,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from ...core.functions import transform_reason
 from .. import further_axes
 from ..lowering import LoweredPlan
 from .device import capability
@@ -66,7 +67,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if max(facts.head_dim, facts.value_dim) > WIDEST:
         return f"head sizes go to {WIDEST}, got {max(facts.head_dim, facts.value_dim)}"
     if facts.pair:
-        return "the plan has a pair function, which no kernel can call"
+        return _pair_reason(lowered)
     if facts.further_axes:
         reason = further_axes.supports(facts, lowered.plan, WIDEST)
         if reason is not None:
@@ -76,12 +77,28 @@ def supports(lowered: LoweredPlan) -> str | None:
     return None
 
 
+def _pair_reason(lowered: LoweredPlan) -> str | None:
+    """Why a plan's pair function, made a dense bias of each block of queries (pair.py), does not run."""
+    facts = lowered.facts
+    if facts.reads_distance or facts.further_axes or facts.decay or facts.scale != "number":
+        return "the plan has a pair function beside other terms; put all of them into the function"
+    if facts.dropout:
+        return "the plan has a pair function, whose blocks have no dropout"
+    if 0 in (facts.batch, facts.q_length, facts.k_length):
+        return "a tensor is empty"
+    return transform_reason()
+
+
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     from . import decode_launch, prepared
     from .alignment import pad_heads
     from .arguments import kernel_arguments
     from .ops import attend
 
+    if lowered.facts.pair:
+        from . import pair
+
+        return pair.run(q, k, v, lowered)
     if decode_launch.applies(lowered.facts):
         return decode_launch.run(q, k, v, lowered)
     call = prepared.find(q, k, v, lowered)

@@ -14,7 +14,8 @@ a multiple of n. Read from that multiple on, they form an ordinary aligned matri
     token 4   begins at 36 = 9 * 4                     r0 r1 r2 ...               column c is the distance origin + c - s
 
 So each product is n products of ordinary matrices, each with the table shifted by s. n is 8, for stores of 16 bytes, and 16
-where there are many tokens: memory is written in sectors of 32 bytes, and half a sector costs as much as a whole one.
+where there are many tokens: memory is written in sectors of 32 bytes, and half a sector costs as much as a whole one. Short
+texts, an eighth of which would not fill a tile, have n = 1: one matrix, whose numbers are stored one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
-from . import schedule
+from . import launcher, schedule
 from .band_layout import Band, make_band, round_up, to_float
 from .bf16x3 import split_bf16x3
 from .launcher import Launch
@@ -39,7 +40,7 @@ def band_from_states_kernel(
     states, table, table_h, table_l, bias, bias_h, band,  # states: a View; table: [H or 1, span, E]; bias: [H, span]
     heads, group, last, other_length, n_strips, bias_factor,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr,
-    STEP: tl.constexpr, BF16X3: tl.constexpr, ROUNDED: tl.constexpr, STAGES: tl.constexpr,
+    BF16X3: tl.constexpr, ROUNDED: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """states . table for every STEP-th token of a head: one program for each strip of columns, one more for the ends.
 
@@ -161,20 +162,28 @@ def band_from_states(
     tile = schedule.choose_band_tile(block_size, rounded, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
-    launch(
-        band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
+    _launch_step(
+        launch, step, band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, other_length, n_strips, bias_factor,
-        size, block_size, tile.queries, tile.keys, step, with_bf16x3, rounded,
+        size, block_size, tile.queries, tile.keys, with_bf16x3, rounded,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return band
+
+
+def _launch_step(launch: Launch, step: int, kernel, programs: int, *args, **constants) -> None:
+    """Launch with STEP=step. What the next text needs, which may be short or not, is compiled at the same time."""
+    launch(kernel, programs, *args, **constants, STEP=step)
+    if not launcher.INTERPRETED and step in schedule.EVERYDAY_STEPS:
+        for other in schedule.EVERYDAY_STEPS:
+            launcher.compile_kernel(kernel, args, constants | {"STEP": other})
 
 
 @triton.jit(do_not_specialize=["heads", "group", "tokens", "begin", "rows", "other_length"])
 def states_from_band_kernel(
     band, table, table_h, table_l, into, heads, group, tokens, begin, rows, other_length,  # table: [H or 1, rows, E]; into: a View
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
-    STEP: tl.constexpr, ACCUMULATE: tl.constexpr, STAGES: tl.constexpr,
+    ACCUMULATE: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """band . table of every STEP-th token of a block, summed over the heads of a group. begin: the table's row at the band's
     origin."""
@@ -228,9 +237,9 @@ def states_from_band(
     block_size = max(16, schedule.next_power_of_2(size))
     tile = schedule.choose_states_tile(block_size, table.dtype, into.device)
     step = schedule.choose_row_step(tokens, into.device)
-    launch(
-        states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
-        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, step, accumulate,
+    _launch_step(
+        launch, step, states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
+        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, accumulate,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 
@@ -254,7 +263,7 @@ def table_from_band_kernel(
     own, e = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_E)
     c = c0 + tl.arange(0, BLOCK_C)
     eights = c0 + tl.arange(0, BLOCK_C) // 8 * 8 < columns  # the compiler knows: the same for eight columns
-    steps = tl.cdiv(tokens, 8 * BLOCK_I)
+    of_text = tl.cdiv(tokens, 8)  # every eighth token of a text; those of several short texts share a tile
     begin = (h * PARTS + part) * rows
     if sums is not None:
         ones_tile = tl.load(ones + own[:, None] * 0 + tl.arange(0, 16)[None, :])
@@ -271,15 +280,15 @@ def table_from_band_kernel(
                 acc = tl.load(into, mask=stored, other=0.0)
                 if sums is not None:
                     summed += tl.load(sums + begin + row, mask=own_rows, other=0.0)[:, None]
-        for t in tl.range(0, batch * steps, num_stages=STAGES):
-            b, own0 = (t // steps).to(tl.int64), t % steps * BLOCK_I
-            i = (own0 + own) * 8 + shift
-            valid = i < tokens
-            base = band.ptr + b * band.b + h * band.h + own0.to(tl.int64) * (8 * (band.pitch + 1)) + shift * band.pitch
-            at = base + (own[:, None] * (8 * (band.pitch + 1)) + c[None, :])
+        base = band.ptr + h * band.h + shift * band.pitch
+        head = states.ptr + (h // group) * states.h
+        for own0 in tl.range(0, batch * of_text, BLOCK_I, num_stages=STAGES):
+            b = (own0 + own) // of_text
+            eighth = (own0 + own - b * of_text).to(tl.int64) * 8
+            valid = (b < batch) & (eighth + shift < tokens)
+            at = base + (b.to(tl.int64) * band.b + eighth * (band.pitch + 1))[:, None] + c[None, :]
             x = tl.load(at, mask=valid[:, None] & eights[None, :], other=0.0)
-            head = states.ptr + b * states.b + (h // group) * states.h
-            rows_at = head + i.to(tl.int64)[:, None] * states.l + e[None, :]
+            rows_at = head + (b.to(tl.int64) * states.b + (eighth + shift) * states.l)[:, None] + e[None, :]
             y = tl.load(rows_at, mask=valid[:, None] & (e < E)[None, :], other=0.0)
             acc = matmul(tl.trans(x), y.to(x.dtype), acc)
             if sums is not None:

@@ -79,7 +79,7 @@ def run_forward(
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         launch(
             forward, grid, _view(q), _view(k), _view(v), _view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
-            slots, _position_args(x), _masks(x), *_sizes(x, num, first, last),
+            slots, position_args(x), make_masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
             INNER=_has_inner_tiles(kind, tile), num_warps=tile.warps, num_stages=tile.stages,
@@ -176,7 +176,7 @@ def run_backward(
         slots = slots._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
     d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"])
-    positions, masks, head_sizes = _position_args(x), _masks(x), _head_sizes(size, v_size)
+    positions, masks, head_sizes = position_args(x), make_masks(x), _head_sizes(size, v_size)
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
         if x.table is not None:
@@ -370,11 +370,11 @@ def _fixed_point(x: Inputs, do: Tensor, d_lse: Tensor | None, scale: float, drop
 
 
 # ---- kernel arguments -------------------------------------------------------------------------------------------------
-def _position_args(x: Inputs) -> PositionArgs:
+def position_args(x: Inputs) -> PositionArgs:
     return PositionArgs(x.starts, x.p_q, x.p_k, _batch_stride(x.p_q), _batch_stride(x.p_k))
 
 
-def _masks(x: Inputs) -> Masks:
+def make_masks(x: Inputs) -> Masks:
     extra = x.extra
     is_bool = extra is not None and extra.dtype == torch.uint8
     return Masks(

@@ -40,9 +40,8 @@ def key_tiles(
         bounds = masks.key_bounds + 3 * b
         begin, end, clear = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2)
     if masks.doc_q is not None:
-        doc_begin, doc_end, one = document_bounds(
-            masks.doc_q_keys, masks.doc_q_keys_row, b, m0 + tl.arange(0, BLOCK_M), q_length
-        )
+        own = m0 + tl.minimum(tl.arange(0, triton.next_power_of_2(BLOCK_M)), BLOCK_M - 1)
+        doc_begin, doc_end, one = document_bounds(masks.doc_q_keys, masks.doc_q_keys_row, b, own, q_length)
         begin, end, clear = tl.maximum(begin, doc_begin), tl.minimum(end, doc_end), tl.where(one, clear, 0)
     if not CLEAR:
         clear = 0

@@ -1,0 +1,177 @@
+"""Functions of both positions (`pair`), a block of queries at a time: what they add is one dense float32 bias of the block, which
+the kernels take like an additive mask.
+
+    keys ──▶   ▒▒▒▒▒▒▒▒▒▒╲ . . .     bias [B or 1, H or 1, rows, visible keys], -inf where a key is masked: made by the function
+    queries    ▒▒▒▒▒▒▒▒▒▒▒▒▒▒╲ .     itself, whatever it is, added in the kernels, made again for the gradients
+
+Nothing of size [B, H, rows, keys] exists but what the function itself depends on: scores stay in the kernels, and the bias's gradient
+is summed over the batch where all rows share the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core.functions import apply_function
+from ...core.mask import Mask
+from ...core.plan import Plan
+from ...core.positions import Positions
+from .. import blocked, reference
+from ..lowering import LoweredPlan, lower_plan
+from .device import define_operator, is_traced, launch_on
+from .launcher import launch
+from .schedule import cdiv, next_power_of_2
+from .structs import View
+from .tiles import load_tile, matmul
+
+NUMBERS = 1 << 25
+"""In the bias of a block: 128 MiB of float32 ..."""
+ROWS = 256
+"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all."""
+KEPT = 1 << 24
+"""Numbers of all biases up to which they are kept for the gradients instead of made again."""
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+    """q and k are rotated already."""
+    mask, heads, q_length, k_length = lowered.mask, q.shape[1], q.shape[2], k.shape[2]
+    limits = mask.limits
+    block = max(ROWS, NUMBERS // max(1, heads * k_length))
+    if limits != (None, None):
+        block = min(block, max(ROWS, cdiv(q_length, 4)))
+    rows = [slice(start, min(start + block, q_length)) for start in range(0, q_length, block)]
+    columns = [blocked.visible_keys(one, k_length - q_length, k_length, limits) for one in rows]
+    numbers = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True))
+    attention = partial(_attention, plan=lowered.plan, mask=mask)
+    if len(rows) == 1:
+        (visible,) = columns
+        out, lse = attention(q, [k[:, :, visible]], [v[:, :, visible]], rows[0], visible)
+    else:
+        out, lse = blocked.run_blocks(q, k, v, rows, columns, attention, numbers > KEPT)
+    return out, lse if lowered.facts.return_lse else None
+
+
+def _attention(
+    q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice, *, plan: Plan, mask: Mask
+) -> tuple[Tensor, Tensor]:
+    from . import run as run_kernels
+
+    keys, values = (blocked.join(x).to(q.dtype) for x in (k, v))
+    bias = _dense_bias(q, plan, mask, rows, columns)
+    offset = plan.positions.k_length - plan.positions.q_length
+    is_aligned = mask.limits[1] == 0 and columns.stop == rows.stop + offset  # so that future tiles are skipped
+    own = Plan(Positions(q.shape[2], keys.shape[2]), scale=plan.scale_of(q.shape[3]))
+    inner = lower_plan(q, keys, values, own, Mask(is_aligned, extra=bias.detach()), 0.0, True)
+    out, lse = run_kernels(q, keys, values, inner)
+    assert lse is not None
+    if bias.requires_grad and torch.is_grad_enabled():
+        out, lse = apply_function(_BiasGradient, out, lse, bias, q, keys, values, own.scale)
+    return out, lse
+
+
+def _dense_bias(q: Tensor, plan: Plan, mask: Mask, rows: slice, columns: slice) -> Tensor:
+    """[B or 1, H or 1, rows, columns], float32, -inf where a key is masked."""
+    bias = reference.pair_block(plan, q.device, rows, columns).float()
+    bias = bias.reshape(*(1,) * (4 - bias.dim()), *bias.shape)
+    added = mask.added(rows, columns)
+    if added is not None:
+        bias = bias + added.float()
+    positions = plan.positions
+    allowed = mask.allowed(positions.q_length, positions.k_length, q.device, rows, columns)
+    if allowed is not None:
+        bias = bias.masked_fill(~allowed, float("-inf"))
+    return bias.contiguous()
+
+
+# ---- the gradient of the bias ------------------------------------------------------------------------------------------
+class _BiasGradient(torch.autograd.Function):
+    """(out, lse) as they are; backward, their gradients pass and the bias gets its own."""
+
+    @staticmethod
+    def forward(out, lse, bias, q, k, v, scale):
+        return out.clone(), lse.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        out, lse, bias, q, k, v, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(out, lse, bias, q, k, v)
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse):
+        out, lse, bias, q, k, v = ctx.saved_tensors
+        given = torch.zeros_like(out) if d_out is None else d_out
+        delta = (given.float() * out.float()).sum(-1)
+        delta = delta if d_lse is None else delta - d_lse
+        never = torch.where(lse == float("-inf"), float("inf"), lse)  # a fully masked query has no gradient
+        run = gradient_op if is_traced(q) else gradient
+        d_bias = run(given.to(q.dtype), never.contiguous(), delta.contiguous(), bias, q, k, v, ctx.scale)
+        return d_out, d_lse, d_bias, None, None, None, None
+
+
+def gradient(
+    d_out: Tensor, lse: Tensor, delta: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Tensor:
+    """The gradient of a bias [B or 1, H or 1, Lq, Lk]: Σ p (dp - delta) over what shares a number of it."""
+    made = torch.empty_like(bias)
+    batch, heads, q_length, size = q.shape
+    k_length, v_size = v.shape[2], v.shape[3]
+    block_d, block_dv = (max(16, next_power_of_2(x)) for x in (size, v_size))
+    widest = max(block_d, block_dv)
+    block = (64 if widest < 256 else 32) // (2 if q.dtype == torch.float32 else 1)
+    tiles = cdiv(q_length, block) * cdiv(k_length, block)
+    q, k, v, d_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, d_out))
+    with launch_on(q):
+        launch(
+            gradient_kernel, bias.shape[0] * bias.shape[1] * tiles, *(View(x, *x.stride()[:3]) for x in (q, k, v, d_out)),
+            lse, delta, bias, made, heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1],
+            batch // bias.shape[0], scale, D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
+            num_warps=4 if widest <= 64 else 8, num_stages=2 if widest <= 64 else 1,
+        )  # fmt: skip
+    return made
+
+
+gradient_op = define_operator("pair_gradient", gradient)
+
+
+@torch.library.register_fake("posenc::pair_gradient")
+def _(d_out, lse, delta, bias, q, k, v, scale):
+    return torch.empty_like(bias)
+
+
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"])
+def gradient_kernel(
+    q, k, v, d_out, lse, delta, bias, made, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for each tile of the bias: it sums over the rows of the batch and the heads that share the tile."""
+    m_blocks, n_blocks = tl.cdiv(q_length, BLOCK), tl.cdiv(k_length, BLOCK)
+    pid = tl.program_id(0)
+    n0 = pid % n_blocks * BLOCK
+    m0 = pid // n_blocks % m_blocks * BLOCK
+    plane = (pid // n_blocks // m_blocks).to(tl.int64)
+    b0, h0 = plane // bias_heads, plane % bias_heads
+    i, j = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    at = (plane * q_length + i[:, None]) * k_length + j[None, :]
+    inside = (i < q_length)[:, None] & (j < k_length)[None, :]
+    added = tl.load(bias + at, mask=inside, other=float("-inf"))
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for t in range(shared_rows * shared_heads):
+        b, h = b0 + t // shared_heads, h0 + t % shared_heads
+        row = (b * heads + h) * q_length + i
+        lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))
+        delta_i = tl.load(delta + row, mask=i < q_length, other=0.0)
+        q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK, True)
+        k_tile = load_tile(k.ptr + b * k.b + h // group * k.h, k.l, n0, k_length, d, D, BLOCK, True)
+        v_tile = load_tile(v.ptr + b * v.b + h // group * v.h, v.l, n0, k_length, dv, DV, BLOCK, True)
+        do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, BLOCK, True)
+        p = tl.exp(matmul(q_tile, tl.trans(k_tile)) * scale + added - lse_i[:, None])
+        total += p * (matmul(do_tile, tl.trans(v_tile)) - delta_i[:, None])
+    tl.store(made + at, total, mask=inside)

@@ -1,0 +1,134 @@
+"""Functions of both positions on the triton engine, interpreted: dense biases of blocks, and their gradient's own kernel."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+
+import posenc
+from posenc import Plan, Positions
+from posenc.engines import triton
+
+B, H, SIZE = 2, 2, 8
+CASES = {
+    "causal": lambda lq, lk: dict(causal=True),
+    "window": lambda lq, lk: dict(window=(6, 2)),
+    "padding": lambda lq, lk: dict(causal=True, key_mask=torch.arange(lk) < torch.tensor([[lk], [lk - 9]])),
+    "fully masked": lambda lq, lk: dict(key_mask=torch.arange(lk) < torch.tensor([[0], [lk]])),
+    "documents": lambda lq, lk: dict(documents=torch.arange(lk)[None] // 11),
+    "bool mask": lambda lq, lk: dict(mask=torch.arange(lk) % 3 > 0),
+}
+
+
+def waves(weight, rows, shares_heads):
+    """A function with a learned weight [H]; rows: another bias for each row of the batch."""
+
+    def pair(p_q, p_k):
+        r = (p_k[None, :] - p_q[:, None]).to(weight.dtype)
+        bias = weight[:, None, None] * (r / 3).sin() * (p_q[:, None] + 1.0).log()
+        bias = bias.sum(0, keepdim=True) if shares_heads else bias
+        return torch.stack([bias * (b + 1) for b in range(B)]) if rows else bias
+
+    return pair
+
+
+def compare(dtype, block, lengths=(24, 24), rows=False, shares_heads=False, mask=None, **options):
+    """Output, log-sum-exp and every gradient, the additive mask's included, against the reference in float64."""
+    from posenc.engines.triton import pair as blocks
+
+    generator = torch.Generator().manual_seed(0)
+    q_length, k_length = lengths
+    shapes = [(B, H, q_length, SIZE), (B, 1, k_length, SIZE), (B, 1, k_length, SIZE + 4), (H,)]
+    shapes += [] if mask is None else [(1, H, q_length, k_length)]
+    leaves = [torch.randn(shape, generator=generator) for shape in shapes]
+    g = [torch.randn(B, H, q_length, SIZE + 4, generator=generator), torch.randn(B, H, q_length, generator=generator)]
+    found = []
+    blocks.ROWS, blocks.KEPT = block, 1
+    for engine, kind in (("triton", dtype), ("reference", torch.float64)):
+        own = [x.to(dtype).to(kind).requires_grad_() for x in leaves]
+        plan = Plan(
+            Positions((k_length - q_length, q_length), k_length), pair=waves(own[3], rows, shares_heads), scale=0.3
+        )
+        more = {} if mask is None else {"mask": own[4]}
+        out, lse = posenc.attend(*own[:3], plan, engine=engine, return_lse=True, **options, **more)
+        lse = lse.masked_fill(lse.isinf(), 0.0)
+        grads = torch.autograd.grad((out, lse), own, [x.to(y.dtype) for x, y in zip(g, (out, lse))])
+        found.append([out, lse, *grads])
+    bound = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
+    for ours, exact in zip(*found, strict=True):
+        assert (ours.double() - exact).abs().max() <= bound * exact.abs().max().clamp(min=1.0)
+
+
+def some_cases():
+    compare(torch.float32, 10, lengths=(12, 20), mask="learned", **CASES["padding"](12, 20))
+    compare(torch.bfloat16, 64, lengths=(16, 16), shares_heads=True, **CASES["fully masked"](16, 16))
+
+
+def other_cases():
+    for make in CASES.values():
+        compare(torch.float32, 10, **make(24, 24))
+    compare(torch.float32, 10, mask="learned")
+    for rows, shares_heads in product((True, False), repeat=2):
+        compare(torch.bfloat16, 64, rows=rows, shares_heads=shares_heads, causal=True)
+    compare(torch.float32, 10, lengths=(5, 30), causal=True)
+    compare(torch.float32, 10, lengths=(1, 30), causal=True)
+
+
+def fire_at_its_threshold():
+    """Past it FIRE is a function of both positions."""
+    torch.manual_seed(0)
+    encoding = posenc.Fire(heads=2, threshold=20.0)
+    q, k, v = torch.randn(3, 1, 2, 30, 8).unbind()
+    plan = encoding.plan(Positions(30))
+    assert posenc.explain(q, k, v, plan, causal=True).engine == "triton"
+    leaves = list(encoding.parameters())
+    results = []
+    for engine in ("triton", "reference"):
+        out = posenc.attend(q, k, v, encoding.plan(Positions(30)), causal=True, engine=engine)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
+
+
+def compiled():
+    encoding = posenc.Fire(heads=2, threshold=20.0)
+    q, k, v = torch.randn(3, 1, 2, 30, 8).unbind()
+
+    def step(q):
+        return posenc.attend(q, k, v, encoding.plan(Positions(30)), causal=True)
+
+    leaves = list(encoding.parameters())
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        out = function(q.requires_grad_())
+        results.append([out, *torch.autograd.grad(out.square().sum(), [q, *leaves])])
+    for ours, eager in zip(*results, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["some_cases", pytest.param("other_cases", marks=pytest.mark.slow), "fire_at_its_threshold", "compiled"],
+)
+def test_interpreted(case):
+    if not triton.INSTALLED:
+        pytest.skip("needs Triton")
+    command = f"from tests.engines import interpreter, test_triton_pair as t; interpreter.mend(); t.{case}()"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_reasons(monkeypatch):
+    monkeypatch.setattr(triton, "INTERPRETED", True)
+    monkeypatch.setattr(triton, "INSTALLED", True)
+    q = torch.randn(1, 2, 8, 4)
+    pair = lambda p_q, p_k: torch.zeros(8, 8)  # noqa: E731
+    beside = Plan(Positions(8), pair=pair, slopes=torch.ones(2))
+    with pytest.raises(posenc.UnsupportedPlan, match="beside other terms; put all of them into the function"):
+        posenc.attend(q, q, q, beside, engine="triton")
+    with pytest.raises(posenc.UnsupportedPlan, match="no dropout"):
+        posenc.attend(q, q, q, Plan(Positions(8), pair=pair), engine="triton", dropout=0.5)

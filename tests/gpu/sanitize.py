@@ -1,0 +1,84 @@
+"""The Gluon forward pass under compute-sanitizer: a small case of each kind of variant, by memcheck, racecheck and synccheck.
+
+    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck]
+
+The tools run side by side; each prints its lines as they come, and a summary stands at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
+CASES = (
+    (64, "t5", ""), (64, "t5", "causal"), (64, "alibi", "causal padding"), (64, "both", "documents"), (64, "none", "window"),
+    (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"),
+)  # fmt: skip
+
+
+def work() -> None:
+    import torch
+
+    from tests.gpu import hopper
+
+    for size, terms, masks in CASES:
+        q, k, v = hopper.make_tensors(4, 2, 1, 450, 450, size, torch.bfloat16, "")
+        plan = hopper.make_plan(terms, 2, 450, 450, 0, size, "causal" in masks)
+        out, _, _ = hopper.run(*hopper.prepare(q, k, v, plan, **hopper.make_masks(masks, 4, 450, 450)))
+        torch.cuda.synchronize()
+        print(f"ran {size} {terms} {masks}: {'finite' if out.isfinite().all() else 'NOT FINITE'}", flush=True)
+
+
+def watch(tool: str, seconds: float, results: dict[str, str]) -> None:
+    command = [
+        SANITIZER,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "7",
+        sys.executable,
+        "-u",
+        "-m",
+        "tests.gpu.sanitize",
+        "--work",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    for shown, line in enumerate(process.stdout):
+        if shown < 60 or line.startswith(
+            ("ran ", "=========     ERROR", "========= ERROR")
+        ):  # a fault may print thousands of lines
+            print(tool, line.rstrip()[:300], flush=True)
+    timer.cancel()
+    results[tool] = {0: "clean", 7: "FAULTS", -9: "out of time"}.get(
+        process.wait(), f"exit status {process.returncode}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=55.0)
+    parser.add_argument("--tools", default="memcheck,racecheck,synccheck")
+    parser.add_argument("--work", action="store_true")
+    args = parser.parse_args()
+    if args.work:
+        work()
+        return
+    results: dict[str, str] = {}
+    threads = [threading.Thread(target=watch, args=(tool, args.seconds, results)) for tool in args.tools.split(",")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(results, flush=True)
+    sys.exit(any(result != "clean" for result in results.values()))
+
+
+if __name__ == "__main__":
+    main()

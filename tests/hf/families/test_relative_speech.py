@@ -1,0 +1,39 @@
+"""FastSpeech2-Conformer's encoder and Parakeet's against transformers."""
+
+import pytest
+from transformers import ParakeetEncoder
+
+from posenc.hf import relative_speech
+from tests.hf.harness import Case, pairs, run_check
+from tests.hf.tiny import batch, make, tiny_case
+
+
+class Frames(ParakeetEncoder):
+    """Real frames only: a padded one sees nothing in the original, but has gradients."""
+
+    def forward(self, input_features, attention_mask, **kwargs):
+        found = super().forward(input_features, attention_mask, **kwargs)
+        return (found.last_hidden_state * found.attention_mask[..., None],)
+
+
+def frames():
+    model = make(relative_speech, "parakeet")
+    found = Frames(model.config).eval()
+    found.load_state_dict(model.state_dict())
+    return found
+
+
+CASES = {
+    "fastspeech2_conformer": tiny_case(
+        relative_speech, "fastspeech2_conformer", layers=2, way="override", checkpoints=()  # the original has none
+    ),
+    "parakeet": Case(
+        frames, lambda: batch(relative_speech, "parakeet"), layers=2, way="interface, forward replaced",
+        paddings=("none", "right"),  # the original counts real frames
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "check"), pairs(CASES))
+def test_family(case, check):
+    run_check(CASES[case], check)
