@@ -12,7 +12,9 @@ from posenc.core.mask import make_mask
 from posenc.engines import gluon
 from posenc.engines.gluon import backward_launch
 from posenc.engines.lowering import lower_plan
-from posenc.engines.triton.arguments import kernel_arguments
+from posenc.engines.triton.arguments import GRADIENTS, kernel_arguments
+from posenc.engines.triton.launch import run_backward
+from posenc.engines.triton.tables import Parts
 from tests import budget
 from tests.engines import gluon_emulator
 from tests.plans import mapped
@@ -147,3 +149,29 @@ def test_where_it_is_chosen(monkeypatch):
         assert "no fixed order" in reason()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_the_triton_engine_takes_it(kernel, monkeypatch):
+    """From the engine's own backward pass."""
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+    for name, least in (("SHORTEST", 1), ("SHORTEST_BACKWARD", 1), ("FEWEST", 1)):
+        monkeypatch.setattr(gluon, name, least)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=3)
+    )
+    q, k, v, do = (torch.randn(1, 2, 150, 64, dtype=torch.bfloat16) for _ in range(4))
+    plan = Plan(Positions(150), lookups=(Lookup(index.clip(9, 9), bias=torch.randn(2, 19)),))
+    inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k)))
+    expected, allowed = budget.expect(q, k, v, plan, do)
+    lse = torch.nn.functional.pad(expected["lse"].float() * LOG2E, (0, 42))
+    wanted = {name: name in ("q", "k", "v", "bias") for name in GRADIENTS}
+    found = run_backward(
+        emulate(kernel), do, None, expected["out"].to(q.dtype), lse, None, inputs, numbers, scale, 0.0, wanted
+    )
+    grads = dict(zip(GRADIENTS, found, strict=True))
+    assert isinstance(grads["bias"], Parts)
+    grads["bias"] = grads["bias"].tensor.sum((0, 2))
+    names = {"q": "q", "k": "k", "v": "v", "bias": next(name for name, _ in plan.tensors())}
+    for ours, name in names.items():
+        budget.assert_within(grads[ours], expected[name], allowed[name], name)
+    assert all(grads[name] is None for name in GRADIENTS if name not in names)
