@@ -57,14 +57,15 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         torch.Size([1, 4, 8, 16])
     """
     described = None
-    if type(plan) is Plan and not torch.compiler.is_compiling() and is_standard():
-        if engine == "auto" and dropout == 0.0 and not return_lse and getattr(q, "is_cpu", False):
+    if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
+        if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
                 out = plain_call.run(q, k, v, plan, masks.get("causal", False))
                 if out is not None:
                     return out
-        described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
-        if described is not None:
+        if plan is not None:
+            described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
+        if plan is not None and described is not None:
             known = known_calls.find(described[0])
             if known is not None:
                 out, lse = known.run(plan, dropout, masks, described[1])

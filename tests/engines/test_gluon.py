@@ -172,16 +172,11 @@ def test_it_takes_what_it_can():
     )
 
 
-def test_what_is_not_checked_waits():
-    slopes = Plan(Positions(2048), slopes=torch.zeros(2))
-    assert gluon.refuse_untested(*given()[:2]) is None
-    for options in (
-        {"causal": True},
-        {"plan": slopes},
-        {"window": 300},
-        {"key_mask": torch.ones(1, 2048, dtype=torch.bool)},
-    ):
-        assert "not checked on a GPU" in gluon.refuse_untested(*given(**options)[:2])
+def test_it_leaves_what_it_is_slower_at():
+    ids = torch.zeros(1, 2048, dtype=torch.int32)
+    assert "documents" in gluon.refuse_slower(*given(documents=ids)[:2])
+    for options in ({}, {"causal": True, "documents": ids}, {"window": 300}):
+        assert gluon.refuse_slower(*given(**options)[:2]) is None
 
 
 @pytest.mark.parametrize(

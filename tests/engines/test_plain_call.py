@@ -59,11 +59,11 @@ def test_results_are_those_of_the_reference(name, causal, queries, keys, kv_head
 
 def test_no_slot_is_overlooked():
     """`plain_call.run` names the slots that it takes and those that it refuses: a new one belongs to either."""
-    taken = {"positions", "rotate", "lookups", "scale", "slopes", "pair_axes"}
-    refused = {"shift", "cosine", "append", "decay", "pair", "sinks"}
+    taken = {"positions", "shift", "rotate", "lookups", "scale", "slopes", "pair_axes"}
+    refused = {"cosine", "append", "decay", "pair", "sinks"}
     assert {one.name for one in fields(Plan)} == taken | refused
     tables = {"index", "bias", "dot_query", "dot_key", "add_value"}
-    assert {one.name for one in fields(Lookup)} == tables | {"states", "query_shift"}  # which go with dot_query
+    assert {one.name for one in fields(Lookup)} == tables | {"states", "query_shift"}
 
 
 def test_the_common_calls_are_taken():

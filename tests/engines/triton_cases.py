@@ -522,6 +522,13 @@ def group_known():
         }  # fmt: skip
         check(q, k, v, Plan(Positions(17), lookups=(Lookup(buckets, **tables),), scale=0.3 + number * 0))
     assert len(known_calls._known) == len(prepared._calls) == 1
+    for _ in range(4):  # shifts of queries and of tables are those of each call
+        q, k, v = torch.randn(3, 1, 2, 17, 16).unbind()
+        shift, other = torch.randn(2, 2, 16).unbind()
+        exact = Lookup(index.Index(-16, 16), dot_query=torch.randn(2, 33, 16), query_shift=other)
+        check(q, k, v, Plan(Positions(17), shift=shift, lookups=(exact,)))
+    assert len(known_calls._known) == len(prepared._calls) == 2
+    k, v = k[:, :1], v[:, :1]
     table = torch.randn(8, 2, requires_grad=True)
 
     def step(x=q, table=table, **options):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from posenc.hf import interface
+from posenc.hf import rules
 
 
 @pytest.fixture(autouse=True)
 def engines_for_short_texts(monkeypatch):
-    for name in ("FEW", "FEW_BIASED", "MOST_DENSE"):
-        monkeypatch.setattr(interface, name, 0)
+    for name in rules.NUMBERS:
+        monkeypatch.setattr(rules, name, {} if name == "LEARNED" else 0)

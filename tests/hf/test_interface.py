@@ -21,7 +21,7 @@ from transformers import (
 from transformers import masking_utils as theirs
 
 from posenc import hf
-from posenc.hf import interface
+from posenc.hf import interface, rules
 from posenc.hf.interface import Mask, make_mask
 from tests.hf.compare import outputs_agree
 from tests.hf.harness import mask_of, scatter
@@ -137,13 +137,13 @@ def test_packed_texts_are_as_if_alone(monkeypatch):
     ids = torch.randint(2, 99, (1, 20))
     positions = torch.cat((torch.arange(7), torch.arange(13)))[None]
     alone = torch.cat([model(part).logits for part in ids.split((7, 13), dim=1)], dim=1)
-    monkeypatch.setattr(interface, "MOST_DENSE", 1 << 26)
+    monkeypatch.setattr(rules, "DOCUMENTS", 1 << 26)
     calls, attend = [], interface.attend
     monkeypatch.setattr(interface, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
     packed = hf.accelerate(model)(ids, position_ids=positions, use_cache=False).logits
     outputs_agree(packed, alone)
     assert calls == []  # on a CPU a dense mask is faster, made once
-    monkeypatch.setattr(interface, "MOST_DENSE", 0)
+    monkeypatch.setattr(rules, "DOCUMENTS", 0)
     outputs_agree(model(ids, position_ids=positions, use_cache=False).logits, alone)
     assert ["documents" in one and "mask" not in one for one in calls] == [True, True]
 
@@ -160,11 +160,11 @@ def test_no_dense_mask_is_made_for_padding_or_a_window(monkeypatch):
 
 def test_a_dense_mask_is_made_once_for_all_layers(monkeypatch):
     made, dense = [], Mask.dense
-    monkeypatch.setattr(interface, "FEW", 384 * 384)
+    monkeypatch.setattr(rules, "MASKED", 384 * 384)
     monkeypatch.setattr(Mask, "dense", lambda self: made.append(self.kept) or dense(self))
     ids = torch.randint(2, 99, (3, 29))
     hf.accelerate(llama())(ids, attention_mask=mask_of(ids, "left"))
-    assert [one is None for one in made] == [True, False]
+    assert made == [None]
 
 
 def test_a_mask_of_the_users_own():

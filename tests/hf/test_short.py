@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import functional, hf
-from posenc.hf import interface, layer, longt5, xlnet
+from posenc.hf import interface, layer, longt5, rules, xlnet
 from tests.hf.cases import CASES, EVERY
 from tests.hf.compare import outputs_agree
 from tests.hf.harness import inputs_of, real_output
@@ -13,8 +13,8 @@ from tests.hf.harness import inputs_of, real_output
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's original
 @pytest.mark.parametrize("name", CASES)
 def test_a_short_text_runs_no_engine_with_a_bias(name, monkeypatch):
-    monkeypatch.setattr(interface, "FEW", 10**6)
-    monkeypatch.setattr(interface, "FEW_BIASED", 10**6)
+    for number in rules.NUMBERS:
+        monkeypatch.setattr(rules, number, {} if number == "LEARNED" else 10**6)
     case, calls = EVERY[name], []
     model, inputs = case.make(), inputs_of(case, "mixed")
     with torch.no_grad():

@@ -67,18 +67,18 @@ def work(name: str, what: str) -> tuple[int, int, int]:
 
 
 LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
-    "none": {"forward": (25, 6, 19), "step": (70, 19, 19), "token": (27, 6, 33)},
-    "sinusoidal": {"forward": (26, 7, 24), "step": (71, 20, 24), "token": (29, 7, 46)},
-    "learned": {"forward": (27, 7, 21), "step": (75, 22, 21), "token": (29, 7, 40)},
-    "rope": {"forward": (35, 10, 38), "step": (90, 27, 57), "token": (38, 10, 73)},
-    "xpos": {"forward": (39, 12, 56), "step": (98, 31, 90), "token": (78, 38, 106)},
-    "alibi": {"forward": (28, 6, 28), "step": (74, 19, 78), "token": (29, 6, 40)},
-    "t5": {"forward": (27, 6, 25), "step": (116, 35, 91), "token": (30, 6, 39)},
-    "clipped": {"forward": (26, 6, 25), "step": (110, 32, 79), "token": (29, 6, 39)},
-    "shaw": {"forward": (38, 8, 74), "step": (123, 37, 82), "token": (42, 10, 75)},
-    "deberta": {"forward": (62, 18, 113), "step": (196, 65, 133), "token": (79, 28, 424)},
-    "transformer_xl": {"forward": (62, 17, 129), "step": (178, 54, 132), "token": (74, 22, 118)},
-    "relative_logits": {"forward": (57, 14, 86), "step": (163, 52, 94), "token": (63, 19, 90)},
+    "none": {"forward": (19, 6, 15), "step": (58, 19, 15), "token": (21, 6, 25)},
+    "sinusoidal": {"forward": (21, 7, 19), "step": (60, 20, 19), "token": (23, 7, 29)},
+    "learned": {"forward": (21, 7, 17), "step": (63, 22, 17), "token": (23, 7, 27)},
+    "rope": {"forward": (30, 10, 30), "step": (76, 27, 49), "token": (28, 10, 39)},
+    "xpos": {"forward": (37, 12, 37), "step": (86, 31, 80), "token": (35, 12, 45)},
+    "alibi": {"forward": (22, 7, 29), "step": (62, 20, 31), "token": (23, 6, 43)},
+    "t5": {"forward": (21, 6, 27), "step": (104, 35, 54), "token": (24, 6, 42)},
+    "clipped": {"forward": (20, 6, 27), "step": (98, 32, 42), "token": (23, 6, 42)},
+    "shaw": {"forward": (31, 8, 32), "step": (110, 37, 45), "token": (35, 10, 44)},
+    "deberta": {"forward": (56, 18, 119), "step": (184, 65, 139), "token": (58, 18, 99)},
+    "transformer_xl": {"forward": (40, 13, 47), "step": (136, 45, 60), "token": (54, 19, 65)},
+    "relative_logits": {"forward": (48, 15, 41), "step": (149, 53, 54), "token": (46, 14, 52)},
 }  # fmt: skip
 
 

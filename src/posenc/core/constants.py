@@ -1,5 +1,6 @@
 """Python numbers as tensors on a device, made once for each (numbers, dtype, device) and never changed."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
@@ -18,5 +19,9 @@ def _made(values: tuple, kind: str, device: torch.device, dtype: torch.dtype | N
     """`kind`: to a cache 1, 1.0 and True are the same."""
     if dtype is None and kind == "float":
         dtype = torch.float32
+    if device.type == "cuda":
+        # what this thread allocates may be the memory of a CUDA graph (mode="reduce-overhead"), which nothing may keep
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(torch.tensor, values, device=device, dtype=dtype).result()
     with torch.inference_mode(False), torch.no_grad():
         return torch.tensor(values, device=device, dtype=dtype)

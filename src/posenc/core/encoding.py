@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .errors import OptionError
+from .memo import STEP, may_keep
 from .plan import Plan
-from .positions import Positions
+from .positions import Positions, consecutive
 from .rotation import Rotation
 
 
@@ -76,6 +77,10 @@ class Encoding(_Recorded):
     """Whether `embed` does anything: set for each class that has its own."""
     rotates = False
     """Whether there is a rotation: set for each class that has its own."""
+    rotates_by_rows = False
+    """Whether the phases of a run are rows of those of a longer run."""
+    adds_terms = False
+    """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
     keeps = False
     """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
     causal_only = False
@@ -86,6 +91,7 @@ class Encoding(_Recorded):
         super().__init_subclass__(**options)
         cls.embeds = cls.embed is not Encoding.embed
         cls.rotates = cls.rotation is not Encoding.rotation
+        cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
 
     def __init__(self) -> None:
@@ -97,9 +103,29 @@ class Encoding(_Recorded):
         """Add the positions (the queries' side of `positions`) to x [B, L, d_model]."""
         return x
 
+    def embed_run(self, x: Tensor, start: int) -> Tensor:
+        """`embed` of consecutive tokens from position `start` on; subclasses may know a shorter way."""
+        return self.embed(x, consecutive(start, x.shape[1], start, x.shape[1]))
+
     def rotation(self, positions: Positions) -> Rotation | None:
         """The rotation of queries and keys."""
         return None
+
+    def rotate_run(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v [B, H, L, D] of L consecutive tokens from position `start` on, rotated where there is a rotation."""
+        length = q.shape[2]
+        if self.rotates_by_rows and q.is_cpu and may_keep(q.device) and not torch.is_grad_enabled():
+            row = start % STEP
+            if row + length <= STEP:  # the phases of all these steps are made once, and found at once
+                whole = self.rotation(consecutive(start - row, STEP, start - row, STEP))
+                rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
+                if rotated is not None:
+                    return *rotated, v
+        rotation = self.rotation(consecutive(start, length, start, length))
+        if rotation is None:
+            return q, k, v
+        rotation.check(q, k, v)
+        return rotation.every(q, k, v)
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""

@@ -252,7 +252,15 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
     ):
         return index, slice(None)
     lo, hi = positions.reach
+    if (
+        positions.q_length == 1
+    ):  # a decoding step: the same rows for some steps, so that what is made of them can be kept
+        lo = lo // STEPS * STEPS
     return _restricted(index, min(max(lo, index.lo), index.hi), max(min(hi, index.hi), index.lo))
+
+
+STEPS = 64
+"""Steps of decoding that read the same rows of a restricted table."""
 
 
 @lru_cache(maxsize=256)

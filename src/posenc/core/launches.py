@@ -7,39 +7,53 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MOST = 4096
-_variants: dict[tuple, object] = {}
+_variants: dict[tuple, tuple[Callable, tuple]] = {}
 
 
 def launch_known(key: tuple, compile: Callable, programs: int, device: torch.device, args: Sequence) -> None:
     """Launch what compile() gave for this key the first time, on the device's current stream; the device is the current one.
     key: the kernel's name, the device, dtypes, constants, options, and `describe_variant` of strides and pointers."""
-    compiled = _variants.get(key)
-    if compiled is None:
+    known = _variants.get(key)
+    if known is None:
         compiled = compile()
         if compiled is None:  # where launches are only recorded (tests/gpu/compiles.py)
             return
         compiled._init_handles()
         if len(_variants) >= MOST:
             _variants.clear()
-        _variants[key] = compiled
-    launch_compiled(compiled, programs, torch._C._cuda_getCurrentRawStream(device.index), args)
+        known = _variants[key] = find_launch(compiled)
+    run, between = known
+    run(programs, 1, 1, torch._C._cuda_getCurrentRawStream(device.index), *between, *args)
 
 
-def find_known(key: tuple):
-    """What launch_known keeps under a key, or None."""
+def find_known(key: tuple) -> tuple[Callable, tuple] | None:
+    """The launch (`find_launch`) that launch_known keeps under a key, or None."""
     return _variants.get(key)
 
 
-def launch_compiled(compiled, programs: int, stream: int, args: Sequence) -> None:
-    """Launch a compiled kernel whose handles exist (`compiled._init_handles()`). args: all of its arguments, constants
-    included. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
-    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+def find_launch(compiled) -> tuple[Callable, tuple]:
+    """run and what stands between the stream and the kernel's arguments: run(programs, 1, 1, stream, *between, *args). Triton 3.6
+    looks for scratch memory in Python at each launch; a kernel that needs none is launched by the function within."""
+    run: Any = compiled.run
+    between: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
+    code = getattr(type(run).__call__, "__code__", None)
+    if getattr(code, "co_varnames", ())[:7] == LAUNCHER_OF_3_6 and not (
+        run.global_scratch_size or run.profile_scratch_size
+    ):
+        between = (between[0], run.launch_cooperative_grid, run.launch_pdl, None, None, *between[1:])
+        run = run.launch
+    return run, between
+
+
+LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
+"""Parameters of its call. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
 
 
 def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -> object:

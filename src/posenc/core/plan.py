@@ -125,6 +125,12 @@ class Plan:
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new
 
+    def take_shift(self, q: Tensor) -> tuple[Tensor, Plan]:
+        """q + shift and the plan without it: for a q that is rotated before `attend`."""
+        if self.shift is None:
+            return q, self
+        return q + self.shift.to(q.dtype)[:, None, :], replace(self, shift=None)
+
     def fold_query_shifts(self, q: Tensor) -> Plan:
         """The same plan without query_shift, for engines; q is shifted and rotated already."""
         if all(lookup.query_shift is None for lookup in self.lookups):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -244,6 +245,20 @@ class Positions:
     def __repr__(self) -> str:
         axes = ", ".join(f"q={_name(q)}, k={_name(k)}" for q, k in zip(self.q_axes, self.k_axes, strict=True))
         return f"Positions({axes})"
+
+
+def consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
+    """Positions of two runs, kept: layers and steps ask for the same ones."""
+    if torch.compiler.is_compiling():
+        return _consecutive.__wrapped__(q_start, q_length, k_start, k_length)
+    return _consecutive(q_start, q_length, k_start, k_length)
+
+
+@lru_cache(maxsize=64)
+def _consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
+    if q_start == k_start and q_length == k_length:
+        return Positions(Run(q_start, q_length))
+    return Positions(Run(q_start, q_length), Run(k_start, k_length))
 
 
 def _length(side: Side) -> int:

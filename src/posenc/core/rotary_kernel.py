@@ -10,6 +10,7 @@ the head size. A program loads the phases of its tile once and rotates that tile
 """
 
 import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -138,30 +139,29 @@ def rotate_tensors(
     with _on_device(q.device):
         launches.launch_known(variant, lambda: _compile(args, shape.warps), tiles * groups * batch, q.device, args)
     if all(map(operator.is_, (*given, *made), (*tensors, cos, sin, *outs))):
-        compiled = launches.find_known(variant)
-        if compiled is not None:
+        found = launches.find_known(variant)
+        if found is not None:
             if len(_ready) >= 1024:
                 _ready.clear()
-            _ready[q.device, key] = _Ready(compiled, tiles * groups * batch, args, q.device)
+            _ready[q.device, key] = _Ready(*found, tiles * groups * batch, args, q.device)
     return outs
 
 
 class _Ready:
     """A launch for tensors of known shapes and strides: only addresses are new."""
 
-    def __init__(self, compiled, programs: int, args: tuple, device: torch.device):
-        self.compiled, self.programs, self.device = compiled, programs, device
+    def __init__(self, launch: Callable, between: tuple, programs: int, args: tuple, device: torch.device):
+        self.launch, self.between, self.programs, self.device = launch, between, programs, device
         self.q_strides, self.k_strides, self.rest = args[2:8], args[10:16], args[18:]
 
     def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor):
         outs = tuple([torch.empty_like(x) for x in tensors])
-        args = (
-            tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),
-            *self.k_strides, cos.data_ptr(), sin.data_ptr(), *self.rest,
-        )  # fmt: skip
         with _on_device(self.device):
-            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-            launches.launch_compiled(self.compiled, self.programs, stream, args)
+            self.launch(
+                self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.device.index), *self.between,
+                tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),
+                *self.k_strides, cos.data_ptr(), sin.data_ptr(), *self.rest,
+            )  # fmt: skip
         return outs
 
 

@@ -90,6 +90,23 @@ class Rotation:
         q, k = self.both(q, k)
         return q, k, v
 
+    def few_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
+        """`both` by the phases from `row` on, of a longer run on a CPU, without gradients and where q and k are short; None
+        elsewhere. A decoding step cuts nothing but what it multiplies with."""
+        if self.q is None or self.k is None or self.polar or q.dtype != k.dtype or q.numel() + k.numel() >= JOINT:
+            return None
+        (q_cos, q_sin), (k_cos, k_sin) = self.q, self.k
+        if q_cos.dim() != 3 or not 2 * q_cos.shape[2] == q.shape[3] == k.shape[3] or q.shape[0] != k.shape[0]:
+            return None
+        self._check_range(q)
+        if q_cos is k_cos and q_sin is k_sin:
+            rotated = _by_partners((q, k), q_cos, q_sin, self.layout, False, row)
+            return rotated[0], rotated[1]
+        return (
+            _by_partners((q,), q_cos, q_sin, self.layout, False, row)[0],
+            _by_partners((k,), k_cos, k_sin, self.layout, False, row)[0],
+        )
+
     def _check_range(self, x: Tensor) -> None:
         if x.dtype == torch.float16 and self.magnitude > FLOAT16:
             raise ValueError(
@@ -241,16 +258,16 @@ def _rotate_eagerly(
         from .rotary_kernel import rotate_tensors
 
         return rotate_tensors(tensors, cos, sin, layout, inverse)
-    if sum(x.numel() for x in tensors) < SMALL and 2 * cos.shape[-1] == tensors[0].shape[-1]:
+    if sum([x.numel() for x in tensors]) < SMALL and 2 * cos.shape[-1] == tensors[0].shape[-1]:
         return _by_partners(tensors, cos, sin, layout, inverse)
     return tuple(_in_blocks(x, cos, -sin if inverse else sin, layout) for x in tensors)
 
 
 def _by_partners(
-    tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, inverse: bool
+    tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout, inverse: bool, row: int | None = None
 ) -> tuple[Tensor, ...]:
     """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
-    tensors so short that each costs more than its arithmetic."""
+    tensors so short that each costs more than its arithmetic. row: where their phases begin in cos and sin."""
     heads = 1
     if tensors[0].stride(1) < tensors[0].stride(2):  # [B, L, H, D] in memory, as projections are; so is then the result
         tensors, heads = tuple([x.transpose(1, 2) for x in tensors]), 2
@@ -258,6 +275,9 @@ def _by_partners(
     dtype = x.dtype
     precision = cos.dtype if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
     wide_cos, wide_sin = _both_channels(cos, sin, layout, precision, heads)
+    if row is not None:
+        length = x.shape[3 - heads]
+        wide_cos, wide_sin = wide_cos.narrow(3 - heads, row, length), wide_sin.narrow(3 - heads, row, length)
     if dtype != precision:
         x = x.to(precision)
     if layout == "half":
@@ -270,7 +290,7 @@ def _by_partners(
     if len(tensors) == 1:
         return (out if heads == 1 else out.transpose(1, 2),)
     first, second = tensors[0].shape[heads], tensors[1].shape[heads]
-    parts = out.narrow(heads, 0, first), out.narrow(heads, first, second)
+    parts = out.chunk(2, heads) if first == second else out.split((first, second), heads)
     return parts if heads == 1 else (parts[0].transpose(1, 2), parts[1].transpose(1, 2))
 
 

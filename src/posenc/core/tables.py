@@ -21,10 +21,26 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
         table = table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
         # kernels read rows whose numbers lie side by side
         return table if table.stride(-1) == 1 else table.contiguous()
-    # torch.compile traces tensors faster than tuples, and lengths may be unknown to it; on CPUs index_add has one order
-    if torch.compiler.is_compiling() and (table.is_cpu or type(lo) is not int or type(hi) is not int):
-        return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
+    if torch.compiler.is_compiling() and table.is_cpu:  # there index_add has one order
+        return _select(table, index, lo, hi)
     return apply_function(_Expand, table, index, lo, hi)
+
+
+def _select(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+    """In code that is traced: lo and hi may follow from lengths that torch.compile leaves open."""
+    return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
+
+
+def _within_span(grad: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+    """The gradient of the distances lo .. hi as one of index.lo .. index.hi, in code that is traced: no length is compared."""
+    shape = (1, -1, *[1] * (grad.dim() - 2))
+    steps = torch.arange(index.lo - lo, index.hi - lo + 1, device=grad.device)
+    own = grad.index_select(1, steps.clamp(0, hi - lo))
+    own = own.masked_fill(((steps < 0) | (steps > hi - lo)).view(shape), 0.0)
+    given, kept = torch.arange(lo, hi + 1, device=grad.device).view(shape), steps.view(shape) + lo
+    before = grad.masked_fill(given >= index.lo, 0.0).sum(1, keepdim=True)
+    after = grad.masked_fill(given <= index.hi, 0.0).sum(1, keepdim=True)
+    return own + before.masked_fill(kept != index.lo, 0.0) + after.masked_fill(kept != index.hi, 0.0)
 
 
 @cache_in_eager_mode(maxsize=256)
@@ -62,6 +78,8 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+        if torch.compiler.is_compiling():
+            return _select(table, index, lo, hi)
         return table.index_select(1, constant(rows_of(index, lo, hi), table.device))
 
     @staticmethod
@@ -72,6 +90,8 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         index, lo, hi = ctx.distances
+        if torch.compiler.is_compiling():
+            grad, lo, hi = _within_span(grad, index, lo, hi), index.lo, index.hi
         before, after, sources, filled = _readers(index, lo, hi, ctx.n)
         if before or after:
             last = grad.shape[1] - after

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..core import formulas
 from ..core.constants import constant
 from ..core.encoding import Encoding
-from ..core.memo import Memo, may_keep, rows_of_run
+from ..core.memo import STEP, Memo, may_keep, rows_of_run
 from ..core.options import WIDEST, require_choice, require_int, require_number, require_table
 from ..core.positions import Positions, Run
 
@@ -95,6 +95,14 @@ class Sinusoidal(Absolute):
         key = (self.d_model, self.base, self.layout, x.device, x.dtype)
         return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
 
+    def embed_run(self, x: Tensor, start: int) -> Tensor:
+        row, length = start % STEP, x.shape[1]
+        if row + length > STEP or type(self).embed is not Sinusoidal.embed or not may_keep(x.device):
+            return super().embed_run(x, start)
+        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
+        rows = rows_of_run(_vectors, start - row, STEP, key, self.d_model, partial(self._rows, x))[0]
+        return x + rows.narrow(0, row, length)
+
     def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
         return (self.encode(Run(start, length).positions(x.device)).to(x.dtype),)
 
@@ -138,6 +146,15 @@ class Learned(Absolute):
                 first = run.start + self.offset
                 return x + self.table[first : first + run.length].to(x.dtype)
         return super().embed(x, positions)
+
+    def embed_run(self, x: Tensor, start: int) -> Tensor:
+        if type(self).embed is not Learned.embed or type(self).encode is not Learned.encode:
+            return super().embed_run(x, start)
+        length = x.shape[1]
+        self._limit(start + length)
+        table = self.table
+        rows = table.narrow(0, start + self.offset, length)
+        return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
 
     def encode(self, positions: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and positions.numel() and not positions.is_meta:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.mask import Mask, make_mask
+from ..core.mask import make_mask
 from ..core.memo import Memo
 from ..core.plan import Plan
 from ..core.precision import autocast_is_on, no_autocast
@@ -30,13 +30,15 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 OTHER_SLOTS = tuple(
     slot.name
     for slot in fields(Plan)
-    if slot.name not in ("positions", "rotate", "lookups", "scale", "slopes", "pair_axes")
+    if slot.name not in ("positions", "shift", "rotate", "lookups", "scale", "slopes", "pair_axes")
 )
 """What must be None here, a slot that is added later included."""
 MASKS = frozenset(("causal", "window", "key_mask", "documents", "mask"))
 MOST = 1024
 FEW, DECODING = 16, "decoding"
 """So many queries without a gradient are a decoding step."""
+SHIFTED = "shifted"
+"""In the key of a plan with shifts, which are added to queries and tables before the engine runs."""
 _known = Memo(MOST, MOST)
 
 
@@ -66,9 +68,10 @@ def describe(
         documents = documents, documents
     tables: list[Any] = []
     indices = []
+    shifts: list[Any] = [] if plan.shift is None else [plan.shift]
     for x in plan.lookups:
         if x.query_shift is not None:
-            return None
+            shifts.append(x.query_shift)
         indices.append(x.index)
         tables += (x.bias, x.dot_query, x.states, x.dot_key, x.add_value)
     tables.append(plan.slopes)
@@ -78,7 +81,7 @@ def describe(
     if rotate is not None:
         phases = (*(rotate.q or (None, None)), *(rotate.k or (None, None)))
         rotation = rotate.layout, rotate.values, rotate.magnitude, rotate.polar
-    tensors = [q, k, v, *tables, *hiding, *phases]
+    tensors = [q, k, v, *tables, *hiding, *phases, *shifts]
     for x in tensors:
         if type(x) not in PLAIN:
             return None  # subclasses have ways of their own; what is no tensor is wrong
@@ -90,7 +93,7 @@ def describe(
         positions.q_length, *indices,
     ]  # fmt: skip
     if positions.q_length <= FEW and not graph and not dropout and documents is None:
-        if k.dim() != 4 or k.shape[:3] != v.shape[:3] or not 0 < k.shape[2] == positions.k_length:
+        if shifts or k.dim() != 4 or k.shape[:3] != v.shape[:3] or not 0 < k.shape[2] == positions.k_length:
             return None
         facts += (DECODING, positions.offset + positions.k_length, positions.k_length == positions.q_length)
         facts += (k.shape[:2], k.shape[3], k.dtype, k.get_device(), v.shape[3], v.dtype, v.get_device())
@@ -100,6 +103,8 @@ def describe(
             facts += (None,) if x is None else (x.dtype, x.requires_grad)
         return tuple(facts), tensors
     facts += (positions.offset, positions.k_length)
+    if shifts:
+        facts += (SHIFTED, plan.shift is not None, tuple([x.query_shift is not None for x in plan.lookups]))
     for x in tensors:
         if x is None:
             facts.append(None)
@@ -116,25 +121,31 @@ def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor,
     """After the engine has run the call. q, k and v: as the engine got them."""
     if getattr(engine, "reads_raw_plan", False):
         return
-    call = None
-    decodes = DECODING in key
+    call = step = None
+    decodes, shifts = DECODING in key, SHIFTED in key
     if engine is triton:
         from .triton import decode_launch, prepared
 
-        if not decode_launch.applies(lowered.facts):
+        if decode_launch.applies(lowered.facts):
+            step = decode_launch.Step(q, v, lowered) if decodes and decode_launch.Step.supports(lowered) else None
+        else:
             call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
             if call is None:
                 return
-    _known.put(key, Known(engine, lowered.facts, call, decodes), 1)
+    if shifts and call is None:
+        return
+    _known.put(key, Known(engine, lowered.facts, call, step, decodes, shifts), 1)
 
 
 class Known:
-    """What was decided: the engine and its facts; call: what the triton engine has prepared; decodes: for any number of keys."""
+    """What was decided: the engine and its facts; call, step: what the triton engine has prepared; decodes: for any number of
+    keys."""
 
-    __slots__ = ("call", "decodes", "engine", "facts")
+    __slots__ = ("call", "decodes", "engine", "facts", "shifts", "step")
 
-    def __init__(self, engine: Engine, facts: Facts, call, decodes: bool):
-        self.engine, self.facts, self.call, self.decodes = engine, facts, call, decodes
+    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool, shifts: bool):
+        self.engine, self.facts, self.call, self.step, self.decodes = engine, facts, call, step, decodes
+        self.shifts = shifts
 
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
@@ -144,10 +155,19 @@ class Known:
         assert v is not None
         call = self.call
         if call is not None:
+            if self.shifts:  # as `attend` does before it runs an engine
+                if plan.shift is not None:
+                    q = q + plan.shift.to(q.dtype)[:, None, :]
+                plan, mask = plan.fold_query_shifts(q), make_mask(q, k, **masks)
+                return call.run(plan, mask, triton.prepared.collect(q, k, v, plan, mask))  # loaded, as the call is
             if call.program is not None:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
-        mask: Mask = make_mask(q, k, **masks)
+        if self.step is not None:
+            out = self.step.run(q, k, v, plan)
+            if out is not None:
+                return out, None
+        mask = make_mask(q, k, **masks)
         facts = self.facts._replace(k_length=k.shape[2]) if self.decodes else self.facts
         lowered = LoweredPlan(plan, mask, facts, dropout, False)
         rotate = plan.rotate

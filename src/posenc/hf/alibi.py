@@ -20,7 +20,7 @@ from ..core import formulas
 from ..core.constants import constant
 from . import masks
 from .family import Family, tiny_text
-from .interface import prefers_original
+from .interface import is_free, prefers_original
 from .layer import Layer, NoAttentions, Part, split, zeros_beside
 
 
@@ -65,9 +65,8 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False,
         output_attentions=False, **kwargs,
     ):  # fmt: skip
-        length = hidden_states.shape[1]
-        short = not masks.is_compact(attention_mask) and prefers_original(self, length, length, hidden_states.device)
-        if output_attentions or short:
+        # a dense mask: the text is short, or no engine is faster with it
+        if output_attentions or (not masks.is_compact(attention_mask) and is_free(self, hidden_states.device)):
             return super().forward(
                 hidden_states, residual, alibi, attention_mask, layer_past, use_cache, output_attentions, **kwargs
             )
@@ -162,10 +161,20 @@ def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
     cache = kwargs.get("past_key_values")
     mask = kwargs.get("attention_mask")
     is_integer = mask is None or not mask.is_floating_point()  # with a float mask the original has fractional positions
-    if tokens is not None and masks.grows(cache) and is_integer and not masks.is_short(model, tokens):
-        keys = masks.past(cache) + tokens.shape[1]
-        kwargs["attention_mask"] = masks.padding(mask, keys, tokens.device, model)
+    if tokens is not None and masks.grows(cache) and is_integer:
+        compact = _padding(model, mask, cache, tokens, model.config.attention_dropout)
+        kwargs["attention_mask"] = mask if compact is None else compact
     return (), kwargs
+
+
+def _padding(model: Any, mask: Tensor | None, cache: Any, tokens: Tensor, dropout: float) -> Tensor | None:
+    """The compact mask of a call; None: the original is faster."""
+    keys = masks.past(cache) + tokens.shape[1]
+    padded = mask is not None and not masks.nothing_padded(mask)
+    short = prefers_original(
+        model, tokens.shape[1], keys, tokens.device, kind="alibi", dropout=dropout, padded=padded
+    )  # fmt: skip
+    return None if short else masks.padding(mask, keys, tokens.device, model)
 
 
 def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
@@ -174,9 +183,7 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if masks.wants_attentions(model, kwargs) or tokens is None or not masks.grows(cache):
         return (), kwargs
-    if masks.is_short(model, tokens):
-        return (), kwargs
-    compact = masks.padding(mask, masks.past(cache) + tokens.shape[1], tokens.device, model)
+    compact = _padding(model, mask, cache, tokens, model.config.attn_config.attn_pdrop)
     if masks.is_compact(compact):
         kwargs["attention_mask"] = 1 - compact  # the model converts it to bool: True is masked
         kwargs["output_attentions"] = NoAttentions()

@@ -26,27 +26,42 @@ from ..encodings.transformer_xl import beyond_shift
 from . import interface
 from .family import Family, InterfaceLayer, InterfacePart
 from .layer import split, zeros_beside
+from .masks import is_short
 
+FEW = 1024  # tokens up to which the bias of chunks is dense
 KINDS = {"relative": "transformer_xl", "relative_key": "shaw", "rotary": "rope"}
 
 
 def forward(
     module: Any, original: Callable, hidden_states, attention_mask=None, **kwargs
 ) -> tuple[Tensor, Tensor | None]:
-    length = hidden_states.shape[1]
-    has_term = module.position_embeddings_type in ("relative", "relative_key")
-    if not has_term or interface.prefers_original(module, length, length, hidden_states.device):
+    kind = module.position_embeddings_type
+    dropout = module.dropout.p if module.training else 0.0
+    if kind not in ("relative", "relative_key") or (
+        kind == "relative" and is_short(module, hidden_states, kind="transformer_xl", dropout=dropout)
+    ):
         return original(hidden_states, attention_mask=attention_mask, **kwargs)
     waves = kwargs.pop("relative_position_embeddings", None)
     q, k, v = (
         split(project(hidden_states), module.head_size)
         for project in (module.linear_q, module.linear_k, module.linear_v)
     )
+    # chunks are a dense mask
+    is_dense = isinstance(attention_mask, Tensor) and interface.is_free(module, q.device) and q.shape[2] <= FEW
+    if kind == "relative_key" and (is_dense or is_short(module, hidden_states, dropout=dropout)):
+        waves = dense_bias(module, q)
     out, probabilities = interface.attention(
-        module, q, k, v, attention_mask, scaling=module.scaling, dropout=module.dropout.p if module.training else 0.0,
-        position_bias=waves, **kwargs,
-    )  # fmt: skip
+        module, q, k, v, attention_mask, scaling=module.scaling, dropout=dropout, position_bias=waves, **kwargs
+    )
     return module.linear_out(out.flatten(2)), probabilities
+
+
+def dense_bias(module: Any, q: Tensor) -> Tensor:
+    """[B, H, L, L]; the original reads a vector of the table for each pair."""
+    at = torch.arange(q.shape[2], device=q.device)
+    rows = (at - at[:, None]).clamp_(module.posenc_index.lo, module.posenc_index.hi) - module.posenc_index.lo
+    products = q @ (module.distance_embedding.weight.to(q.dtype) * module.scaling).t()
+    return products.gather(-1, rows.expand(*q.shape[:2], -1, -1))
 
 
 def plan(positions: Positions, *, module: Any, waves: Tensor | None, dtype: torch.dtype) -> Plan:

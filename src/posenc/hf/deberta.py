@@ -21,7 +21,6 @@ from ..core import index
 from ..encodings.deberta import plan_disentangled
 from . import masks
 from .family import Family, tiny_text
-from .interface import prefers_original
 from .layer import Layer, Part, split, zeros_beside
 
 TERMS = {"c2p", "p2c"}
@@ -163,15 +162,18 @@ class DebertaV2SelfAttention(Disentangled, modeling_deberta_v2.DisentangledSelfA
 class _Encoder(Part):
     """An encoder that builds neither the mask nor the distances."""
 
+    def posenc_is_short(self, tokens: Tensor) -> bool:
+        """tokens: [B, L, ...]"""
+        dropout = self.layer[0].attention.self.dropout.p
+        return masks.is_short(self, tokens, kind="disentangled", dropout=dropout)
+
     def get_attention_mask(self, attention_mask):
-        length = attention_mask.shape[-1]
-        if attention_mask.dim() > 2 or prefers_original(self, length, length, attention_mask.device):
+        if attention_mask.dim() > 2 or self.posenc_is_short(attention_mask):
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         return masks.padding(attention_mask, attention_mask.shape[1], attention_mask.device, self)
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None):
-        length = hidden_states.shape[1]
-        if prefers_original(self, length, length, hidden_states.device):
+        if self.posenc_is_short(hidden_states):
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
         return relative_pos
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers.models.falcon import modeling_falcon
 
 from .. import Plan, Positions
-from . import masks
+from . import masks, rules
 from .family import Family, scatter, tiny_text
 from .interface import nothing_padded
 from .layer import Layer, Part
 
 SHORT, SHORT_TRAINED = 41.0, 8.0
-"""The original is faster up to 1024 tokens on a CPU, 160 times 41 ** 0.5, and with gradients up to 452; 32 heads, ms of a layer:
+"""The original is faster up to 1024 tokens on a CPU, rules.BIASED times 41, and with gradients up to 452; 32 heads, ms of a layer:
 forward 31 against 39 at 512, 122 against 139 at 1024; with the backward pass 118 against 112, and 497 against 356."""
 
 
@@ -111,7 +111,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     visible = mask[:, None, None, :].bool()
     times = SHORT_TRAINED if torch.is_grad_enabled() else SHORT
     is_dense = masks.wants_attentions(model, kwargs) or model.config._attn_implementation != "sdpa"
-    if tokens.shape[1] > 1 and (is_dense or masks.is_short(model, tokens, times)):
+    if tokens.shape[1] > 1 and (is_dense or masks.is_short(model, tokens, few=int(times * rules.BIASED))):
         at = torch.arange(keys, device=tokens.device)
         visible = visible & (at <= at[keys - tokens.shape[1] :, None])
     scale = (model.embed_dim // model.num_heads) ** 0.5

@@ -21,7 +21,7 @@ from .. import Positions
 from ..core import index
 from ..encodings.relative_logits import plan_bank
 from .family import Family, InterfaceLayer, tiny_text
-from .interface import Mask, prefers_original
+from .interface import Mask, is_free, prefers_original
 from .layer import zeros_beside
 
 
@@ -50,7 +50,10 @@ class Mixture:
 
 
 def keep_states(module: Any, original: Callable, relative_states, query_positions, key_positions) -> Mixture | Tensor:
-    if prefers_original(module, query_positions.shape[0], key_positions.shape[0], relative_states.device):
+    queries, keys, device = query_positions.shape[0], key_positions.shape[0], relative_states.device
+    if (queries == 1 and is_free(module, device)) or prefers_original(
+        module, queries, keys, device, dropout=module.attention_dropout
+    ):
         return original(relative_states, query_positions, key_positions)
     return Mixture(relative_states, partial(_dense, original, query_positions, key_positions))
 
@@ -63,7 +66,7 @@ class Attention(InterfaceLayer):
     original = modeling_inkling.InklingAttention
     encoding = "relative_logits"
     relies_on = {"forward": ("hidden_states", "attention_mask", "conv_mask", "past_key_values")}
-    attributes = ("rel_extent", "rel_logits_proj", "is_sliding", "scaling")
+    attributes = ("rel_extent", "rel_logits_proj", "is_sliding", "scaling", "attention_dropout")
     replaces = {"rel_logits_proj.forward": keep_states}
 
     @staticmethod

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -29,20 +30,19 @@ from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
 from ..functional import scores
+from . import rules
 from .layer import log_once
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
-FEW = 384 * 384
-"""Scores of a head up to which PyTorch's attention with a dense mask is faster than an engine, on a CPU: with padding, 8 heads
-and two rows, 3.8 ms against 5.5 at 256 tokens, 15.7 against 13.3 at 512, 71 against 35 at 1024."""
-FEW_BIASED = 160 * 160
-"""Scores of a head up to which the originals are faster with their dense biases, on a CPU: BLOOM with padding, two tiny layers,
-2.2 ms against 4.5 at 64 tokens, 7.7 against 7.0 at 128 (a training step: 14 against 21)."""
 ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git"})
 """Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface."""
-MOST_DENSE = 1 << 26
-"""Numbers of a dense mask of packed texts, whose only engine on a CPU is `blocked`: 65 ms against 118 at 1024 tokens."""
+NO_TERMS: Any = object()
+"""What `plan_of` returns for a call without terms, whatever its `position_bias` is."""
+ROWS = 128
+"""Queries of a block of causal scores: what the mask hides of other keys is not computed."""
+ALL = slice(None)
+PRECISE = (torch.float32, torch.float64)
 
 
 class Mask:
@@ -58,6 +58,8 @@ class Mask:
         self.has_padding = key_mask is not None and not nothing_padded(key_mask)
         self.kept: Tensor | None = None
         self.biased: tuple[Tensor, Tensor] | None = None
+        self.fused: tuple[Any, tuple[Tensor | None, bool] | None] | None = None
+        self.summand: tuple[Any, Tensor | None] | None = None
 
     @property
     def positions(self) -> Positions:
@@ -104,10 +106,48 @@ class Mask:
         are computed again in the backward pass would then have different graphs."""
         if self.biased is not None and self.biased[0] is bias:
             return self.biased[1]
-        made = bias if self.options() == {"causal": False} else _add(self.dense(), bias)
+        made = (bias if self.hides_nothing() else _add(self.dense(), bias)).contiguous()
         if not (bias.requires_grad and torch.is_grad_enabled()):
             self.biased = (bias, made)
         return made
+
+    def hides_nothing(self) -> bool:
+        return self.options() == {"causal": False}
+
+    def for_kernel(self, dtype: torch.dtype, has_sink: bool = False) -> tuple[Tensor | None, bool] | None:
+        """(mask, is_causal) of PyTorch's attention on a CPU, made once for all layers; None: an engine is faster. has_sink:
+        there is one more key, for everybody."""
+        if self.fused is None or self.fused[0] != (dtype, has_sink):
+            self.fused = (dtype, has_sink), self._for_kernel(dtype, has_sink)
+        return self.fused[1]
+
+    def _for_kernel(self, dtype: torch.dtype, has_sink: bool) -> tuple[Tensor | None, bool] | None:
+        options, pairs = self.options(), self.queries[1] * self.keys[1]
+        causal = options.pop("causal")
+        if not options and (not causal or (self.queries[1] == self.keys[1] and not has_sink)):
+            return None, causal
+        is_padding = not causal and options.keys() == {"key_mask"}
+        if not is_padding and not rules.keeps_dense_mask(self.batch, pairs, "documents" in options):
+            return None
+        made = _as_summand(self.dense(), dtype, -float("inf"))  # the kernel would make it of bool in every layer
+        return nn.functional.pad(made, (0, 1)) if has_sink else made, False
+
+    def for_formula(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to scores, made once for all layers: transformers' lowest number where masked, for a query without a
+        visible key gives a mean then. None: nothing is masked."""
+        if self.summand is None or self.summand[0] != dtype:
+            made = None if self.hides_nothing() else _as_summand(self.dense(), dtype, torch.finfo(dtype).min)
+            self.summand = dtype, made
+        return self.summand[1]
+
+    def blocks(self) -> list[tuple[slice, slice]]:
+        """(queries, the keys that they may see) of each block of a causal text."""
+        options, length = self.options(), self.queries[1]
+        if not options["causal"] or length != self.keys[1] or length <= 2 * ROWS:
+            return [(ALL, ALL)]
+        left, _ = options.get("window", (length, None))
+        starts = range(0, length, ROWS)
+        return [(slice(i, i + ROWS), slice(max(0, i - left), min(i + ROWS, length))) for i in starts]
 
     def whole(self) -> Tensor:
         return self.dense().expand(self.batch, 1, self.queries[1], self.keys[1])
@@ -155,7 +195,7 @@ def make_mask(
         return attention_mask
     config = kwargs.get("config")
     adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
-    if not adds_mask and not _has_interface(type(config)):
+    if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
             f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
@@ -275,24 +315,31 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    options = _options(attention_mask, query, key, causal, context is not None)
     wants = bool(kwargs.get("output_attentions")) or _are_collected()
-    make = (
-        None
-        if layer is None
-        else layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
-    )
+    make = None
+    if layer is not None:
+        make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
+        if make is NO_TERMS:
+            make = position_bias = None
+    sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
+    plain = make is None and not wants and engine == "auto" and context is None
+    plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
+    if plain and query.is_cpu and kwargs.get("cache") is None and not torch.compiler.is_compiling():
+        if sinks is None:
+            out = _on_cpu(query, key, value, attention_mask, position_bias, causal, scaling, dropout, softcap)
+        else:
+            extra = position_bias is not None or softcap is not None or dropout > 0.0
+            out = None if extra else _beside_sink(query, key, value, attention_mask, sinks, scaling)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
+    options = _options(attention_mask, query, key, causal, context is not None)
     if make is None and position_bias is not None:
         bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
         if isinstance(attention_mask, Mask) and context is None and bias.shape[-1] == key.shape[2]:
             options = {"mask": attention_mask.with_bias(bias)}
         else:
             options["mask"] = _add(options.get("mask"), bias)
-    sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
-    plain = make is None and sinks is None and softcap is None and not wants and engine == "auto" and context is None
-    plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
-    if plain and _prefers_dense(attention_mask, options, query, key):
-        options = {"mask": attention_mask.dense()}
+    plain = plain and softcap is None and sinks is None
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
         return _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs)
     if make is None:
@@ -382,24 +429,118 @@ def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
     return Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
 
 
-def prefers_original(module: nn.Module, queries: Any, keys: Any, device: Any, times: float = 1.0) -> bool:
-    """Whether the original is faster with its dense bias than an engine: on a CPU, no engine named, and few scores of a head,
-    `times` FEW_BIASED."""
+def prefers_original(
+    module: nn.Module, queries: Any, keys: Any, device: Any, few: int | None = None, *, kind: str = "bias",
+    dropout: float = 0.0, padded: bool = False,
+) -> bool:  # fmt: skip
+    """Whether the original is faster with its dense bias than an engine, on a CPU: up to `few` pairs, or by the rules for this
+    kind of term."""
+    if not is_free(module, device):
+        return False
+    if few is not None:
+        return queries > 1 and queries * keys <= few
+    drops = module.training and dropout > 0.0
+    return rules.keeps_original(kind, queries, keys, torch.is_grad_enabled(), drops, padded)
+
+
+def is_free(module: nn.Module, device: Any) -> bool:
+    """Whether the rules for a CPU may choose: nothing is compiled, no engine is named, no ranks share the sequence."""
     own = module.__dict__
     return (
-        not torch.compiler.is_compiling() and device is not None and device.type == "cpu" and queries > 1
-        and queries * keys <= times * FEW_BIASED and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
+        not torch.compiler.is_compiling() and device is not None and device.type == "cpu"
+        and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 
 
-def _prefers_dense(mask: Any, options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
-    """Whether PyTorch's attention is faster with this mask dense, which is made once for all layers."""
-    if not isinstance(mask, Mask) or query.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    if "mask" in options or _is_sdpa(options, query, key):
-        return False
-    scores_of_head = query.shape[2] * key.shape[2]
-    return scores_of_head <= FEW or ("documents" in options and query.shape[0] * scores_of_head <= MOST_DENSE)
+def _on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, causal: bool, scale: float | None, dropout: float,
+    softcap: float | None,
+) -> Tensor | None:  # fmt: skip
+    """[B, H, L, D] by PyTorch's attention or the plain formula, with a dense bias if any; None: an engine is faster."""
+    compact = type(mask) is Mask
+    if compact and (mask.queries[1], mask.keys[1]) != (q.shape[2], k.shape[2]):
+        return None
+    if not compact and mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 4):
+        return None
+    if mask is None and causal and q.shape[2] > 1 and (bias is not None or softcap is not None):
+        return None
+    if bias is None and softcap is None:
+        found = mask.for_kernel(q.dtype) if compact else (mask, mask is None and causal and q.shape[2] > 1)
+        if found is None:
+            return None
+        dense, is_causal = found
+        return _by_kernel(q, k, v, dense, is_causal, scale, dropout)
+    if bias is not None:
+        bias = bias if isinstance(bias, Tensor) else bias.dense()
+        if bias.shape[-1] != k.shape[2]:
+            return None
+    learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    is_precise = q.dtype in PRECISE and (bias is None or bias.dtype == q.dtype)
+    if softcap is None and not (is_precise and (learns or dropout)):
+        return _by_kernel(q, k, v, mask.with_bias(bias) if compact else _add(mask, bias), False, scale, dropout)
+    if compact:
+        # the gradient of a part of the bias would be as large as the whole
+        blocks, added = [(ALL, ALL)] if learns else mask.blocks(), mask.for_formula(q.dtype)
+    else:
+        is_bool = mask is not None and mask.dtype == torch.bool
+        blocks, added = [(ALL, ALL)], _as_summand(mask, q.dtype, torch.finfo(q.dtype).min) if is_bool else mask
+    done = [
+        _by_formula(q[:, :, rows], k[:, :, keys], v[:, :, keys], _cut(bias, rows, keys), _cut(added, rows, keys), scale, softcap, dropout)
+        for rows, keys in blocks
+    ]  # fmt: skip
+    return done[0] if len(done) == 1 else torch.cat(done, 2)
+
+
+def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scale: float | None) -> Tensor | None:
+    """[B, H, L, D] with the sink as one more key, whose value is zero: the queries have a channel more, sink / scale, which is 1 in
+    that key and 0 in the others. So masks stay the same for all heads and layers, and the sinks learn through the queries."""
+    if type(mask) is not Mask or (mask.queries[1], mask.keys[1]) != (q.shape[2], k.shape[2]) or q.dtype not in PRECISE:
+        return None
+    found = mask.for_kernel(q.dtype, has_sink=True)
+    if found is None:
+        return None
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    channel = (sinks.to(q.dtype) / scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
+    key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
+    out = _by_kernel(torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), *found, scale, 0.0)
+    return out[..., : v.shape[3]]
+
+
+def _by_kernel(q, k, v, mask, causal, scale, dropout) -> Tensor:
+    return scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _by_formula(q, k, v, bias, added, scale, softcap, dropout) -> Tensor:
+    """PyTorch's attention without its copies: where a bias learns, and for dropout, its kernel takes neither on a CPU. Heads that
+    share keys are rows of one matrix."""
+    batch, heads, length, size = q.shape
+    scale = size**-0.5 if scale is None else scale
+    scale = scale if softcap is None else scale / softcap
+    q = q if scale == 1.0 else q * scale
+    s = (q.reshape(batch, k.shape[1], -1, size) @ k.transpose(2, 3)).view(batch, heads, length, -1)
+    if softcap is not None:
+        s = s.tanh_()
+        s = s * softcap if added is None else torch.add(added, s, alpha=softcap)
+        added = None
+    for one in (bias, added):
+        if one is not None:
+            s += one
+    p = s.softmax(-1, dtype=torch.promote_types(s.dtype, torch.float32)).to(v.dtype)
+    p = nn.functional.dropout(p, dropout) if dropout else p
+    return (p.view(batch, k.shape[1], -1, p.shape[3]) @ v).view(batch, heads, length, -1)
+
+
+def _cut(x: Tensor | None, rows: slice, keys: slice) -> Tensor | None:
+    if x is None or rows is ALL:
+        return x
+    return x[:, :, rows if x.shape[2] > 1 else ALL, keys]
+
+
+def _as_summand(mask: Tensor, dtype: torch.dtype, lowest: float) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
 
 
 def _is_sdpa(options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
@@ -416,16 +557,8 @@ def _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs):
         mask = options["key_mask"][:, None, None, :]
     passed = kwargs if kwargs.get("cache") is not None else {}  # continuous batching: the function writes to it
     return sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        mask,
-        dropout=dropout,
-        scaling=scaling,
-        is_causal=options.get("causal", False),
-        **passed,
-    )
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=options.get("causal", False), **passed
+    )  # fmt: skip
 
 
 def _by_scores(q, k, v, plan, options, dropout, softcap) -> tuple[Tensor, Tensor]:

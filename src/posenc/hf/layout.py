@@ -72,6 +72,7 @@ class BoxEncoder(Part):
         found = None
         with torch.no_grad():
             if self.has_relative_attention_bias:
+                assert position_ids is not None
                 found = _read(self.rel_pos_bias.weight, position_ids, self.max_rel_pos)
             if self.has_spatial_attention_bias:
                 for linear, corner in ((self.rel_pos_x_bias, 0), (self.rel_pos_y_bias, 3)):

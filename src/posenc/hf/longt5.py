@@ -22,8 +22,9 @@ from transformers.models.longt5 import modeling_longt5
 from .. import Index, Plan, Positions, attend, merge
 from ..core import index
 from ..core.tables import expand_table
-from . import masks
+from . import masks, rules
 from .family import Family, tiny_text
+from .interface import is_free
 from .layer import Layer, split, zeros_beside
 from .t5 import T5Attention, expand_bias, plan_bias
 
@@ -31,6 +32,12 @@ from .t5 import T5Attention, expand_bias, plan_bias
 class LongT5Attention(T5Attention):
     original = modeling_longt5.LongT5Attention
     shares_sequences = False
+
+
+def prefers_blocks(module: Any, block: int, tokens: Tensor) -> bool:
+    """Whether the original, which cuts the text [B, L, ...] into blocks, is faster."""
+    kind = "window" if isinstance(module, LongT5LocalAttention) else "bias"
+    return masks.is_short(module, tokens, kind=kind) or (block < rules.BLOCK and is_free(module, tokens.device))
 
 
 class Windowed(Layer):
@@ -55,7 +62,7 @@ class LongT5LocalAttention(Windowed, modeling_longt5.LongT5LocalAttention):
     original = modeling_longt5.LongT5LocalAttention
 
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
-        if output_attentions or masks.is_short(self, hidden_states):
+        if output_attentions or prefers_blocks(self, self.block_len, hidden_states):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         bias = expand_bias(self) if position_bias is None else position_bias
         q, k, v = (split(project(hidden_states), self.key_value_proj_dim) for project in (self.q, self.k, self.v))
@@ -79,7 +86,7 @@ class LongT5TransientGlobalAttention(Windowed, modeling_longt5.LongT5TransientGl
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if output_attentions or (not isinstance(mask, Blocks) and masks.is_short(self, hidden_states)):
+        if output_attentions or (not isinstance(mask, Blocks) and prefers_blocks(self, self.block_len, hidden_states)):
             return super().forward(hidden_states, mask, position_bias, output_attentions)
         biases = position_bias
         if biases is None:
@@ -150,7 +157,8 @@ def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
         return args, kwargs
     kwargs = masks.by_name(stack, args, kwargs)
     tokens, mask = masks.tokens_of(kwargs), kwargs.get("attention_mask")
-    if tokens is None or masks.is_short(stack, tokens) or masks.wants_attentions(stack, kwargs):
+    short = tokens is None or prefers_blocks(stack, stack.config.local_radius + 1, tokens)
+    if short or masks.wants_attentions(stack, kwargs):
         return (), kwargs
     if mask is None:
         mask = torch.ones(tokens.shape[:2], device=stack.embed_tokens.weight.device)

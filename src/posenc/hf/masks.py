@@ -106,9 +106,9 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     return {**dict(zip(names, args)), **kwargs}
 
 
-def is_short(module: nn.Module, tokens: Tensor, times: float = 1.0) -> bool:
-    """Whether these tokens [B, L, ...] attend to themselves faster in the original."""
-    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, times)
+def is_short(module: nn.Module, tokens: Tensor, **facts: Any) -> bool:
+    """Whether these tokens [B, L, ...] attend to themselves faster in the original; `facts` are those of `prefers_original`."""
+    return prefers_original(module, tokens.shape[1], tokens.shape[1], tokens.device, **facts)
 
 
 def grows(cache: Any) -> bool:

@@ -1,10 +1,11 @@
 """Vision, speech and sink models on a CPU, as they are and accelerated: forward pass and training step, time and memory.
 
-    python -m posenc.hf.measure_families --out bench/results/hf-families.json
+    python -m posenc.hf.measure_families --out bench/results/hf-families.json --missing       after an interruption: the rest
     python -m posenc.hf.measure_families --table bench/results/hf-families.json        as the documentation has it
 
 Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are processor time of this
 process, minima of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own.
+How busy the machine was (its load, and how long the model took) stands beside the figures: 13 models take about 10 minutes of one core.
 Outputs are compared before anything is reported.
 """
 
@@ -103,6 +104,67 @@ def gpt_oss(length: int) -> Made:
     return GptOssModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
 
 
+def states(rows: int, length: int, width: int) -> Any:
+    return torch.randn(rows, length, width)
+
+
+def speecht5(rows: int, frames: int) -> Made:
+    from transformers import SpeechT5Config
+    from transformers.models.speecht5.modeling_speecht5 import SpeechT5EncoderWithoutPrenet
+
+    config = SpeechT5Config(encoder_layers=3, encoder_layerdrop=0.0)
+    return SpeechT5EncoderWithoutPrenet(config), {"input_values": states(rows, frames, 768)}
+
+
+def vits(rows: int, tokens: int) -> Made:
+    from transformers import VitsConfig
+    from transformers.models.vits.modeling_vits import VitsTextEncoder
+
+    encoder = VitsTextEncoder(VitsConfig(num_hidden_layers=3, layerdrop=0.0, attn_implementation="eager"))
+    ids, mask = torch.randint(1, 38, (rows, tokens)), torch.ones(rows, tokens)
+    return encoder, {"input_ids": ids, "padding_mask": mask[..., None], "attention_mask": mask}
+
+
+def sew_d(seconds: int) -> Made:
+    from transformers import SEWDConfig, SEWDModel
+
+    return SEWDModel(SEWDConfig(num_hidden_layers=3)), {"input_values": torch.randn(1, 16000 * seconds)}
+
+
+def falcon(length: int) -> Made:
+    from transformers import FalconConfig, FalconModel
+
+    config = FalconConfig(
+        vocab_size=1000, hidden_size=2048, num_attention_heads=32, num_hidden_layers=1, alibi=True, multi_query=False,
+        parallel_attn=False, bias=True,
+    )  # fmt: skip
+    return FalconModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
+
+
+def layoutlmv3(words: int) -> Made:
+    from transformers import LayoutLMv3Config, LayoutLMv3Model
+
+    boxes = torch.randint(0, 500, (1, words, 4)) + torch.tensor([0, 0, 500, 500])
+    return LayoutLMv3Model(LayoutLMv3Config(num_hidden_layers=3, max_position_embeddings=514)), {
+        "input_ids": torch.randint(3, 1000, (1, words)), "bbox": boxes, **pixels(1, 224)
+    }  # fmt: skip
+
+
+def fastspeech2(frames: int) -> Made:
+    from transformers import FastSpeech2ConformerConfig
+    from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
+
+    config = FastSpeech2ConformerConfig(decoder_layers=2)
+    return FastSpeech2ConformerEncoder(config, config.decoder_config), {"input_tensor": states(1, frames, 384)}
+
+
+def parakeet(seconds: int) -> Made:
+    from transformers import ParakeetEncoder, ParakeetEncoderConfig
+
+    config = ParakeetEncoderConfig(num_hidden_layers=2, layerdrop=0.0)
+    return ParakeetEncoder(config), {"input_features": states(1, 100 * seconds, config.num_mel_bins)}
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "Swin-T, 2 × 224²": lambda: swin(224, 7, 2),
     "Swin, windows of 12², 384²": lambda: swin(384, 12, 1),
@@ -115,6 +177,21 @@ MODELS: dict[str, Callable[[], Made]] = {
     "ViTDet-B, 640²": vitdet,
     "WavLM-B, 10 s": lambda: wavlm(10),
     "WavLM-B, 30 s": lambda: wavlm(30),
+    "SpeechT5's encoder, 5 s": lambda: speecht5(1, 250),
+    "SpeechT5's encoder, 4 × 5 s": lambda: speecht5(4, 250),
+    "SpeechT5's encoder, 20 s": lambda: speecht5(1, 1000),
+    "VITS's text encoder, 150 tokens": lambda: vits(1, 150),
+    "VITS's text encoder, 4 × 300 tokens": lambda: vits(4, 300),
+    "VITS's text encoder, 600 tokens": lambda: vits(1, 600),
+    "SEW-D, 10 s": lambda: sew_d(10),
+    "SEW-D, 30 s": lambda: sew_d(30),
+    "Falcon with ALiBi, 512 tokens": lambda: falcon(512),
+    "Falcon with ALiBi, 2048 tokens": lambda: falcon(2048),
+    "LayoutLMv3-B, 128 words": lambda: layoutlmv3(128),
+    "LayoutLMv3-B, 512 words": lambda: layoutlmv3(512),
+    "FastSpeech2-Conformer's decoder, 600 frames": lambda: fastspeech2(600),
+    "Parakeet, 20 s": lambda: parakeet(20),
+    "Parakeet, 60 s": lambda: parakeet(60),
     "gpt-oss (narrow), 512 tokens": lambda: gpt_oss(512),
     "gpt-oss (narrow), 2048 tokens": lambda: gpt_oss(2048),
 }
@@ -174,6 +251,7 @@ def in_child(name: str, way: str, what: str, threads: int) -> int:
 
 
 def measure(name: str, times: int, threads: int) -> dict[str, Any]:
+    started, busy = time.perf_counter(), os.getloadavg()[0]
     models = {way: load(name, way) for way in WAYS}
     inputs = models["original"][1]
     result: dict[str, Any] = {
@@ -190,6 +268,8 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
         for way in WAYS:
             cell = {"seconds": min(taken[way]), "extra_bytes": in_child(name, way, what, threads)}
             result.setdefault(way, {})[what] = cell
+    result["load"] = round(max(busy, os.getloadavg()[0]), 1)
+    result["seconds"] = round(time.perf_counter() - started)
     return result
 
 
@@ -215,6 +295,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON; models that it has are kept")
+    parser.add_argument("--missing", action="store_true", help="leave out the models that --out has")
     parser.add_argument("--table", type=Path, help="print the table of this result instead")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -233,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
     }  # fmt: skip
     if given.out and given.out.is_file():
         result["models"] = json.loads(given.out.read_text(encoding="utf-8"))["models"]
-    for name in given.models:
+    for name in [one for one in given.models if not given.missing or one not in result["models"]]:
         result["models"][name] = measure(name, given.times, given.threads)
         print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
         if given.out:

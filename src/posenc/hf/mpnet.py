@@ -57,7 +57,7 @@ class MPNetEncoder(Part, modeling_mpnet.MPNetEncoder):
         return None if rows >= 32 else f"has a table of {rows} rows, and its bucket function needs 32"
 
     def compute_position_bias(self, x, position_ids=None, num_buckets=32):
-        if position_ids is not None or masks.is_short(self, x):
+        if position_ids is not None or masks.is_short(self, x, dropout=self.config.attention_probs_dropout_prob):
             return super().compute_position_bias(x, position_ids, num_buckets)
         return self.relative_attention_bias.weight
 
@@ -74,7 +74,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = masks.tokens_of(kwargs)
-    if tokens is not None and not masks.is_short(model, tokens):
+    if tokens is not None and not masks.is_short(model, tokens, dropout=model.config.attention_probs_dropout_prob):
         kwargs["attention_mask"] = masks.padding(kwargs.get("attention_mask"), tokens.shape[1], tokens.device)
     return (), kwargs
 

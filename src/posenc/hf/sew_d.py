@@ -24,7 +24,7 @@ class SEWDSelfAttention(Disentangled, modeling_sew_d.DisentangledSelfAttention):
     posenc_projected = DebertaV2SelfAttention.posenc_projected
     posenc_projections = DebertaV2SelfAttention.posenc_projections
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, hidden_states, attention_mask, query_states=None, relative_pos=None, rel_embeddings=None, **kwargs
     ):
         if kwargs.get("output_attentions") or relative_pos is not None:

@@ -19,7 +19,7 @@ from transformers.models.vits import modeling_vits
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
-from . import masks
+from . import masks, rules
 from .family import Family, scatter, tiny_text
 from .layer import Layer, Part, split
 
@@ -112,9 +112,8 @@ class VitsAttention(Layer, modeling_vits.VitsAttention):
 
 
 def _is_short(module: Any, tokens: Tensor) -> bool:
-    return masks.is_short(
-        module, tokens, SHORT if isinstance(module, (VitsAttention, modeling_vits.VitsEncoder)) else 1.0
-    )
+    times = SHORT if isinstance(module, (VitsAttention, modeling_vits.VitsEncoder)) else 1.0
+    return masks.is_short(module, tokens, few=int(times * rules.BIASED))
 
 
 def before_encoder(encoder: Any, args: tuple, kwargs: dict[str, Any]):

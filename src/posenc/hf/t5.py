@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
@@ -22,19 +23,40 @@ from transformers.models.umt5 import modeling_umt5
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
+from ..nn import blocks
+from . import rules
 from .family import Family, InterfaceLayer, tiny_text
-from .interface import prefers_original
+from .interface import NO_TERMS, is_free
 from .layer import zeros_beside
+
+STEP = 256
 
 
 def compute_bias(module: Any, original: Callable, query_length, key_length, device=None, past_seen_tokens=0) -> Tensor:
-    """The bias of each distance, [H, distances]; dense for a short text on a CPU, and where the keys are not the tokens so far (a
-    static cache)."""
-    is_static = isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length
-    where = module.relative_attention_bias.weight.device if device is None else device
-    if is_static or prefers_original(module, query_length, key_length, where):
+    """The bias of each distance, [H, distances]; dense for a text that is short for a CPU, and where the keys are not the tokens so
+    far (a static cache)."""
+    weight = module.relative_attention_bias.weight
+    if isinstance(past_seen_tokens, Tensor) or past_seen_tokens + query_length != key_length:
         return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
+    if is_free(module, weight.device if device is None else device) and rules.keeps_dense_bias(
+        query_length * key_length, torch.is_grad_enabled() and weight.requires_grad, module.training and module.dropout > 0
+    ):  # fmt: skip
+        return dense_bias(module, query_length, key_length)
     return expand_bias(module)
+
+
+def dense_bias(module: Any, queries: int, keys: int) -> Tensor:
+    """[1, H, Lq, Lk] for the last `queries` of `keys` tokens, kept where the table does not learn. The original computes the
+    bucket of every pair."""
+    weight = module.relative_attention_bias.weight
+    # a row for a single query serves the next steps too
+    longest = keys if queries > 1 else -(-keys // STEP) * STEP
+
+    def make() -> Tensor:
+        by_distance = expand_table(weight.t(), module.posenc_index, 1 - longest, queries - 1)
+        return by_distance.unfold(1, longest, 1).flip(1)[None]
+
+    return blocks.keep(module, (queries, longest), (weight,), make)[..., longest - keys :]
 
 
 def expand_bias(module: Any) -> Tensor:
@@ -80,6 +102,8 @@ class Bucketed(InterfaceLayer):
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
         if position_bias is None or position_bias.dim() != 2:
             return None
+        if not position_bias.shape[1]:
+            return NO_TERMS
         return partial(plan_bias, index=module.posenc_index, bias=position_bias, scale=scaling)
 
     @staticmethod
@@ -114,7 +138,7 @@ class UMT5Attention(Bucketed):
     @classmethod
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
         if not module.has_relative_attention_bias:
-            position_bias = query.new_zeros(module.n_heads, 0)
+            return NO_TERMS
         return super().plan_of(module, position_bias, scaling, query, kwargs)
 
 

@@ -24,7 +24,6 @@ from .. import Index, Lookup, Plan, Positions, attend, merge
 from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
 from .family import Family, tiny_text
-from .interface import prefers_original
 from .layer import Layer, NoAttentions, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
@@ -80,7 +79,11 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             # all rows of the batch are equal; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if output_attentions.two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
-        elif not output_attentions and h.shape[1] and not prefers_original(self, len(h), len(h), h.device):
+        elif (
+            not output_attentions
+            and h.shape[1]
+            and not masks.is_short(self, h.transpose(0, 1), kind="xlnet", dropout=self.dropout.p)
+        ):
             log_once(
                 "an XLNet layer that is called without its model runs the original attention, with its dense scores"
             )
@@ -165,7 +168,11 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = masks.tokens_of(kwargs)
-    if tokens is None or not tokens.shape[0] or masks.is_short(model, tokens):
+    if (
+        tokens is None
+        or not tokens.shape[0]
+        or masks.is_short(model, tokens, kind="xlnet", dropout=model.config.dropout)
+    ):
         return (), kwargs
     key_mask = None
     if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:

@@ -15,12 +15,13 @@ from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
-from ..core.positions import Positions
+from ..core.positions import Positions, consecutive
 from ..encodings.registry import causal_options, create, options_of
+from ..engines.plain_call import PLAIN
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
-from .sequence import Sequence, consecutive, resolve_context, resolve_queries, resolve_sequence
+from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
 
 if TYPE_CHECKING:
     from ..parallel.context import ContextParallel, Strategy
@@ -138,6 +139,14 @@ class Attention(nn.Module):
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if (
+            positions is None and segments is None and mask is None and key_mask is None and documents is None
+            and memory is None and context is None and context_positions is None and self.context_parallel is None
+            and not isinstance(cache, GraphCache)
+        ):  # fmt: skip
+            slot = None if cache is None else self._slot(cache, x, cross=False)
+            if (slot is None or not slot.marks) and not self._modules["encoding"].keeps:  # type: ignore[union-attr]
+                return self._plain(x, slot)
         if self.context_parallel is not None:
             from .context_parallel import forward
 
@@ -162,11 +171,6 @@ class Attention(nn.Module):
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
         slot = None if cache is None else self._slot(cache, x, cross=False)
-        if (
-            positions is None and segments is None and mask is None and key_mask is None and documents is None
-            and memory is None and (slot is None or not slot.marks) and not self.encoding.keeps
-        ):  # fmt: skip
-            return self._plain(x, slot)
         sequence = resolve_sequence(
             x, memory=0 if memory is None else memory.shape[1], cache=slot, positions=positions, segments=segments,
             key_mask=key_mask, documents=documents, absolute=self.encoding.absolute,
@@ -214,36 +218,48 @@ class Attention(nn.Module):
         # nn.Module looks submodules up last of all, which takes as long as a small operation
         modules: dict[str, Any] = self._modules
         encoding = modules["encoding"]
-        project = _call if torch.compiler.is_compiling() or _has_any_global_hook() else _project
+        is_eager = not torch.compiler.is_compiling()
         batch, queries, _ = x.shape
         past = 0 if slot is None else slot.length
-        every = consecutive(past, queries, 0, past + queries)
-        new = every
-        if past and (encoding.embeds or encoding.rotates):
-            new = consecutive(past, queries, past, queries)
         if encoding.embeds:
-            x = encoding.embed(x, new)
-        q, k, v = [self._heads(project(modules[name], x)) for name in ("q_proj", "k_proj", "v_proj")]
-        if slot is None or encoding.length_dependent:
-            plan = encoding.plan(every, x=x, host=self)
-        else:
-            plan = encoding.terms(every, x=x, host=self)
-            rotation = encoding.rotation(new) if encoding.rotates else None
-            if rotation is not None:
-                q, k, v = rotation.every(q, k, v)
+            x = encoding.embed_run(x, past)
+        project, rows = _call, x
+        if is_eager and type(x) in PLAIN and not _has_any_global_hook():
+            project, rows = _project, x.flatten(0, 1)  # as a matrix product takes it: once for all three
+        q, k, v = [
+            self._heads(project(modules[name], rows, batch, queries), batch, queries)
+            for name in ("q_proj", "k_proj", "v_proj")
+        ]
+        on_cpu = is_eager and self.engine == "auto" and q.is_cpu
+        rotates_here = encoding.rotates and not encoding.length_dependent
+        rotates_here = rotates_here and (slot is not None or (on_cpu and not encoding.adds_terms))
+        plan = None  # where nothing is left to do in attention
+        if encoding.adds_terms or encoding.rotates != rotates_here or not on_cpu or q.shape[1] != self.heads:
+            every = consecutive(past, queries, 0, past + queries)
+            plan = (encoding.terms if rotates_here else encoding.plan)(every, x=x, host=self)
+            if q.shape[1] != self.heads:
+                plan = self._own_heads(plan, q)
+        if rotates_here:
+            if plan is not None:
+                q, plan = plan.take_shift(q)
+            q, k, v = encoding.rotate_run(q, k, v, past)
         appended = None
         if slot is not None:
             appended = slot.append(k, v, differentiable=is_training(self, q))
             k, v = appended.k, appended.v
-        if q.shape[1] != self.heads:
-            plan = self._own_heads(plan, q)
-        k, v = _as_appended(k, v, plan)
+        if plan is not None:
+            k, v = _as_appended(k, v, plan)
         masks: MaskOptions = {"causal": self.causal}
         if self.window is not None:
             masks["window"] = self.window
         out = attend(q, k, v, plan, dropout=self.dropout if self.training else 0.0, engine=self.engine, **masks)
-        out = out.reshape(batch, 1, -1) if queries == 1 else out.transpose(1, 2).flatten(2)
-        out = project(modules["o_proj"], out)
+        if queries > 1:
+            out = out.transpose(1, 2)
+        width = q.shape[1] * v.shape[3]  # either way a token's numbers lie side by side
+        out = out.reshape(batch, queries, width) if project is _call else out.reshape(batch * queries, width)
+        out = project(modules["o_proj"], out, batch, queries)
+        if out.dim() == 2:
+            out = out.view(batch, queries, out.shape[1])
         if slot is not None and appended is not None:
             slot.commit(appended, {})  # last: an error above leaves the cache unchanged
         return out
@@ -340,29 +356,32 @@ class Attention(nn.Module):
             raise ValueError(f"q_proj gives other than {self.heads} heads of {self.head_dim}; it must give all of them")
         return mesh
 
-    def _heads(self, projected: Tensor) -> Tensor:
-        """[B, L, heads * D] -> [B, heads, L, D]."""
-        batch, length, width = projected.shape
+    def _heads(self, projected: Tensor, batch: int | None = None, length: int | None = None) -> Tensor:
+        """[B, L, heads * D], or with B and L given [B * L, heads * D] -> [B, heads, L, D]."""
+        if batch is None or length is None:
+            batch, length = projected.shape[:2]
+        heads = projected.shape[-1] // self.head_dim
         if length == 1:  # the same numbers in the same order
-            return projected.view(batch, width // self.head_dim, 1, self.head_dim)
-        return projected.view(batch, length, width // self.head_dim, self.head_dim).transpose(1, 2)
+            return projected.view(batch, heads, 1, self.head_dim)
+        return projected.view(batch, length, heads, self.head_dim).transpose(1, 2)
 
 
-def _project(projection: nn.Module, x: Tensor) -> Tensor:
-    """projection(x). A plain linear map without hooks is called as a function: a module's own call takes a tenth of the
-    product's time where x is a token."""
+def _project(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Tensor:
+    """projection(x) of x [B, L, n], given as rows [B * L, n]. A plain linear map without hooks is called as a function and gives
+    rows: a module's own call takes a tenth of the product's time where x is a token."""
     own = projection.__dict__
     if (
         type(projection) is not nn.Linear or "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
         or own["_backward_hooks"] or own["_backward_pre_hooks"]
     ):  # fmt: skip
-        return projection(x)
+        return projection(rows.view(batch, length, rows.shape[1]))
     parameters = own["_parameters"]
-    return linear(x, parameters["weight"], parameters["bias"])
+    return linear(rows, parameters["weight"], parameters["bias"])
 
 
-def _call(projection: nn.Module, x: Tensor) -> Tensor:
-    return projection(x)
+def _call(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Tensor:
+    """projection(rows), which are [B, L, n] here."""
+    return projection(rows)
 
 
 def _cached_context(

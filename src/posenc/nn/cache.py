@@ -102,8 +102,8 @@ class LayerCache:
             )
             return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
         for new, old in ((k, self._k), (v, self._v)):
-            rows, heads, _, size = new.shape
-            if (rows, heads, size) != (old.shape[0], old.shape[1], old.shape[3]):
+            (rows, heads, _, size), (old_rows, old_heads, _, old_size) = new.shape, old.shape
+            if rows != old_rows or heads != old_heads or size != old_size:
                 raise ValueError(
                     f"the cache holds keys of shape {list(old.shape[:2])} + [L, {old.shape[3]}], got {list(new.shape)}; "
                     "a slot serves one layer and one batch: make a new KVCache for another"
@@ -121,7 +121,7 @@ class LayerCache:
 
     def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
         """Storage with `new` past the tokens so far: this slot's own where it has room."""
-        if self.filled and (not self._own or length > stored.shape[2]):
+        if self._k is not None and (not self._own or length > stored.shape[2]):
             room = max(length, 2 * self.length) if self.max_length is None else self.max_length
             past, stored = stored[:, :, : self.length], _room(stored, room)
             stored[:, :, : self.length] = past.detach()
@@ -279,9 +279,12 @@ class KVCache:
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
         """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
-        slot = self.layer(layer, cross=cross)
+        key: Hashable = layer.layer_key if layer.layer_idx is None else layer.layer_idx
+        slot = self._layers.get((key, cross))
+        if slot is None:
+            slot = self.layer(key, cross=cross)
         owner = None if slot._layer is None else slot._layer()
-        if owner is None or not slot.filled:
+        if owner is None or slot._k is None:
             slot._layer = weakref.ref(layer.layer_key)
         elif owner is not layer.layer_key:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -27,20 +26,6 @@ class Sequence(NamedTuple):
     key_mask: Tensor | None  # [B, keys]
     documents: tuple[Tensor, Tensor] | None  # [B, queries], [B, keys]
     marks: dict[str, Tensor]  # what the cache keeps of all keys when the forward has succeeded
-
-
-def consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
-    """Positions of two runs, kept: layers and steps ask for the same ones."""
-    if torch.compiler.is_compiling():
-        return _consecutive.__wrapped__(q_start, q_length, k_start, k_length)
-    return _consecutive(q_start, q_length, k_start, k_length)
-
-
-@lru_cache(maxsize=64)
-def _consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
-    if q_start == k_start and q_length == k_length:
-        return Positions(Run(q_start, q_length))
-    return Positions(Run(q_start, q_length), Run(k_start, k_length))
 
 
 def resolve_sequence(

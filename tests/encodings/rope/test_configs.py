@@ -219,3 +219,10 @@ def test_deepseek_puts_position_channels_first():
                                "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}}  # fmt: skip
     rope = posenc.rope.from_config(config, "deepseek")
     assert (rope.head_dim, rope.rotary_dim, rope.layout, rope.attention_factor) == (192, 64, "interleaved", 1.0)
+
+
+@pytest.mark.parametrize(("name", "width"), [("attention_head_dim", 160), ("kv_channels", 128)])
+def test_heads_wider_than_their_share_of_the_model(name, width):
+    """Zamba 2 and JetMoE, whose files name the head size otherwise."""
+    config = {"hidden_size": 2560, "num_attention_heads": 32, "rope_theta": 10000.0, name: width}
+    assert posenc.RoPE.from_config(config).head_dim == width

@@ -5,7 +5,7 @@ import torch
 from transformers import FalconConfig, FalconForCausalLM, FalconModel
 
 from posenc import hf
-from posenc.hf import interface
+from posenc.hf import rules
 from tests.hf.compare import outputs_agree
 from tests.hf.harness import Case, inputs_of, pairs, run_check, scatter
 from tests.seeds import seed
@@ -52,7 +52,7 @@ def test_output_attentions_are_the_originals():
 
 
 def test_short_texts_are_the_originals(monkeypatch):
-    monkeypatch.setattr(interface, "FEW_BIASED", 160 * 160)
+    monkeypatch.setattr(rules, "BIASED", 160 * 160)
     model, inputs = make("falcon"), inputs_of(CASES["falcon"], "left")
     with torch.no_grad():
         theirs = model(**inputs)[0]

@@ -6,7 +6,7 @@ import torch
 import transformers as hft
 
 from posenc import hf
-from posenc.hf import interface
+from posenc.hf import rules
 from tests.seeds import generator, seed
 
 DEBERTA = dict(
@@ -63,7 +63,8 @@ def pair(family, **options):
 
 def run_engines():
     """In a process without pytest: as the fixture of tests/hf/conftest.py."""
-    interface.FEW = interface.FEW_BIASED = interface.MOST_DENSE = 0
+    for name in rules.NUMBERS:
+        setattr(rules, name, {} if name == "LEARNED" else 0)
 
 
 def batch(family, rows=3, length=17, padding=True, base=2):

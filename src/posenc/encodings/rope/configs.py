@@ -314,7 +314,8 @@ def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int 
     """(head_dim, rotary_dim)."""
     if width := field(model, "qk_rope_head_dim"):  # DeepSeek: [position | content] channels, position first here
         return width + field(model, "qk_nope_head_dim", 0), width
-    head_dim = field(model, "head_dim")
+    # Zamba 2 and JetMoE have heads that are wider than hidden_size / num_attention_heads
+    head_dim = field(model, "head_dim") or field(model, "attention_head_dim") or field(model, "kv_channels")
     if head_dim is None:
         hidden = field(model, "hidden_size") or field(model, "n_embd")
         heads = None if hidden is None else field(model, "num_attention_heads") or field(model, "n_head")

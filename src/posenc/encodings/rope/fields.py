@@ -119,7 +119,7 @@ _FACTORS = numbers(1e-6, 1e9, LARGEST_HEAD // 2)
 
 FIELDS: dict[str, Check] = {
     # sizes
-    "head_dim": _HEAD, "global_head_dim": _HEAD, "qk_rope_head_dim": _PART, "qk_nope_head_dim": _PART,
+    "head_dim": _HEAD, "attention_head_dim": _HEAD, "kv_channels": _HEAD, "global_head_dim": _HEAD, "qk_rope_head_dim": _PART, "qk_nope_head_dim": _PART,
     "rotary_dim": _PART, "hidden_size": whole(1, 2**32), "n_embd": whole(1, 2**32),
     "num_attention_heads": whole(1, 2**32), "n_head": whole(1, 2**32), "partial_rotary_factor": _FRACTION,
     "rotary_pct": _FRACTION,

@@ -71,6 +71,9 @@ class RoPE(Encoding):
         self.layout: Layout = layout
         self.scaling, self.values = scaling, values
         self.length_dependent = scaling is not None and scaling.length_dependent
+        self.rotates_by_rows = not self.length_dependent and type(self).rotation is RoPE.rotation
+        if type(self).terms is RoPE.terms and type(self).plan is Encoding.plan:
+            self.adds_terms = scaling is not None and scaling.score_factor != 1.0
         # Python numbers, computed here: compiled code must not trace a memoised function
         self._plain = inverse_frequencies(rotary_dim, self.base)
         self._digits = split_frequencies(self.frequencies())

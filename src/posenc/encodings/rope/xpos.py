@@ -10,7 +10,7 @@ from ...core.constants import constant
 from ...core.encoding import Encoding
 from ...core.errors import OptionError
 from ...core.formulas import xpos_decays
-from ...core.memo import Memo, may_keep
+from ...core.memo import STEP, Memo, may_keep
 from ...core.options import require_int, require_number
 from ...core.positions import Positions, Run, Side
 from ...core.rotation import Layout, Phases, Rotation
@@ -58,6 +58,7 @@ class XPos(Encoding):
         require_int("max_length", max_length, least=1)
         self.rope = RoPE(head_dim=head_dim, base=base, rotary_dim=rotary_dim, layout=layout)
         self.scale_base, self.gamma, self.max_length = scale_base, gamma, max_length
+        self.rotates_by_rows = max_length % STEP == 0 and type(self).rotation is XPos.rotation
         size = self.rope.rotary_dim
         self.fading = tuple(math.log(zeta) / scale_base for zeta in xpos_decays(size, gamma))
         steepest = max((abs(rate) for rate in self.fading), default=0.0)

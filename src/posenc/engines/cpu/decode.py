@@ -79,14 +79,14 @@ def _bias_by_distance(plan: Plan, lowest: int, count: int, precision: torch.dtyp
         bias = lookup.bias
         if bias is not None:
             bias = bias if bias.dtype == precision else bias.to(precision)
-            table = add(table, _expand_by_distance(bias, 1, lookup.index, lowest, count))
+            table = add(table, expand_by_distance(bias, 1, lookup.index, lowest, count))
     if plan.slopes is not None:
         away = _slice_cached(_negative_distances, precision, lowest, count, plan.slopes.device)
         table = add(table, plan.slopes.to(precision)[None, :, None, None] * away)
     return table
 
 
-def _expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
+def expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
     """[X, n] -> [batch, X / batch, 1, count]: the table by distance, from the lowest on.
 
     Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache.
@@ -151,7 +151,7 @@ def _add_content(
             states = q if lookup.states is None else lookup.states
             dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
             # as a matrix: ten times as fast as [B, H, 1, n]
-            mask = add(mask, _expand_by_distance(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
+            mask = add(mask, expand_by_distance(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             mask = add(mask, found * scale)

@@ -21,6 +21,7 @@ from ...core.index import Index
 from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
+from ...core.tables import expand_table
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 from .head_block import NEG_INF
@@ -55,22 +56,24 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
     if may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
         return None  # backward it would give NaN, and without gradients the bits are the same
+    out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
+    if (facts.is_limited or key_mask is not None) and holds_nan(out):
+        return None
+    return out
+
+
+def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
+    """PyTorch's attention, whose gradient reaches the mask too."""
     # the kernels read channels, and keys of a mask, side by side
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
-    grouped = facts.heads != facts.kv_heads
-    if mask is not None and (
-        (facts.gradient and mask.requires_grad) or grouped
-    ):  # grouped: the same bits without a gradient
-        out = _Attend.apply(q, k, v, mask, scale)
-    elif facts.gradient and not grouped:
-        out = _Fused.apply(q, k, v, mask, scale)
-    else:
-        out = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-    if (facts.is_limited or key_mask is not None) and holds_nan(out):
-        return None
-    return out
+    grouped = q.shape[1] != k.shape[1]
+    if mask is not None and ((gradient and mask.requires_grad) or grouped):  # grouped: the same bits without a gradient
+        return _Attend.apply(q, k, v, mask, scale)
+    if gradient and not grouped:
+        return _Fused.apply(q, k, v, mask, scale)
+    return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
 
 
 def first_derivatives_only(backward):
@@ -112,20 +115,24 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     q_length, k_length = facts.q_length, facts.k_length
     precision = torch.float64 if facts.dtype == torch.float64 else torch.float32
     if facts.spans[0] is None and plan.slopes is None:
-        return _limits(*limits, q_length, k_length, precision) if facts.is_limited else None
+        return limits_of(*limits, q_length, k_length, precision) if facts.is_limited else None
     found = [(lookup.index, lookup.bias) for lookup in plan.lookups if lookup.bias is not None]
     tables = tuple(table for _, table in found)
     if plan.slopes is not None:
         tables = (*tables, plan.slopes)
-    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
-        return _make_bias(lowered, offset, precision)
     indices = tuple([index for index, _ in found])
     facts_of_mask = (offset, q_length, k_length, *limits, precision)
+    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        return make_bias(tables, indices, *facts_of_mask)
     mask = find_bias(tables, indices, *facts_of_mask)
-    if mask is None:
-        with torch.inference_mode(False), torch.no_grad():
-            mask = _make_bias(lowered, offset, precision)
-            _keep(_masks, _key(tables, *facts_of_mask), tables, indices, mask)
+    return keep_bias(tables, indices, *facts_of_mask) if mask is None else mask
+
+
+def keep_bias(tables: tuple[Tensor, ...], indices: tuple, *facts) -> Tensor:
+    """`make_bias` without gradients, kept for `find_bias`, which takes the same."""
+    with torch.inference_mode(False), torch.no_grad():
+        mask = make_bias(tables, indices, *facts)
+        _keep(_masks, _key(tables, *facts), tables, indices, mask)
     return mask
 
 
@@ -181,18 +188,21 @@ def row_of_query(
     return whole.narrow(3, lowest - first, count)
 
 
-def _make_bias(lowered: LoweredPlan, offset: int, precision: torch.dtype) -> Tensor:
-    plan, facts = lowered.plan, lowered.facts
-    q_length, k_length = facts.q_length, facts.k_length
+def make_bias(
+    tables: tuple[Tensor, ...], indices: tuple, offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The mask of these numbers, with gradients where they have. tables: a bias for each index, then the slopes."""
     lowest, highest = offset - q_length + 1, offset + k_length - 1
-    table = None if facts.spans[0] is None else lowered.bias_table(lowest, highest, precision)
-    if plan.slopes is not None:
-        away = _distances(lowest, highest, precision)
-        table = add(table, plan.slopes.to(precision)[:, None] * away)
-    assert table is not None
-    bias = _Toeplitz.apply(table, k_length)[None]
-    if facts.is_limited:
-        bias = bias + _limits(facts.left, facts.right, q_length, k_length, precision)
+    total = None
+    for index, table in zip(indices, tables, strict=False):
+        total = add(total, expand_table(table, index, lowest, highest).to(precision))
+    if len(tables) > len(indices):
+        total = add(total, tables[-1].to(precision)[:, None] * _distances(lowest, highest, precision))
+    assert total is not None
+    bias = _Toeplitz.apply(total, k_length)[None]
+    if left is not None or right is not None:
+        bias = bias + limits_of(left, right, q_length, k_length, precision)
     return bias
 
 
@@ -204,7 +214,7 @@ def _distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _limits(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
+def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
     """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
     with torch.inference_mode(False), torch.no_grad():
         allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
@@ -238,34 +248,34 @@ def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan
     precision = torch.promote_types(q.dtype, torch.float32)
     _, query_span, key_span, _ = facts.spans
     if query_span is not None:
-        lo, hi = _reached(query_span, lowest, highest)
+        lo, hi = reached(query_span, lowest, highest)
         table, states = lowered.query_table(q, lo, hi, precision)
         assert table is not None
-        products = _multiply(q if states is None else states, table, scale)
-        mask = add(mask, _by_pair(products, lo - lowest, highest - hi, k_length))
+        products = multiply(q if states is None else states, table, scale)
+        mask = add(mask, by_pair(products, lo - lowest, highest - hi, k_length))
     if key_span is not None:
-        lo, hi = _reached(key_span, lowest, highest)
+        lo, hi = reached(key_span, lowest, highest)
         found = lowered.key_table(lo, hi, precision)
         assert found is not None
-        products = _multiply(k, found.flip(1), scale)
-        mask = add(mask, _by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
+        products = multiply(k, found.flip(1), scale)
+        mask = add(mask, by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
     assert mask is not None
     return mask
 
 
-def _reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
+def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
     lo, hi = span
     return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
 
 
-def _multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
+def multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
     """scale states·tableᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
     states = states if states.dtype == table.dtype else states.to(table.dtype)
     table = table * scale
     return states @ (table[0].t() if table.shape[0] == 1 else table.transpose(1, 2))
 
 
-def _by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
+def by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
     """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
     first and the last column hold."""
     rows, columns = products.shape[2:]

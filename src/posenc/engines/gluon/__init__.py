@@ -47,13 +47,13 @@ VERSION = _version()
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel does not run this call, or None."""
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_untested(x, num)
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_slower(x, num)
 
 
-def refuse_untested(x: Inputs, num: Numbers) -> str | None:
-    """What the kernel can do and `auto` does not let it do yet."""
-    if num.left >= 0 or num.right >= 0 or any(y is not None for y in (x.slopes, x.starts, x.key_mask, x.doc_q)):
-        return "slopes, masks and starts were not checked on a GPU since scores are replaced where a pair is masked"
+def refuse_slower(x: Inputs, num: Numbers) -> str | None:
+    """Why the triton engine's own kernel is faster, or None."""
+    if x.doc_q is not None and num.right < 0:
+        return "documents that are not causal took up to 1.26 of the other kernel's time"
     return None
 
 

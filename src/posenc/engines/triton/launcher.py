@@ -17,11 +17,11 @@ from collections.abc import Callable
 import torch
 
 from ...core import launches
-from ...core.launches import INTERPRETED, describe_variant, launch_compiled
+from ...core.launches import INTERPRETED, describe_variant, find_known, find_launch
 from .structs import NOT_SPECIALISED
 
 __all__ = [
-    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "launch", "launch_compiled", "launch_known",
+    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "find_known", "find_launch", "launch", "launch_known",
     "trailing_arguments", "typical_argument",
 ]  # fmt: skip
 

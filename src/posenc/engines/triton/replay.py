@@ -200,9 +200,9 @@ class Recorder(TorchDispatchMode):
         with _disable_current_modes():
             compiled[(programs, 1, 1)](*args)
         # what compiled[grid] calls, without looking up the stream and hooks for each launch
-        first = (write(compiled.function), write(compiled.packed_metadata), "None, None, None")
-        arguments = [f"{programs}, 1, 1, stream", *first, *map(self.write_argument, args)]
-        self.lines.append(f"{self.constant(compiled.run)}({', '.join(arguments)})")
+        run, between = launcher.find_launch(compiled)
+        arguments = [f"{programs}, 1, 1, stream", *map(write, between), *map(self.write_argument, args)]
+        self.lines.append(f"{self.constant(run)}({', '.join(arguments)})")
 
     def finish(self, results) -> Callable:
         returned = f"return {self.write(results)}"
