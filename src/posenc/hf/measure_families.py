@@ -204,7 +204,9 @@ def load(name: str, way: str) -> Made:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     tables = [
-        p for key, p in model.named_parameters() if "bias_table" in key or "rel_pos" in key or key.endswith("sinks")
+        p
+        for key, p in model.named_parameters()
+        if "bias_table" in key or "rel_pos" in key or key.endswith("sinks") or "pos_bias" in key
     ]
     for table in tables:
         torch.nn.init.normal_(table, std=0.02)
