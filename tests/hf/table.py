@@ -98,7 +98,7 @@ def measured():
     """The models of published widths, from the committed run."""
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     loads = [one["load"] for one in result["models"].values() if "load" in one]
-    busy = f", on two cores with a load of up to {max(loads)}" if loads else ""
+    busy = f", on two cores with a load of up to {max(loads)} where it was recorded" if loads else ""
     return f"\n{MEASURED.format(busy=busy)}\n{measure_families.table(result)}"
 
 
