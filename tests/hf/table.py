@@ -4,12 +4,15 @@ python -m tests.hf.table > docs/hf-families.md
 """
 
 import copy
+import json
 import time
+from pathlib import Path
 
 import torch
 import transformers
 
 from posenc import hf
+from posenc.hf import measure_families
 from tests.hf.cases import EVERY
 from tests.hf.harness import checks_of, inputs_of, outcome, real_output
 
@@ -25,6 +28,12 @@ times     of the tiny models of the harness on longer texts (where their positio
 saved     what a training step keeps for the backward pass, KiB, the original first
 """
 TIMES = 5
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "hf-families.json"
+MEASURED = """## Published widths
+
+Few layers, random weights, one thread{busy} (`python -m posenc.hf.measure_families`): the original, then accelerated, and how many
+times faster and smaller.
+"""
 
 
 def longer(inputs):
@@ -85,6 +94,14 @@ def row(name, case):
     )
 
 
+def measured():
+    """The models of published widths, from the committed run."""
+    result = json.loads(RESULTS.read_text(encoding="utf-8"))
+    loads = [one["load"] for one in result["models"].values() if "load" in one]
+    busy = f", on two cores with a load of up to {max(loads)} where it was recorded" if loads else ""
+    return f"\n{MEASURED.format(busy=busy)}\n{measure_families.table(result)}"
+
+
 def main():
     torch.set_num_threads(1)
     print(HEAD.format(times=TIMES))
@@ -94,6 +111,7 @@ def main():
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, case in EVERY.items():
         print(row(name, case), flush=True)
+    print(measured())
 
 
 if __name__ == "__main__":
