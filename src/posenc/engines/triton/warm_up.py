@@ -129,7 +129,7 @@ def _compile_all(kernels: list[Kernel], processes: int, progress: bool) -> Itera
     """By processes of this module (`python -m`): those of multiprocessing would run the caller's script once more."""
     path = os.pathsep.join(part for part in sys.path if part)
     command = [sys.executable, "-m", __name__, str(torch.cuda.current_device())]
-    jobs = list(reversed(kernels))
+    jobs = sorted(kernels, key=lambda kernel: len(repr(kernel.arguments)))  # the last first, which takes longest
     done: SimpleQueue = SimpleQueue()
 
     def work() -> None:
