@@ -1,6 +1,6 @@
-"""Runs the Gluon kernel's own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
+"""Runs the Gluon kernels' own source on a CPU: a thread for each role, tensors for registers, barriers that count phases.
 
-Gluon has no interpreter. `load()` executes kernel.py (and prepare.py, which is plain Triton) with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
+Gluon has no interpreter. `load()` executes kernel.py (and prepare.py, which is plain Triton; then others) with stand-ins for Triton's modules: `gluon.jit` returns the function as it is,
 shared memory is a tensor, a copy by TMA fills zeros outside its tensor, wgmma multiplies in float32, and a role that waits for a phase
 that never comes raises `Deadlock`. It checks the schedule, indices, masks and barriers' phases; not layouts, registers or timing.
 """
@@ -69,6 +69,10 @@ for _method, _name in {
     "sub": "sub",
     "mul": "mul",
     "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "mod": "remainder",
+    "floordiv": "floor_divide",
     "eq": "eq",
     "ne": "ne",
     "ge": "ge",
@@ -113,6 +117,9 @@ class Pointer:
 
     def __add__(self, step):
         return Pointer(self.memory, raw(step) + self.at)
+
+    def to(self, dtype, bitcast):
+        return self
 
 
 class Barrier:
@@ -164,6 +171,9 @@ class Memory:
     def permute(self, order):
         return Memory(self.data.permute(*order))
 
+    def slice(self, start, length, dim):
+        return Memory(self.data.narrow(dim, start, length))
+
     def load(self, layout):
         return Register(self.data.clone())
 
@@ -177,10 +187,12 @@ class Descriptor:
     layout = None
 
     def __init__(self, x, rows):
-        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1, 1, rows, x.shape[3]]
-        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[3] * x.element_size())
+        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1] * (x.dim() - 2) + [rows, x.shape[-1]]
+        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[-1] * x.element_size())
 
     def part(self, at):
+        if self.x.dim() == 2:
+            return self.x[number(at[0])][None], 0
         b, h, first, _ = map(number, at)
         inside = max(first, 0), min(first + self.rows, self.x.shape[2])
         return self.x[b, h, inside[0] : max(inside)], inside[0] - first
@@ -238,7 +250,7 @@ def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
         part, first = desc.part(at)
         block = torch.zeros_like(result.data)
-        block[0, 0, first : first + len(part)] = part
+        block.view(-1, block.shape[-1])[first : first + len(part)] = part
         result.data.copy_(block)
         barrier.arrive(current.machine, received=desc.block_type.nbytes, arrivals=0)
 
@@ -248,8 +260,12 @@ def _store(desc, at, source):
     part.copy_(source.data[0, 0, first : first + len(part)])
 
 
-def _turn(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads."""
+def _assembly(text, constraints, args, **options):
+    """bar.sync and bar.arrive of 256 threads, and additions to memory."""
+    if "red." in text:
+        pointer, x = args
+        pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
+        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -299,9 +315,8 @@ def _read(pointer, mask=None, other=None):
     return Register(value if mask is None else torch.where(keep, value, other))
 
 
-def _write(pointer, value, mask=None):
-    at, value = torch.as_tensor(raw(pointer.at)), torch.as_tensor(raw(value))
-    keep = torch.ones_like(at, dtype=torch.bool) if mask is None else raw(mask)
+def _write(pointer, value, mask=True):
+    at, value, keep = torch.broadcast_tensors(*map(torch.as_tensor, (raw(pointer.at), raw(value), raw(mask))))
     pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
@@ -315,11 +330,11 @@ def _stand_ins():
     gl = types.SimpleNamespace(
         constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
-        inline_asm_elementwise=_turn, max=_reduce(lambda x, axis: x.amax(axis)),
+        inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)),
         min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis)),
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
-        NVMMADistributedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
+        NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
@@ -345,15 +360,18 @@ def _stand_ins():
     )  # fmt: skip
 
 
-def load():
-    """kernel.py and prepare.py as one module of plain functions."""
+def load(*more):
+    """kernel.py and prepare.py, and more files beside them, as one module of plain functions."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
     module = types.ModuleType("gluon_kernel")
     triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
     module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, **hopper)
     sys.modules["gluon_kernel"] = module
-    for path in (ENGINES / "triton" / "masking.py", ENGINES / "gluon" / "prepare.py", ENGINES / "gluon" / "kernel.py"):
+    for path in (
+        ENGINES / "triton" / "masking.py",
+        *(ENGINES / "gluon" / name for name in ("prepare.py", "kernel.py", *more)),
+    ):
         body = re.sub(
             r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
         )

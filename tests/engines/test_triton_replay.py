@@ -189,6 +189,23 @@ def test_what_warm_up_finds_can_be_sent_to_another_process():
     assert described.ptr.data_ptr() == 0 or described.ptr.data_ptr() % 16 == described.ptr.address
 
 
+def test_what_warm_up_finds_is_to_triton_what_a_tensor_is():
+    from triton._C import libtriton
+    from triton.backends.compiler import BaseBackend
+
+    from posenc.engines.triton import warm_up
+
+    specialise = getattr(libtriton, "native_specialize_impl", None)
+    if specialise is None:
+        pytest.skip("this release of Triton specialises otherwise")
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    for tensor in (x, x[1:], x.float(), x.to(torch.int32)[1:]):
+        described = pickle.loads(pickle.dumps(warm_up._described(tensor)))
+        assert specialise(BaseBackend, described, False, True, True) == specialise(
+            BaseBackend, tensor, False, True, True
+        )
+
+
 def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
     from posenc.engines.triton import warm_up
 

@@ -164,8 +164,9 @@ class _Encoder(Part):
 
     def posenc_is_short(self, tokens: Tensor) -> bool:
         """tokens: [B, L, ...]"""
-        dropout = self.layer[0].attention.self.dropout.p
-        return masks.is_short(self, tokens, kind="disentangled", dropout=dropout)
+        dropout = self.layer[0].attention.self.dropout
+        rate = dropout.p if hasattr(dropout, "p") else dropout.drop_prob  # SEW-D's own
+        return masks.is_short(self, tokens, kind="disentangled", dropout=rate)
 
     def get_attention_mask(self, attention_mask):
         if attention_mask.dim() > 2 or self.posenc_is_short(attention_mask):

@@ -468,8 +468,7 @@ def _on_cpu(
         found = mask.for_kernel(q.dtype) if compact else (mask, mask is None and causal and q.shape[2] > 1)
         if found is None:
             return None
-        dense, is_causal = found
-        return _by_kernel(q, k, v, dense, is_causal, scale, dropout)
+        return _by_kernel(q, k, v, found[0], found[1], scale, dropout)
     if bias is not None:
         bias = bias if isinstance(bias, Tensor) else bias.dense()
         if bias.shape[-1] != k.shape[2]:
@@ -503,7 +502,9 @@ def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scal
     channel = (sinks.to(q.dtype) / scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
     key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
-    out = _by_kernel(torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), *found, scale, 0.0)
+    out = _by_kernel(
+        torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), found[0], found[1], scale, 0.0
+    )
     return out[..., : v.shape[3]]
 
 

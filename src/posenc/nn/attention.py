@@ -17,7 +17,6 @@ from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import Positions, consecutive
 from ..encodings.registry import causal_options, create, options_of
-from ..engines.plain_call import PLAIN
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
@@ -224,7 +223,7 @@ class Attention(nn.Module):
         if encoding.embeds:
             x = encoding.embed_run(x, past)
         project, rows = _call, x
-        if is_eager and type(x) in PLAIN and not _has_any_global_hook():
+        if is_eager and type(x) in (Tensor, nn.Parameter) and not _has_any_global_hook():
             project, rows = _project, x.flatten(0, 1)  # as a matrix product takes it: once for all three
         q, k, v = [
             self._heads(project(modules[name], rows, batch, queries), batch, queries)

@@ -1,11 +1,10 @@
-"""The forward pass on Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
+"""Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
-    kernel      producer and consumers
-    prepare     which tiles a block visits, the padded table, padding as bits
-    launch      buffers, tiles by head size, descriptors
+    prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
+    backward, backward_launch       the backward pass, with five products; what runs before and after it
 
-`refuse` says where it does not apply; the triton engine's own kernels run there, and in every backward pass, which needs nothing
-but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
+`refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
+nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from importlib import metadata
 
 import torch
 
-from ..triton.arguments import Inputs, Numbers
+from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
@@ -26,6 +25,10 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SMALLEST = 2.0**-40
+READS_BACKWARD = {"q", "k", "v", "bias"}
+WIDEST = 1 << 20  # distances of a causal table in the backward pass
+SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
+WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
 }  # fmt: skip
@@ -83,6 +86,28 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
     if any(bad_strides(tensor) for tensor in (q, k, v)):
         return "the copy engine needs rows that begin at multiples of 16 bytes and strides above zero"
     return None
+
+
+def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
+    """Why the backward kernel does not run this call, or None."""
+    if torch.are_deterministic_algorithms_enabled():
+        return "dq is added in no fixed order, and deterministic algorithms are asked for"
+    extra = [
+        name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS_BACKWARD
+    ]
+    if extra or num.left >= 0 or num.right > 0:
+        return f"it knows biases by distance and causality, not {', '.join(extra) or 'windows'}"
+    if x.k.shape[1] != x.q.shape[1]:
+        return f"it needs as many heads of keys as of queries, got {x.k.shape[1]} and {x.q.shape[1]}"
+    if num.right == 0 and num.lo != FAR and abs(x.k.shape[2] - x.q.shape[2] + num.offset - num.lo) > WIDEST:
+        return f"the last visible distance is more than {WIDEST} from the table's first"
+    if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
+        return f"the bias spans more than {WIDEST_GRADIENT} distances"
+    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
+        return f"it needs {SHORTEST_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
+    if bad_strides(do):
+        return "the copy engine cannot read the output's gradient"
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
 
 
 def bad_strides(x: torch.Tensor) -> bool:

@@ -123,6 +123,16 @@ def run_backward(
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
     x, do = _with_aligned_rows(x), align_rows(do)
+    if gluon.refuse_backward(x, num, scale, dropout, do) is None:
+        from ..gluon.backward_launch import run_backward as run_gluon
+
+        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
+        d_lse = None if d_lse is None else d_lse.contiguous()
+        parts = run_gluon(
+            launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"]
+        )
+        grads["bias"] = None if parts is None else Parts(parts, 1)
+        return list(grads.values())
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape

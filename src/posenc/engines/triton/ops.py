@@ -74,6 +74,7 @@ def backward(
     given = (d_out, d_lse, out, lse, mass, *tensors)
     key = (
         "backward", out.device, tuple(numbers), scale, dropout, tuple(present), tuple(wanted), describe(given),
+        torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
 
     def run(launch, d_out, d_lse, out, lse, mass, *tensors):

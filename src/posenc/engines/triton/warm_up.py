@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from torch import Tensor
 from ...core.memo import Memo
 
 
-class Pointer(NamedTuple):
-    """What Triton reads of a tensor: dtype and whether its address is divisible by 16."""
+@dataclass(frozen=True)
+class Pointer:
+    """What Triton reads of a tensor: dtype and whether its address is divisible by 16. No tuple, which Triton would take apart."""
 
     dtype: torch.dtype
     address: int

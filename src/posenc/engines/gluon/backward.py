@@ -1,0 +1,443 @@
+"""The backward kernel for Hopper, in Gluon: five products, for attention with a bias by distance, causal or not.
+
+A program has five roles, joined by barriers in shared memory:
+
+    producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
+    consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
+    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory
+    summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance
+
+    step of a consumer (tiles are [keys, queries])             adder                  summer, once a block of keys
+      s  = K Q^T     dp = V dO^T
+      p  = exp2(s - lse)
+      dV += p dO     ds = p (dp - delta)  ---- ds, bf16 --->   dQ^T = K^T ds
+      dK += ds Q                                               add to memory
+      in near tiles   ds, float32, by key and distance  ------------------------->    sum of columns
+
+The tiles of a block of 128 keys, far ones first (`split_queries`): those on the right have every distance at or beyond the table's
+last, those on the left at or before its first; the bias is one number there, which is part of the copy of lse that is loaded:
+
+    queries   first         right1         left0          count
+              |   far right  |    near      |   far left    |
+
+Near tiles begin the product of keys and queries with the table's numbers, as in kernel.py. A block that ends after the last key has near
+tiles only. The rows of ds that near tiles write are shifted so that one distance is one column (r - lo), for each key j:
+
+    key 0      r(i=0)  r(i=-1) ..         a row of the band has all distances of the span;
+    key 1      r(i=1)  r(i=0) ..          column sums are the gradient
+
+dQ is added in whatever order blocks come: sums differ in their last bits from run to run. All else has a fixed order.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .kernel import PAD, by_eights, coordinates, count_blocks
+
+KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
+HALF = gl.constexpr(64)  # keys of a consumer
+LEFT = gl.constexpr(0)  # copies of lse, by tile
+RIGHT = gl.constexpr(1)
+NEAR = gl.constexpr(2)
+
+
+# ---- which blocks and tiles -------------------------------------------------------------------------------------------
+@gluon.jit
+def find_keys(turn, program, programs, count, batch_heads, section):
+    """The head (of all batch rows) and the block of keys that a program takes in its turn: `section` heads at a time, first those
+    blocks that are visible to most queries; every other turn goes backwards through the programs."""
+    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    first = index // (section * count) * section
+    rest = index - first * count
+    width = gl.minimum(section, batch_heads - first)
+    return first + rest % width, rest // width
+
+
+@gluon.jit
+def split_queries(n0, q_length, k_length, offset, lo, hi, BM: gl.constexpr, CAUSAL: gl.constexpr):
+    """first, right1, left0 and count of the keys from n0 on."""
+    count = (q_length + BM - 1) // BM
+    first = 0
+    if CAUSAL:
+        first = gl.maximum(n0 - (k_length - q_length), 0) // BM
+        right1 = first
+    else:
+        right1 = gl.minimum(gl.maximum(n0 + offset - hi + 1, 0) // BM, count)
+    left0 = (gl.maximum(n0 + KEYS - 1 + offset - lo, 0) + BM - 1) // BM
+    left0 = gl.minimum(gl.maximum(left0, right1), count)
+    is_whole = n0 + KEYS <= k_length
+    return first, gl.where(is_whole, right1, first), gl.where(is_whole, left0, count), count
+
+
+@gluon.jit
+def find_queries(t, first, right1, left0, count):
+    """The t-th tile, and which copy of lse it needs."""
+    right = right1 - first
+    far = right + count - left0
+    tile = gl.where(t < right, first + t, gl.where(t < far, left0 + t - right, right1 + t - far))
+    return tile, gl.where(t < right, RIGHT, gl.where(t < far, LEFT, NEAR))
+
+
+# ---- producer ---------------------------------------------------------------------------------------------------------
+@gluon.jit
+def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
+    k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
+    kv_full, kv_empty, full, empty = bars
+    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    blocks = (k_length + KEYS - 1) // KEYS
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    BM: gl.constexpr = q_desc.block_shape[2]
+    BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
+    step = 0
+    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
+        b = bh // heads
+        h = bh % heads
+        n0 = block * KEYS
+        mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [b, h, n0, 0], kv_full.index(0), k_smem.index(0))
+        tma.async_copy_global_to_shared(v_desc, [b, h, n0, 0], kv_full.index(0), v_smem.index(0))
+        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
+        for t in range(count - first):
+            tile, copy = find_queries(t, first, right1, left0, count)
+            at = step % STAGES
+            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(at), BYTES)
+            tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
+            tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
+            row_of_stats = (copy * batch_heads + bh) * count + tile
+            tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
+            step += 1
+
+
+# ---- consumers --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_table(table, dist, keys, lo, hi, BM: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr):
+    """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query; -inf after the last key."""
+    x = by_eights(gl.zeros([HALF, BM], gl.float32, S_L))
+    row, eight, column = coordinates(x)
+    if TABLE:
+        first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
+        x = gl.load((table + first + (row - column)) + (-8) * eight)
+    x = gl.where(row < keys, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
+    """Adds a near tile's ds at and beyond the ends to left and right, and stores what is between them in the band."""
+    x = by_eights(ds)
+    row, eight, column = coordinates(x)
+    r = (row - column + dist) - 8 * eight
+    at_left = r <= lo
+    at_right = (r >= hi) & (r > lo)
+    left += gl.sum(gl.where(at_left, x, 0.0), 1)
+    right += gl.sum(gl.where(at_right, x, 0.0), 1)
+    place = (band + (dist - lo)) + (row * (pitch + 1) - column) + (-8) * eight
+    gl.store(place, x, mask=(r > lo) & (r < hi))
+    return left, right
+
+
+@gluon.jit
+def take_step(
+    k, v, dk, dv, left, right, step, scale, dist, keys, is_left, table, band, lo, hi, bias_lo, bias_hi, pitch,
+    q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L: gl.constexpr, A_L: gl.constexpr,
+    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, IS_NEAR: gl.constexpr,
+    TABLE: gl.constexpr, GRAD: gl.constexpr,
+):  # fmt: skip
+    """dk and dv with one tile of queries."""
+    BM: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    at = step % STAGES
+    slot = step % SLOTS
+    q = q_smem.index(at).reshape([BM, D])
+    do = do_smem.index(at).reshape([BM, D])
+    stats = stats_smem.index(at)
+    zero = gl.zeros([HALF, BM], gl.float32, S_L)
+    mbarrier.wait(full.index(at), (step // STAGES) & 1)
+    if IS_NEAR:
+        begin = load_table(table, dist, keys, lo, hi, BM, S_L, TABLE)
+        s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
+    else:
+        s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    lse = stats.slice(0, BM, 1).load(S_L)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    p = gl.exp2(s * scale - lse)
+    p_a = gl.convert_layout(p.to(q_smem.dtype), A_L)
+    delta = stats.slice(BM, BM, 1).load(S_L)
+    if ADD:  # stands here for ptxas, which would otherwise wait for both products before the exponentials
+        mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    dv = warpgroup_mma(p_a, do, dv, is_async=True)
+    ds = p * (dp - delta)
+    ds_low = ds.to(q_smem.dtype)
+    if ADD:
+        ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(ds_full.index(slot))
+    dk = warpgroup_mma(gl.convert_layout(ds_low, A_L), q, dk, is_async=True)
+    if GRAD:
+        if IS_NEAR:
+            left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
+        else:
+            sums = gl.sum(by_eights(ds), 1)
+            left += gl.where(is_left, sums, 0.0)
+            right += gl.where(is_left, 0.0, sums)
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    mbarrier.arrive(empty.index(at))
+    return dk, dv, left, right
+
+
+@gluon.jit
+def consume(
+    use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem = use
+    kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
+    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    BM: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    blocks = (k_length + KEYS - 1) // KEYS
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    band = band_ptr + (program * KEYS + CID * HALF) * pitch
+    step = 0
+    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
+        n0 = block * KEYS
+        own = n0 + CID * HALF
+        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
+        right_tiles = right1 - first
+        far = right_tiles + count - left0
+        table = table_ptr
+        if TABLE:
+            table = table_ptr + (bh % heads) * row
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        if KREG == 2:
+            k = k.load(gl.DotOperandLayout(0, S_L, 2))
+        if KREG:
+            v = v.load(gl.DotOperandLayout(0, S_L, 2))
+        dk = gl.zeros([HALF, D], gl.float32, O_L)
+        dv = gl.zeros([HALF, D], gl.float32, O_L)
+        left = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
+        right = left
+        for t in range(far):
+            dk, dv, left, right = take_step(
+                k, v, dk, dv, left, right, step, scale, 0, HALF, t >= right_tiles, table, band, lo, hi, bias_lo, bias_hi, pitch,
+                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD, False,
+                TABLE, GRAD,
+            )  # fmt: skip
+            step += 1
+        if GRAD:
+            mbarrier.wait(band_empty.index(0), (turn & 1) ^ 1)
+        for t in range(far, count - first):
+            m0 = (right1 + t - far) * BM
+            dk, dv, left, right = take_step(
+                k, v, dk, dv, left, right, step, scale, own - m0 + offset, k_length - own, False, table, band, lo, hi, bias_lo, bias_hi,
+                pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD,
+                True, TABLE, GRAD,
+            )  # fmt: skip
+            step += 1
+        mbarrier.arrive(kv_empty.index(0))
+        if GRAD:
+            ends = ends_ptr + (program * 2 + CID) * 2
+            gl.store(ends, gl.sum(gl.sum(left, 1), 0))
+            gl.store(ends + 1, gl.sum(gl.sum(right, 1), 0))
+            gl.thread_barrier()
+            mbarrier.arrive(band_full.index(0))
+        tma.store_wait(0)
+        gl.thread_barrier()
+        o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
+        o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
+        fence_async_shared()
+        at = [bh // heads, bh % heads, own, 0]
+        tma.async_copy_shared_to_global(dk_desc, at, o_smem.index(2 * CID))
+        tma.async_copy_shared_to_global(dv_desc, at, o_smem.index(2 * CID + 1))
+    tma.store_wait(0)
+
+
+# ---- adder and summer -------------------------------------------------------------------------------------------------
+@gluon.jit
+def add_tile(place, x):
+    """Adds a tile of products to memory, in the order of the registers: a thread's four numbers of 8 columns are neighbours there.
+
+    64 rows, 8 columns:   row = 16 warp + 8 half + g     column = 2 c + pair     address = 4 (32 warp + 4 g + c) + 2 half + pair
+    """
+    EIGHTS: gl.constexpr = x.shape[1] // 8
+    x = by_eights(x)
+    row, eight, column = coordinates(x)
+    inside = (row // 64 * (EIGHTS * 512) + row // 16 % 4 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (
+        column // 2 * 4 + column % 2
+    )
+    gl.inline_asm_elementwise(
+        "red.global.add.v4.f32 [$4], {$8, $9, $10, $11}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;",
+        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [(place + inside + 512 * eight).to(gl.int64, bitcast=True), x], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.constexpr):
+    """ADD: 1: products without their sums in memory, to find out what those cost; 2: all."""
+    dq_ptr, k_smem, ds_smem = use
+    kv_full, kv_empty, ds_full, ds_empty = bars
+    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    D: gl.constexpr = k_smem.shape[4]
+    BM: gl.constexpr = ds_smem.shape[2]
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    blocks = (k_length + KEYS - 1) // KEYS
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    step = 0
+    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
+        first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, BM, CAUSAL)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
+        if ADD:
+            for t in range(count - first):
+                tile, _ = find_queries(t, first, right1, left0, count)
+                slot = step % SLOTS
+                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
+                zero = gl.zeros([D, BM], gl.float32, L)
+                dq = warpgroup_mma(k, ds_smem.index(slot), zero, use_acc=False, is_async=True)
+                dq = warpgroup_mma_wait(0, deps=(dq,))
+                mbarrier.arrive(ds_empty.index(slot))
+                if ADD == 2:
+                    add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D), dq)
+                step += 1
+        mbarrier.arrive(kv_empty.index(0))
+
+
+@gluon.jit
+def sum_distances(use, bars, sizes, GRAD: gl.constexpr, CAUSAL: gl.constexpr):
+    parts_ptr, band_ptr, ends_ptr = use
+    band_full, band_empty = bars
+    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    ROWS_AT_ONCE: gl.constexpr = 8
+    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
+    if GRAD:
+        blocks = (k_length + KEYS - 1) // KEYS
+        program, programs = gl.program_id(0), gl.num_programs(0)
+        band = band_ptr + program * KEYS * pitch
+        keys = gl.expand_dims(gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, L)), 1)
+        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
+        span = bias_hi - bias_lo + 1
+        last = bias_hi - 1
+        if CAUSAL:
+            last = gl.minimum(last, k_length - q_length + offset)
+        for turn in range(count_blocks(batch_heads * blocks, program, programs)):
+            bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
+            parts = parts_ptr + (bh * blocks + block).to(gl.int64) * span
+            n0 = block * KEYS
+            mbarrier.wait(band_full.index(0), turn & 1)
+            for c in range(0, span, 64):
+                r = bias_lo + c + steps
+                total = gl.sum(gl.zeros([ROWS_AT_ONCE, 64], gl.float32, L), 0)
+                for j in range(0, KEYS, ROWS_AT_ONCE):
+                    i = (n0 + j + offset) + keys - r
+                    is_there = (i >= 0) & (i < q_length) & (n0 + j + keys < k_length) & (r > bias_lo) & (r <= last)
+                    total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
+                column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
+                gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
+            ends = ends_ptr + program * 4
+            at_left = gl.load(ends) + gl.load(ends + 2)
+            at_right = gl.load(ends + 1) + gl.load(ends + 3)
+            gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
+            gl.store(parts + (span - 1), at_right, mask=span > 1)
+            gl.thread_barrier()
+            mbarrier.arrive(band_empty.index(0))
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_length", "k_length", "heads", "batch_heads", "section", "offset", "row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
+    ]
+)  # fmt: skip
+def backward(
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, H, L, D]
+    stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles
+    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile
+    table_ptr,  # float32 [H or 1, PAD + span + PAD] (launch.pad_bias), or unused
+    band_ptr,  # float32 [programs, 128, pitch]
+    ends_ptr,  # float32 [programs, 2, 2]
+    parts_ptr,  # float32 [B, H, blocks, span]
+    scale,  # base 2
+    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
+    GRAD: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset; lo, hi: the table's span."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    BM: gl.constexpr = q_desc.block_shape[2]
+    D: gl.constexpr = q_desc.block_shape[3]
+    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
+    stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
+    DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    band_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    band_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
+    ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=3)
+    mbarrier.init(band_full.index(0), count=2)
+    mbarrier.init(band_empty.index(0), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(ds_full.index(i), count=2)
+        mbarrier.init(ds_empty.index(i), count=1)
+    fence_async_shared()
+
+    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
+    use = (
+        dk_desc,
+        dv_desc,
+        table_ptr,
+        band_ptr,
+        ends_ptr,
+        k_smem,
+        v_smem,
+        q_smem,
+        do_smem,
+        stats_smem,
+        ds_smem,
+        o_smem,
+    )
+    bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
+    sizes = (q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch)
+    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    gl.warp_specialize([
+        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
+        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, GRAD, CAUSAL)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES, CAUSAL)),
+    ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

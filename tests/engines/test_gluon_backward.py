@@ -1,0 +1,177 @@
+"""The Gluon backward kernel without a GPU: its source in an emulator, against float64."""
+
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+from posenc import Lookup, Plan, Positions, index
+from posenc.core.mask import make_mask
+from posenc.engines import gluon
+from posenc.engines.gluon import backward_launch
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton.arguments import GRADIENTS, kernel_arguments
+from posenc.engines.triton.launch import run_backward
+from posenc.engines.triton.tables import Parts
+from tests import budget
+from tests.engines import gluon_emulator
+from tests.plans import mapped
+
+LOG2E = 1.4426950408889634
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return gluon_emulator.load("backward.py")
+
+
+def emulate(module):
+    """A launch(...) as in triton/launcher.py; the small kernels before and after are written here once more."""
+
+    def launch(called, programs, *args, **constants):
+        if called is backward_launch.pad_table:
+            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
+            r = first + torch.arange(width)
+            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
+            if causal:
+                table[:, r > last] = float("-inf")
+        elif called is backward_launch.prepare:
+            out, do, d_lse, lse, stats, sums, table, _, heads, length, _, scale, _, tile = args
+            sums.zero_()
+            fill = -length % tile
+            delta = torch.nn.functional.pad((out.ptr.float() * do.ptr.float()).sum(-1), (0, fill))
+            lse = torch.nn.functional.pad(lse[..., :length], (0, fill), value=float("inf"))
+            ends = (0.0, 0.0) if table is None else (table[:, :1] * scale, table[:, -1:] * scale)
+            rows = [
+                torch.stack([x.reshape(-1, tile), delta.reshape(-1, tile)], 1)
+                for x in (lse - ends[0], lse - ends[1], lse)
+            ]
+            stats.copy_(torch.cat(rows).reshape(stats.shape))
+        elif called is backward_launch.finish:
+            sums, dq, heads, length, scale, size, tile = args
+            x = sums.reshape(*sums.shape[:3], size // 64, tile // 8, 4, 8, 4, 2, 2).permute(
+                0, 1, 2, 4, 7, 9, 3, 5, 8, 6
+            )
+            dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
+        else:
+            constants.pop("num_warps")
+            args = [(x.base, x.block_shape[-2]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+            gluon_emulator.launch(module, "backward", programs, args, constants)
+
+    return launch
+
+
+def check(
+    module,
+    monkeypatch,
+    terms,
+    causal,
+    lengths,
+    start=0,
+    heads=2,
+    batch=1,
+    programs=3,
+    wants_bias=True,
+    size=64,
+    **options,
+):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    lq, lk = lengths
+    q, do = (torch.randn(batch, heads, lq, size, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, heads, lk, size, dtype=torch.bfloat16) for _ in range(2))
+    spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9), "one": index.Index(2, 2)}.get(
+        terms, index.log_buckets(32, 64, causal=causal)
+    )
+    lookups = () if terms == "none" else (Lookup(spot, bias=torch.randn(heads, spot.n)),)
+    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups), lambda name, x: x.requires_grad_())
+    lowered = lower_plan(q, k, v, plan, make_mask(q, k, causal=causal))
+    inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
+    expected, allowed = budget.expect(q, k, v, plan, do, causal=causal)
+    lse = torch.full((batch, heads, -(-lq // 64) * 64), float("nan"))
+    lse[..., :lq] = torch.where(expected["lse"] == float("-inf"), float("inf"), expected["lse"] * LOG2E)
+    grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    with torch.no_grad():
+        parts = backward_launch.run_backward(
+            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias,
+            backward_launch.SCHEDULES[size]._replace(**options),
+        )  # fmt: skip
+    names = dict(zip("qkv", grads, strict=True))
+    if terms != "none" and wants_bias:
+        inputs.bias.backward(parts.sum((0, 2)))
+        names |= {name: x.grad for name, x in plan.tensors()}
+    for name, ours in names.items():
+        budget.assert_within(ours, expected[name], allowed[name], name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one"])
+def test_terms(kernel, monkeypatch, terms, causal):
+    check(kernel, monkeypatch, terms, causal, (500, 500), heads=3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 128), (129, 127), (200, 700), (700, 200), (1, 500)])
+def test_lengths(kernel, monkeypatch, lengths, causal):
+    check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
+
+
+@pytest.mark.parametrize("options", [{"size": 128}, {"in_registers": 2}, {"stages": 2, "at_once": 1}])
+def test_schedules(kernel, monkeypatch, options):
+    check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)
+
+
+def test_where_it_is_chosen(monkeypatch):
+    monkeypatch.setattr(gluon, "VERSION", "3.6")
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+
+    def reason(length=4096, kv_heads=2, dropout=0.0, plan=None, span=9, **masks):
+        q, k = (torch.empty(9, heads, length, 64, dtype=torch.bfloat16) for heads in (2, kv_heads))
+        plan = plan or Plan(
+            Positions(length), lookups=(Lookup(index.clip(span, span), bias=torch.zeros(2, 2 * span + 1)),)
+        )
+        lowered = lower_plan(q, k, k, plan, make_mask(q, k, **masks))
+        return gluon.refuse_backward(*kernel_arguments(q, k, k, lowered), dropout, q)
+
+    assert reason() is None
+    assert "got 1024 and 1024" in reason(length=1024)
+    assert "as many heads" in reason(kv_heads=1)
+    assert "not windows" in reason(window=300)
+    assert "not key_mask" in reason(key_mask=torch.arange(4096).expand(9, -1) < 4000)
+    assert "not slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
+    assert "no dropout" in reason(dropout=0.1)
+    assert "more than 2048 distances" in reason(span=1500)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "no fixed order" in reason()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_triton_engine_takes_it(kernel, monkeypatch):
+    """From the engine's own backward pass."""
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+    for name, least in (("SHORTEST", 1), ("SHORTEST_BACKWARD", 1), ("FEWEST", 1)):
+        monkeypatch.setattr(gluon, name, least)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=3)
+    )
+    q, k, v, do = (torch.randn(1, 2, 150, 64, dtype=torch.bfloat16) for _ in range(4))
+    plan = Plan(Positions(150), lookups=(Lookup(index.clip(9, 9), bias=torch.randn(2, 19)),))
+    inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k)))
+    expected, allowed = budget.expect(q, k, v, plan, do)
+    lse = torch.nn.functional.pad(expected["lse"].float() * LOG2E, (0, 42))
+    wanted = {name: name in ("q", "k", "v", "bias") for name in GRADIENTS}
+    found = run_backward(
+        emulate(kernel), do, None, expected["out"].to(q.dtype), lse, None, inputs, numbers, scale, 0.0, wanted
+    )
+    grads = dict(zip(GRADIENTS, found, strict=True))
+    assert isinstance(grads["bias"], Parts)
+    grads["bias"] = grads["bias"].tensor.sum((0, 2))
+    names = {"q": "q", "k": "k", "v": "v", "bias": next(name for name, _ in plan.tensors())}
+    for ours, name in names.items():
+        budget.assert_within(grads[ours], expected[name], allowed[name], name)
+    assert all(grads[name] is None for name in GRADIENTS if name not in names)

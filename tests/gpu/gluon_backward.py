@@ -1,0 +1,323 @@
+"""The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
+
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]
+
+Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
+graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from itertools import product
+from pathlib import Path
+
+from tests.gpu import hopper
+
+VARIANTS: dict[str, dict] = {
+    "base": {},
+    "slots 3": {"slots": 3},
+    "values in registers": {"in_registers": 1},
+    "no sums": {"add": 1},
+    "no dq": {"add": 0},
+    "heads 2": {"at_once": 2},
+}
+CHECKED = ("base", "values in registers")
+SHAPES = (
+    (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (4, 16, 4096, 128, False), (2, 32, 8192, 128, True),
+    (1, 16, 16384, 64, True), (16, 12, 1024, 64, False), (8, 12, 2048, 64, False), (8, 12, 2048, 64, True), (4, 16, 2048, 128, True),
+)  # fmt: skip
+
+
+def checks(only):
+    groups = []
+    for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
+        if ((name != "base" or size == 128) and terms != "t5") or (size == 128 and name != "base"):
+            continue
+        dtype = "float16" if terms == "clip" else "bfloat16"
+        shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
+        group = []
+        for batch, heads, _, lq, lk, start, layout in shapes if name == "base" else shapes[6:8] + shapes[-2:]:
+            label = f"{terms}{' causal' if causal else ''} {size} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
+            group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
+                          "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
+        groups.append(group)
+    for terms, causal in product(("t5", "none"), (False, True)):
+        groups.append(
+            [{"kind": "check", "name": f"step {terms} {causal}", "step": True, "terms": terms, "causal": causal}]
+        )
+    groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
+    return [group for group in groups if group]
+
+
+def timings(only):
+    jobs = []
+    for at, (batch, heads, length, size, causal) in enumerate(SHAPES):
+        shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
+        about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
+        rows = [("peers", "t5", True), ("base", "t5", True)]
+        if at < 2:
+            rows += [(name, "t5", True) for name in VARIANTS if name != "base" and (causal or "heads" not in name)]
+            rows += [
+                ("base", "none", False),
+                ("no sums", "none", False),
+                ("no dq", "none", False),
+                ("base", "t5", False),
+            ]
+        if at == 4:
+            rows += [("base", "none", False), ("base", "t5", False)]
+        for name, terms, wants in rows:
+            label = f"{about} | {terms}{'' if wants else ' without its gradient'} [{name}]"
+            jobs.append({**shape, "name": label, "variant": name, "terms": terms, "wants": wants})
+    return [job for job in jobs if not only or any(part in job["name"] for part in only)]
+
+
+def warm_ups(jobs):
+    found = {}
+    for job in jobs:
+        key = tuple(job[x] for x in ("variant", "terms", "causal", "wants", "size"))
+        found[key] = {**job, "kind": "warm", "name": f"compile {key}", "batch": 1, "length": 256}
+    return [[job] for job in found.values() if job["variant"] != "peers" and "heads" not in job["variant"]]
+
+
+# ---- in a process of its own ------------------------------------------------------------------------------------------
+def work():
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for line in sys.stdin:
+        job = json.loads(line)
+        began = time.monotonic()
+        try:
+            torch.manual_seed(0)
+            answer = {"check": check, "time": measure, "warm": warm_up}[job["kind"]](job)
+            torch.cuda.synchronize()
+        except Exception as error:
+            answer = {"failed": f"{type(error).__name__}: {str(error)[:400]}"}
+        torch.cuda.empty_cache()
+        took = round(time.monotonic() - began, 1)
+        print("ANSWER " + json.dumps({"name": job["name"], **answer, "seconds": took}), flush=True)
+
+
+class Call:
+    """One backward pass, with what it needs."""
+
+    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant, size):
+        import torch
+
+        from posenc.engines.gluon.backward_launch import SCHEDULES
+        from posenc.engines.triton import launch, launcher
+
+        self.causal = causal
+        self.q, self.k, self.v = hopper.make_tensors(batch, heads, heads, lq, lk, size, dtype, layout)
+        if terms == "t5" and size == 64:
+            self.q = self.q / 8
+        self.plan = hopper.make_plan(terms, heads, lq, lk, start, size, causal, layout)
+        for _, x in self.plan.tensors():
+            x.requires_grad_()
+        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, causal)
+        self.do = torch.randn_like(self.q)
+        self.schedule = SCHEDULES[size]._replace(**VARIANTS.get(variant, {}))
+        self.launch = launcher.launch
+        with torch.no_grad():
+            self.out, self.lse, _ = launch.run_forward(self.launch, self.x, self.num, self.scale, 0.0)
+
+    def sum_bias(self, parts):
+        import torch
+
+        from posenc.engines.triton.tables import sum_parts
+
+        return sum_parts(self.launch, parts, torch.empty_like(self.x.bias))
+
+    def run(self, wants=True, launch=None):
+        """dq, dk, dv and the bias's gradient, or None."""
+        import torch
+
+        from posenc.engines.gluon.backward_launch import run_backward
+        from posenc.engines.triton.launch import empty_in_order
+        from posenc.engines.triton.tables import Parts
+
+        grads = [empty_in_order(x, x.shape[3]) for x in (self.q, self.k, self.v)]
+        with torch.no_grad():
+            parts = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, wants, self.schedule)  # fmt: skip
+            return *grads, None if parts is None else self.sum_bias(Parts(parts, 1))
+
+    def run_pair(self):
+        import torch
+
+        from posenc.engines.triton.arguments import GRADIENTS
+        from posenc.engines.triton.launch import run_backward
+
+        wanted = {name: name in ("q", "k", "v") or (name == "bias" and self.x.bias is not None) for name in GRADIENTS}
+        with torch.no_grad():
+            found = run_backward(self.launch, self.do, None, self.out, self.lse, None, self.x, self.num, self.scale, 0.0, wanted)  # fmt: skip
+            grads = dict(zip(GRADIENTS, found))
+            return grads if grads["bias"] is None else self.sum_bias(grads["bias"])
+
+
+def check(job):
+    import torch
+
+    from tests import budget
+
+    if job.get("step"):
+        return check_step(job)
+    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"])  # fmt: skip
+    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, causal=job["causal"])
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    first = None
+    for _ in range(4):
+        now = call.run()
+        first = first or now
+        same = [torch.equal(a, b) for a, b in zip(first[1:], now[1:]) if a is not None]
+        assert all(same) or any(x.isnan().any() for x in now[1:] if x is not None), f"different bits: {same}"
+    torch.use_deterministic_algorithms(False)
+    results = dict(zip("qkv", first))
+    if first[3] is not None:
+        call.x.bias.backward(first[3])
+        results |= {name: x.grad for name, x in call.plan.tensors()}
+    worst = {name: float(budget.excess(x, expected[name], allowed[name])) for name, x in results.items()}
+    bad = {name: x for name, x in worst.items() if not x <= 1.0}
+    if bad:
+        nans = {name: int(results[name].isnan().sum()) for name in bad}
+        return {"failed": f"of its budget: {worst}; NaN: {nans}"}
+    return {"worst": max(worst.values())}
+
+
+def check_step(job):
+    """Through `attend`, with every gradient; and the same bits in ten runs where deterministic algorithms are asked for."""
+    import torch
+
+    from posenc import attend
+    from posenc.engines import gluon
+    from posenc.engines.gluon import backward_launch
+    from tests import budget
+
+    gluon.FEWEST = 1
+    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 2, 4100, 4100, 64, torch.bfloat16, "transposed"))
+    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, job["causal"])
+    leaves = {"q": q, "k": k, "v": v, **{name: x.requires_grad_() for name, x in plan.tensors()}}
+    g = torch.randn_like(q)
+    expected, allowed = budget.expect(q, k, v, plan, g, causal=job["causal"])
+    calls, run = [], backward_launch.run_backward
+    backward_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
+    worst = 0.0
+
+    def step():
+        out = attend(q, k, v, plan, causal=job["causal"], engine="triton")
+        return dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)))
+
+    for _ in range(4):  # the second call is recorded, the third replays
+        for name, ours in step().items():
+            worst = max(worst, float(budget.excess(ours, expected[name], allowed[name])))
+    assert calls, "the kernel was not used"
+    used = len(calls)
+    torch.use_deterministic_algorithms(True)
+    first = step()
+    same = all(torch.equal(a, b) for _ in range(9) for a, b in zip(first.values(), step().values(), strict=True))
+    torch.use_deterministic_algorithms(False)
+    assert same and len(calls) == used, "the deterministic mode has other bits, or takes the kernel"
+    return {"worst": worst} if worst <= 1.0 else {"failed": f"{worst} of a budget"}
+
+
+def make_call(job):
+    import torch
+
+    return Call(job["batch"], job["heads"], job["length"], job["length"], 0, torch.bfloat16, job["terms"], job["causal"], "", job["variant"], job["size"])  # fmt: skip
+
+
+def warm_up(job):
+    make_call(job).run(job["wants"])
+    return {}
+
+
+def measure(job):
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from posenc.engines.gluon.backward import backward
+
+    call = make_call(job)
+    if job["variant"] == "peers":
+        found = {"pair": hopper.time_graph(call.run_pair)}
+        q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+
+        def forward():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=job["causal"])
+
+        forward_ms = hopper.time_graph(forward)
+        step = hopper.time_graph(lambda: torch.autograd.grad(forward(), (q, k, v), call.do))
+        found |= {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
+    else:
+        call.run(job["wants"])
+        torch.cuda.synchronize()
+
+        def only(kernel, *args, **options):
+            if kernel is backward:
+                call.launch(kernel, *args, **options)
+
+        found = {"ours": hopper.time_graph(lambda: call.run(job["wants"]))}
+        found["kernel"] = hopper.time_graph(lambda: call.run(job["wants"], only)) if not job["wants"] else None
+    found = {name: round(ms, 4) for name, ms in found.items() if ms is not None}
+    products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * job["size"] / (2 if job["causal"] else 1)
+    ms = found.get("ours") or found["cudnn"]
+    return {**found, "tflops": round(products / ms / 1e9)}
+
+
+class Worker(hopper.Worker):
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "tests.gpu.gluon_backward", "--work"], cwd=hopper.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.lines = hopper.queue.Queue()
+        threading.Thread(target=self.read, args=(self.process, self.lines), daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--work", action="store_true")
+    args = parser.parse_args()
+    if args.work:
+        work()
+        return
+    hopper.Worker = Worker
+    hopper.STALL.update(check=40.0, time=25.0, warm=40.0)
+    began = time.monotonic()
+    checked, timed = [], []
+
+    def save():
+        if args.out:
+            Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
+
+    if "check" not in args.skip:
+        warm = [] if "time" in args.skip else warm_ups(timings(args.only))
+        hopper.run_all(warm + checks(args.only), 12, began + 0.5 * args.seconds, checked)
+        failed = [x for x in checked if "failed" in x]
+        left = sum("left out" in x for x in checked)
+        worst = max((x["worst"] for x in checked if "worst" in x), default=0)
+        print(f"{len(checked) - len(failed) - left} passed, {len(failed)} failed, {left} left out; worst {worst:.2f} of a budget; "
+              f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+        save()
+    if "time" not in args.skip:
+        hopper.run_all([[job] for job in timings(args.only)], 1, began + args.seconds, timed)
+    save()
+    for x in timed:
+        print(f"{x['name']:70} " + " ".join(f"{a} {x[a]}" for a in ("cudnn", "pair", "ours", "kernel", "tflops", "failed", "left out") if a in x))  # fmt: skip
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
