@@ -96,8 +96,14 @@ class Sinusoidal(Absolute):
         return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
+        if (
+            not may_keep(x.device)
+            or type(self).embed is not Sinusoidal.embed
+            or type(self).encode is not Sinusoidal.encode
+        ):
+            return super().embed_run(x, start)  # first of all: a traced length must not be compared
         row, length = start % STEP, x.shape[1]
-        if row + length > STEP or type(self).embed is not Sinusoidal.embed or not may_keep(x.device):
+        if row + length > STEP:
             return super().embed_run(x, start)
         key = (self.d_model, self.base, self.layout, x.device, x.dtype)
         rows = rows_of_run(_vectors, start - row, STEP, key, self.d_model, partial(self._rows, x))[0]
