@@ -19,7 +19,7 @@ from transformers.models.fastspeech2_conformer import modeling_fastspeech2_confo
 from transformers.models.parakeet import modeling_parakeet
 
 from .. import Plan, Positions
-from . import interface, masks
+from . import interface, masks, rules
 from .conformer import plan_waves
 from .family import Family, InterfaceLayer, scatter, tiny_text
 from .interface import Mask, nothing_padded
@@ -45,7 +45,7 @@ class FastSpeech2ConformerAttention(Layer, modeling_fastspeech2_conformer.FastSp
 
     def forward(self, hidden_states, attention_mask=None, pos_emb=None, output_attentions=False):
         times = SHORT_TRAINED if torch.is_grad_enabled() else SHORT
-        if output_attentions or masks.is_short(self, hidden_states, times):
+        if output_attentions or masks.is_short(self, hidden_states, few=int(times * rules.BIASED)):
             return super().forward(hidden_states, attention_mask, pos_emb, output_attentions)
         q, k, v = (split(f(hidden_states), self.head_dim) for f in (self.linear_q, self.linear_k, self.linear_v))
         real = None if attention_mask is None else attention_mask[:, 0] != 0
