@@ -175,3 +175,10 @@ def test_the_triton_engine_takes_it(kernel, monkeypatch):
     for ours, name in names.items():
         budget.assert_within(grads[ours], expected[name], allowed[name], name)
     assert all(grads[name] is None for name in GRADIENTS if name not in names)
+
+
+def test_after_an_error_the_pair_runs(monkeypatch):
+    monkeypatch.setattr(gluon, "_failures", [])
+    with pytest.warns(UserWarning, match="takes the slower pair of kernels: RuntimeError: no ptxas"):
+        gluon.give_up(RuntimeError("no ptxas"))
+    assert gluon.refuse_backward(None, None, 1.0, 0.0, None) == "it failed before: RuntimeError: no ptxas"

@@ -35,7 +35,7 @@ from .layer import log_once
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
-ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git"})
+ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git", "glm_moe_dsa"})
 """Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface."""
 NO_TERMS: Any = object()
 """What `plan_of` returns for a call without terms, whatever its `position_bias` is."""

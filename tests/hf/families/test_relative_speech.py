@@ -1,8 +1,11 @@
 """FastSpeech2-Conformer's encoder and Parakeet's against transformers."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import ParakeetEncoder
+from transformers.models.parakeet.modeling_parakeet import ParakeetEncoderAttention
 
 from posenc.hf import relative_speech
 from tests.hf.harness import Case, pairs, run_check
@@ -34,6 +37,8 @@ CASES = {
         paddings=("none", "right"),  # the original counts real frames
     ),
 }  # fmt: skip
+if "finfo" not in inspect.getsource(ParakeetEncoderAttention.forward):  # until transformers 5.16 padded frames gave NaN
+    del CASES["parakeet"]
 
 
 @pytest.mark.parametrize(("case", "check"), pairs(CASES))

@@ -10,6 +10,7 @@ nothing but out and the log-sum-exp. Gluon promises nothing from one Triton rele
 from __future__ import annotations
 
 import re
+import warnings
 from importlib import metadata
 
 import torch
@@ -43,6 +44,16 @@ def _version() -> str:
 
 
 VERSION = _version()
+_failures: list[str] = []
+
+
+def give_up(error: Exception) -> None:
+    """After an error of the compiler or the driver: the triton engine's kernels run from now on."""
+    _failures.append(f"{type(error).__name__}: {error}")
+    warnings.warn(
+        f"the backward kernel for Hopper cannot run here, and posenc takes the slower pair of kernels: {_failures[0]}",
+        stacklevel=2,
+    )
 
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
@@ -90,6 +101,8 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | 
 
 def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel does not run this call, or None."""
+    if _failures:
+        return f"it failed before: {_failures[0]}"
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
     extra = [
