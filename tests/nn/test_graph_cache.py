@@ -116,6 +116,16 @@ def test_fixed_shapes_with_padding_and_windows(encoding):
     assert torch.equal(fixed.write_back().layer(layer).marks["key_mask"], real)
 
 
+def test_slots_that_are_not_filled_hold_zeros():
+    """A step of fixed shapes reads them with weight 0, and 0 times NaN is NaN."""
+    layer, cache = make_layer("t5"), KVCache(max_length=512)
+    torch.full((64, 512, 32), torch.nan)  # memory that the next allocations may get
+    with torch.no_grad():
+        layer(torch.randn(2, 4, 32), cache=cache)
+    stored = cache.layer(layer)._k
+    assert stored.shape[2] == 512 and not stored[:, :, 4:].any()
+
+
 def test_a_fixed_step_runs_the_same_operations_on_the_same_memory_each_time():
     """What a CUDA graph needs: no shape, number or address depends on the length."""
     layer = make_layer("t5", engine="reference")  # the CPU engine reads positions, which costs it nothing
