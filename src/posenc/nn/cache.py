@@ -388,7 +388,8 @@ def key_of(layer: Any) -> Hashable:
 
 
 def _room(like: Tensor, length: int) -> Tensor:
-    """Fresh storage, zeros: steps of fixed shapes read slots that are not filled yet with weight 0, and 0 times NaN is NaN. It is no inference tensor even in inference mode: the cache may go on outside of it."""
+    """Fresh storage. Zeros: steps of fixed shapes read slots that are not filled yet with weight 0, and 0 times NaN is NaN.
+    It is no inference tensor even in inference mode: the cache may go on outside of it."""
     shape = (*like.shape[:2], length, like.shape[3])
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
