@@ -47,8 +47,9 @@ EXP = 24
 """Roundings of exp: PyTorch's fused attention on a CPU takes one that is right to 20."""
 HALF_EXP = 2.0**-12
 """The relative error of the cheaper exp that PyTorch's fused attention on a CPU takes for bfloat16 and float16."""
-SMALLEST = 2.0**-126
-"""Smaller numbers of float32 and bfloat16 may be taken for 0: matrix products of some processors do."""
+SMALLEST = 2.0**-125
+"""Smaller numbers of float32 and bfloat16 may be taken for 0: matrix products of some processors do so below 2^-126, and PyTorch's
+exp, which doubles 2^(n - 1), below 2^-125."""
 
 TABLES = ("bias", "dot_query", "dot_key", "add_value")
 CHANNELS = ("q", "k", "v", "shift", "states", "dot_query", "dot_key", "add_value", "query_shift")

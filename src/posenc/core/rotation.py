@@ -356,7 +356,8 @@ def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layou
         torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
         torch.mul(a, sin, out=right).addcmul_(b, cos)
     else:  # (x_c, y_c) is a complex number: one multiplication by cos + i sin
-        x = x if x.stride(-1) == 1 and not any(step % 2 for step in x.stride()[:-1]) else x.contiguous()
+        is_even = not any(step % 2 for step in (x.storage_offset(), *x.stride()[:-1]))
+        x = x if x.stride(-1) == 1 and is_even else x.clone(memory_format=torch.contiguous_format)
         rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
         result.copy_(torch.view_as_real(rotated).flatten(-2))
     if result is not out:
