@@ -142,6 +142,6 @@ def test_queries_alone():
 
 def test_neighbouring_channels_that_begin_at_an_odd_element():
     """A slice of a wider tensor: a complex number begins at an even one."""
-    x, phases = torch.randn(1, 1, 5, 34)[..., 1:], torch.randn(1, 1, 5, 1)
+    x, phases = torch.randn(1, 1, 5, 34)[..., 1:], torch.randn(1, 5, 1)
     rotation = Rotation((phases.cos(), phases.sin()), None, layout="interleaved")
     assert torch.equal(rotation.every(x, x, x)[0], rotation.every(x.contiguous(), x, x)[0])
