@@ -10,7 +10,7 @@ pytest.importorskip("triton.experimental.gluon")
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
 from posenc.engines import gluon
-from posenc.engines.gluon import content_launch
+from posenc.engines.gluon import content_launch, rolling_launch
 from posenc.engines.gluon.launch import Tile
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton import launch as triton_launch
@@ -127,6 +127,62 @@ def test_a_masked_key_does_not_reach_the_output(kernel, monkeypatch, fault):
     k[0, 0, 150] = fault
     out, _ = run(kernel, monkeypatch, q, k, v, plan, causal=True)
     assert torch.equal(out[:, :, :150], clean[:, :, :150])
+
+
+# ---- a term over every distance ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def rolling():
+    return gluon_emulator.load("skew.py", "rolling.py")
+
+
+def check_rolling(
+    module, monkeypatch, lengths, start=0, heads=(2, 1), batch=1, bias=True, shared=False, programs=3, masks=None
+):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    (lq, lk), masks = lengths, masks or {}
+    q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
+    k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
+    positions = Positions((start, lq), lk)
+    spot = index.exact(positions)
+    table = torch.randn(1 if shared else heads[0], spot.n, 64, dtype=torch.bfloat16) / 2
+    lookup = Lookup(spot, dot_query=table, bias=torch.randn(heads[0], spot.n) if bias else None)
+    plan = Plan(positions, lookups=(lookup,))
+    x, num, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
+    out = torch.full_like(q, float("nan"))
+    lse = torch.full((*q.shape[:2], -(-lq // 64) * 64), float("nan"))
+    with torch.no_grad():
+        rolling_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse)
+    lse = torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)[..., :lq]
+    expected, allowed = budget.expect(q, k, v, plan, **masks)
+    budget.assert_within(out, expected["out"], allowed["out"], "out")
+    budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [(600, 600), (1, 1), (63, 65), (64, 64), (129, 127), (200, 700), (700, 200), (1, 500)]
+)
+def test_every_distance(rolling, monkeypatch, lengths, causal):
+    start = max(lengths[1] - lengths[0], 0)
+    check_rolling(rolling, monkeypatch, lengths, start, masks={"causal": causal})
+
+
+def test_every_distance_of_several_heads(rolling, monkeypatch):
+    options = {"heads": (4, 2), "batch": 2, "programs": 5}
+    check_rolling(rolling, monkeypatch, (400, 450), 7, bias=False, **options)
+    check_rolling(rolling, monkeypatch, (400, 450), 7, bias=False, shared=True, masks={"causal": True}, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_distance_and_masks(rolling, monkeypatch, causal):
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    masks = {"key_mask": real, "causal": causal}
+    check_rolling(rolling, monkeypatch, (400, 500), 100, batch=4, heads=(1, 1), masks=masks)
+    check_rolling(rolling, monkeypatch, (600, 600), masks={"window": (250, 0 if causal else 100)})
+    check_rolling(rolling, monkeypatch, (400, 400), masks={"documents": at[None, :400] // 150, "causal": causal})
 
 
 # ---- where it is chosen ------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (1, 63, 64, 65, 127, 129, 191, 193, 1000, 4096)
-TERMS = ("t5", "none", "alibi", "both", "shaw", "logits")
-CONTENT = ("shaw", "logits")
+TERMS = ("t5", "none", "alibi", "both", "shaw", "logits", "xl")
+CONTENT = ("shaw", "logits", "xl")
 MASKS = ("", "causal", "window", "band", "padding", "causal padding", "documents", "causal documents", "all")
 STALL = {"check": 75.0, "time": 45.0, "warm": 75.0}  # seconds for one job, compilation included
 
@@ -31,6 +31,8 @@ def checks(only):
     """Jobs in groups that share their compiled variants."""
     groups = []
     for size, terms, masks in product((64, 128), TERMS, MASKS):
+        if (size, terms) == (128, "xl"):
+            continue
         name = f"{terms} {masks or 'open'} {size}"
         every = shapes(terms, bool(masks)) if masks in ("", "causal") else masked_shapes(terms)
         common = {"kind": "check", "terms": terms, "masks": masks, "size": size, "dtype": "bfloat16"}
@@ -95,7 +97,9 @@ def timings(only):
     )
     add((2, 32, 8192, 128), "t5 causal documents", "t5 causal padding", "t5 window", "alibi causal documents")
     add((4, 16, 4096, 64), "shaw", "shaw causal", "logits causal")
-    add((1, 16, 16384, 64), "shaw", "shaw causal")
+    add((4, 16, 4096, 64), "xl", "xl causal", "xl padding")
+    add((1, 16, 16384, 64), "shaw", "shaw causal", "xl", "xl causal")
+    add((4, 16, 1024, 64), "xl", "xl causal")
     add((4, 16, 4096, 128), "shaw", "shaw causal", "logits", "logits causal")
     add((16, 12, 512, 64), "shaw", "shaw causal")
     add((16, 12, 2048, 64), "t5 causal", "t5 padding")
@@ -168,6 +172,7 @@ def make_plan(terms, heads, lq, lk, start, size, causal, layout=""):
         "both": lambda: Plan(positions, lookups=lookups, slopes=slopes),
         "shaw": lambda: Plan(positions, lookups=(content(index.clip(64, 64), size, bias=lq % 2 == 1),)),
         "logits": lambda: Plan(positions, lookups=(content(index.Index(-1024, 0), 16, states=True),)),
+        "xl": lambda: Plan(positions, lookups=(content(index.exact(positions), size, bias=True),)),
     }[terms]()  # fmt: skip
 
 
@@ -227,7 +232,8 @@ def prepare(q, k, v, plan, causal=False, **masks):
 def run(inputs, numbers, scale):
     import torch
 
-    from posenc.engines.gluon import content_launch, launch
+    from posenc.engines import gluon
+    from posenc.engines.gluon import content_launch, launch, rolling_launch
     from posenc.engines.triton import launch as triton_launch
     from posenc.engines.triton import launcher
 
@@ -235,6 +241,8 @@ def run(inputs, numbers, scale):
     lse = out.new_empty(*out.shape[:2], -(-out.shape[2] // 64) * 64, dtype=torch.float32)
     if inputs.table is None:
         return launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
+    if inputs.states is None and out.shape[3] == 64 and gluon.spans_all(inputs, numbers):
+        return rolling_launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
     rows = triton_launch._make_rows(launcher.launch, inputs, numbers, scale, inputs.kind(numbers), 0, out.shape[2])
     return content_launch.run_forward(launcher.launch, inputs, numbers, scale, rows, out, lse)
 

@@ -1,7 +1,8 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
-    content, content_launch         the forward pass with a content term of the queries
+    content, content_launch         the forward pass with a content term of the queries, from its band in memory
+    skew, rolling, rolling_launch   the same over every distance, without a band
     backward, backward_launch       the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
@@ -73,6 +74,27 @@ def refuse_content(x: Inputs, num: Numbers, scale: float, dropout: float) -> str
         return "a start for each batch row makes the band's tiles unaligned"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states"}
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+
+
+def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel with a content term over every distance does not run this call, or None. x as for refuse_content."""
+    if x.table is None or x.states is not None:
+        return "it needs a content term of the queries themselves"
+    if x.q.shape[3] != 64:
+        return f"head sizes are 64, got {x.q.shape[3]}"
+    if x.starts is not None or not spans_all(x, num):
+        return "the table ends within the text"
+    reads = READS - {"bias", "slopes", "starts"} | {"table"}
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+
+
+def spans_all(x: Inputs, num: Numbers) -> bool:
+    """Whether the content term has a row of its own for every visible distance."""
+    q_length, k_length = x.q.shape[2], x.k.shape[2]
+    first, last = 1 - q_length, k_length - 1
+    first = first if num.left < 0 else max(first, k_length - q_length - num.left)
+    last = last if num.right < 0 else min(last, k_length - q_length + num.right)
+    return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:

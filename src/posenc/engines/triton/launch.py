@@ -59,10 +59,16 @@ def run_forward(
 
         return run_gluon(launch, x, num, scale, out, lse)
     kind = x.kind(num)
-    if gluon.refuse_content(_without_joined_bias(x, num), num, scale, dropout) is None:
+    content = _without_joined_bias(x, num)
+    if gluon.refuse_rolling(content, num, scale, dropout) is None:
+        from ..gluon.rolling_launch import run_forward as run_rolling
+
+        return run_rolling(launch, x, num, scale, out, lse)
+    if gluon.refuse_content(content, num, scale, dropout) is None:
         from ..gluon.content_launch import run_forward as run_content
 
         return run_content(launch, x, num, scale, _make_rows(launch, x, num, scale, kind, 0, q_length), out, lse)
+
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
     if q_length <= tile.queries and x.value is None:
