@@ -115,12 +115,9 @@ def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
 
 
 @gluon.jit
-def skip_chunks(chunk, count, t_full, t_empty, RING: gl.constexpr):
-    for _ in range(count):
-        mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
-        mbarrier.arrive(t_empty.index(chunk % RING))
-        chunk += 1
-    return chunk
+def skip_chunk(chunk, t_full, t_empty, RING: gl.constexpr):
+    mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+    mbarrier.arrive(t_empty.index(chunk % RING))
 
 
 @gluon.jit
@@ -180,7 +177,6 @@ def consume(
     if TURNS and CID == 0:
         pass_turn(0)
     step = 0
-    chunk = 0
     for turn in range(count_blocks(batch_heads * count, program, programs)):
         bh, block = find_block(turn, program, programs, count, batch_heads, section)
         m0 = block * BM + CID * ROWS
@@ -205,7 +201,10 @@ def consume(
 
         # the distances before the first tile, and those that begin with it
         dist = first * KEYS - m0 + offset
-        chunk = skip_chunks(chunk, CHUNKS - 2 - CID, t_full, t_empty, RING)
+        chunk = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
+        for i in gl.static_range(CHUNKS - 2 - CID):
+            skip_chunk(chunk + i, t_full, t_empty, RING)
+        chunk += CHUNKS - 2 - CID
         mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
         mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -216,7 +215,6 @@ def consume(
         after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
         mbarrier.arrive(t_empty.index(chunk % RING))
         mbarrier.arrive(t_empty.index((chunk + 1) % RING))
-        chunk += 2
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
         nothing = gl.zeros([ROWS, KEYS], gl.float32, S_L)
@@ -229,12 +227,11 @@ def consume(
             if PADDED or DOCS:
                 is_masked = is_masked | (first + t < clear0) | (first + t >= clear1)
             before, after, p, m, l, acc = take_step(
-                q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
+                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
                 t_smem, full, empty, t_full, t_empty, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             dist += KEYS
             step += 1
-            chunk += 1
 
         # the values of the last tile
         at = step % STAGES
@@ -263,8 +260,9 @@ def consume(
             mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
             mbarrier.arrive(empty.index(step % STAGES))
             step += 1
-            chunk = skip_chunks(chunk, 1, t_full, t_empty, RING)
-        chunk = skip_chunks(chunk, CID, t_full, t_empty, RING)
+            skip_chunk(step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID), t_full, t_empty, RING)
+        for i in gl.static_range(CID):
+            skip_chunk(step + (CHUNKS - 1) * turn + (CHUNKS - 1 - CID + i), t_full, t_empty, RING)
     if TURNS and CID == 0:
         wait_turn(0)
     tma.store_wait(0)
