@@ -74,6 +74,14 @@ def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.
             mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
         for t in range(1 - CHUNKS, n + 1):
+            slot = chunk % RING
+            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
+            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
+            )
+            row += KEYS
+            chunk += 1
             if t >= 0:
                 at = step % STAGES
                 mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
@@ -87,14 +95,6 @@ def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.
                 before = gl.where(t == 0, -KEYS, n0 - KEYS)  # outside the tensor: zeros
                 tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
                 step += 1
-            slot = chunk % RING
-            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
-            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
-            )
-            row += KEYS
-            chunk += 1
 
 
 @gluon.jit
@@ -112,12 +112,6 @@ def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
         first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
         x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
     return x
-
-
-@gluon.jit
-def skip_chunk(chunk, t_full, t_empty, RING: gl.constexpr):
-    mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
-    mbarrier.arrive(t_empty.index(chunk % RING))
 
 
 @gluon.jit
@@ -201,10 +195,8 @@ def consume(
 
         # the distances before the first tile, and those that begin with it
         dist = first * KEYS - m0 + offset
-        chunk = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
-        for i in gl.static_range(CHUNKS - 2 - CID):
-            skip_chunk(chunk + i, t_full, t_empty, RING)
-        chunk += CHUNKS - 2 - CID
+        begin = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
+        chunk = begin + (CHUNKS - 2 - CID)
         mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
         mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -213,8 +205,8 @@ def consume(
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
         before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(v_smem.dtype)
         after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
-        mbarrier.arrive(t_empty.index(chunk % RING))
-        mbarrier.arrive(t_empty.index((chunk + 1) % RING))
+        for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
+            mbarrier.arrive(t_empty.index((begin + i) % RING))
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
         nothing = gl.zeros([ROWS, KEYS], gl.float32, S_L)
@@ -260,9 +252,10 @@ def consume(
             mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
             mbarrier.arrive(empty.index(step % STAGES))
             step += 1
-            skip_chunk(step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID), t_full, t_empty, RING)
-        for i in gl.static_range(CID):
-            skip_chunk(step + (CHUNKS - 1) * turn + (CHUNKS - 1 - CID + i), t_full, t_empty, RING)
+            # A slot comes after the chunks up to this one, so that it need not be waited for.
+            mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))
+        for i in gl.static_range(CID):  # those that only earlier consumers need
+            mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 1 - CID + i)) % RING))
     if TURNS and CID == 0:
         wait_turn(0)
     tma.store_wait(0)
