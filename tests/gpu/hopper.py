@@ -340,8 +340,9 @@ def check_step(job):
     gluon.SHORTEST, gluon.FEWEST = 1, 1
     gluon.refuse_slower = lambda *given: None
     q, k, v = (x.requires_grad_() for x in make_tensors(4, 4, 2, 700, 700, 64, torch.bfloat16, ""))
+    size = 64 if job["terms"] in CONTENT else 128
     plan = mapped(
-        make_plan(job["terms"], 4, 700, 700, 0, 128, "causal" in job["masks"]), lambda name, x: x.requires_grad_()
+        make_plan(job["terms"], 4, 700, 700, 0, size, "causal" in job["masks"]), lambda name, x: x.requires_grad_()
     )
     masks = make_masks(job["masks"], 4, 700, 700)
     leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}

@@ -29,10 +29,10 @@ def write_skew() -> tuple[str, str]:
     registers = 2 * UNITS
     lines = [
         "{", ".reg .pred pw1, pw2, pe, pf, pb;", ".reg .b32 lane, t, a, e, f, sel, x;",
-        "mov.u32 x, %tid.x;", "and.b32 lane, x, 31;", "and.b32 t, lane, 3;",
-        "and.b32 e, x, 32;", "setp.ne.u32 pw1, e, 0;", "and.b32 e, x, 64;", "setp.ne.u32 pw2, e, 0;",
-        "and.b32 e, x, 4;", "setp.ne.u32 pb, e, 0;", "selp.b32 sel, 0x5432, 0x7654, pb;",
-        "shr.u32 a, lane, 3;", "setp.ge.u32 pe, t, a;", "setp.gt.u32 pf, t, a;",
+        f"mov.u32 x, ${3 * registers};", "mov.u32 lane, %laneid;", "and.b32 t, lane, 3;",
+        "and.b32 e, x, 16;", "setp.ne.u32 pw1, e, 0;", "and.b32 e, x, 32;", "setp.ne.u32 pw2, e, 0;",
+        "and.b32 e, x, 1;", "setp.ne.u32 pb, e, 0;", "selp.b32 sel, 0x5432, 0x7654, pb;",
+        "shr.u32 a, x, 1;", "and.b32 a, a, 3;", "setp.ge.u32 pe, t, a;", "setp.gt.u32 pf, t, a;",
         "sub.u32 e, t, a;", "and.b32 e, e, 3;", "sub.u32 f, e, 1;", "and.b32 f, f, 3;",
         "and.b32 x, lane, 28;", "or.b32 e, e, x;", "or.b32 f, f, x;",
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def write_skew() -> tuple[str, str]:
         for unit in range(UNITS):
             lines.append(f"prmt.b32 ${2 * unit + h}, q{h}_{first + unit}, p{h}_{first + unit}, sel;")
     lines.append("}")
-    return "\n".join(lines), ",".join(["=r"] * registers + ["r"] * 2 * registers)
+    return "\n".join(lines), ",".join(["=r"] * registers + ["r"] * 4 * registers)
 
 
 _TEXT, _CONSTRAINTS = write_skew()
@@ -77,4 +77,7 @@ SKEW_CONSTRAINTS = gl.constexpr(_CONSTRAINTS)
 @gluon.jit
 def skew(before, after):
     """[64, 64] each, in 16 bits and in the layout of a product: the band's columns 0 .. 63 and 64 .. 127 -> the tile."""
-    return gl.inline_asm_elementwise(SKEW, SKEW_CONSTRAINTS, [before, after], dtype=before.dtype, is_pure=True, pack=32)
+    row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, before.type.layout)), 1)
+    return gl.inline_asm_elementwise(
+        SKEW, SKEW_CONSTRAINTS, [before, after, row], dtype=before.dtype, is_pure=True, pack=32
+    )
