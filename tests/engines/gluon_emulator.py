@@ -186,9 +186,10 @@ class Descriptor:
 
     layout = None
 
-    def __init__(self, x, rows):
-        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1] * (x.dim() - 2) + [rows, x.shape[-1]]
-        self.block_type = types.SimpleNamespace(nbytes=rows * x.shape[-1] * x.element_size())
+    def __init__(self, x, rows, columns=None):
+        columns = columns or x.shape[-1]
+        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1] * (x.dim() - 2) + [rows, columns]
+        self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
     def part(self, at):
         if self.x.dim() == 2:
@@ -251,7 +252,7 @@ def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
         part, first = desc.part(at)
         block = torch.zeros_like(result.data)
-        block.view(-1, block.shape[-1])[first : first + len(part)] = part
+        block.view(-1, block.shape[-1])[first : first + len(part), : part.shape[-1]] = part
         result.data.copy_(block)
         barrier.arrive(current.machine, received=desc.block_type.nbytes, arrivals=0)
 
@@ -265,7 +266,7 @@ def _assembly(text, constraints, args, **options):
     """bar.sync and bar.arrive of 256 threads, additions to memory, and skew.py."""
     if "shfl" in text:
         i, j = torch.arange(64)[:, None], torch.arange(64)
-        return Register(torch.cat([x.data for x in args], 1).gather(1, j - i + 64))
+        return Register(torch.cat([x.data for x in args[:2]], 1).gather(1, j - i + 64))
     if "red." in text:
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
@@ -342,6 +343,7 @@ def _stand_ins():
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
+        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)), permute=lambda x, order: Register(x.data.permute(*order)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
         static_range=range, program_id=lambda axis: Integer(current.machine.program),
@@ -396,7 +398,7 @@ def _given(x):
 
 
 def launch(module, name, programs, args, constants):
-    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block)."""
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
     for program in range(programs):
         current.machine = Machine(program, programs)

@@ -10,7 +10,7 @@ pytest.importorskip("triton.experimental.gluon")
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
 from posenc.engines import gluon
-from posenc.engines.gluon import content_launch, rolling_launch
+from posenc.engines.gluon import content_launch, rolling_launch, window_launch
 from posenc.engines.gluon.launch import Tile
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton import launch as triton_launch
@@ -183,6 +183,59 @@ def test_every_distance_and_masks(rolling, monkeypatch, causal):
     check_rolling(rolling, monkeypatch, (400, 500), 100, batch=4, heads=(1, 1), masks=masks)
     check_rolling(rolling, monkeypatch, (600, 600), masks={"window": (250, 0 if causal else 100)})
     check_rolling(rolling, monkeypatch, (400, 400), masks={"documents": at[None, :400] // 150, "causal": causal})
+
+
+# ---- from windows of the table -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def window():
+    return gluon_emulator.load("skew.py", "window.py")
+
+
+def check_window(module, monkeypatch, span, lengths, tile=None, programs=3, masks=None, **options):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    q, k, v, plan = draw(span, lengths, **options)
+    masks = masks or {}
+    x, num, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
+    out = torch.full_like(q, float("nan"))
+    lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
+    with torch.no_grad():
+        window_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse, tile)
+    lse = torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)[..., : q.shape[2]]
+    expected, allowed = budget.expect(q, k, v, plan, **masks)
+    budget.assert_within(out, expected["out"], allowed["out"], "out")
+    budget.assert_within(lse, expected["lse"], allowed["lse"], "lse")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("span", SPANS)
+def test_window_spans(window, monkeypatch, span, causal):
+    check_window(window, monkeypatch, span, (600, 600), masks={"causal": causal})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 64), (129, 127), (200, 700), (700, 200), (1, 500)])
+def test_window_lengths(window, monkeypatch, lengths, causal):
+    check_window(window, monkeypatch, "shaw", lengths, start=max(lengths[1] - lengths[0], 0), masks={"causal": causal})
+
+
+@pytest.mark.parametrize("tile", [(64, 4, 1), (128, 3, 2), (64, 2, 2)])
+def test_window_tiles_states_and_a_bias(window, monkeypatch, tile):
+    options = {"start": 7, "heads": (4, 2), "batch": 2, "tile": window_launch.Tile(*tile), "programs": 5}
+    check_window(window, monkeypatch, "shaw", (400, 450), states=16, **options)
+    check_window(window, monkeypatch, "wide", (400, 450), bias=True, masks={"causal": True}, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_window_masks(window, monkeypatch, causal):
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    masks = {"key_mask": real, "causal": causal}
+    check_window(window, monkeypatch, "shaw", (400, 500), start=100, batch=4, heads=(1, 1), masks=masks)
+    check_window(window, monkeypatch, "one side", (600, 600), masks={"window": (250, 0)})
+    masks = {"documents": torch.arange(400)[None] // 150, "causal": causal}
+    check_window(window, monkeypatch, "shaw", (400, 400), masks=masks)
 
 
 # ---- where it is chosen ------------------------------------------------------------------------------------------------
