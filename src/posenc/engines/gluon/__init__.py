@@ -76,6 +76,22 @@ def refuse_content(x: Inputs, num: Numbers, scale: float, dropout: float) -> str
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
 
 
+def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel with a content term does not run this call, or None. A bias must have the term's distances: x without it, then."""
+    if x.table is None:
+        return "it needs a content term of the queries"
+    reads = READS - {"bias", "slopes"} | {"table", "states"}
+    reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+    if reason is not None:
+        return reason
+    from .window_launch import choose_tile
+
+    width = x.table.shape[2]
+    if width % 16 or choose_tile(x.q.shape[3], width, x.states is not None) is None:
+        return f"rows of {width} channels do not fit in shared memory beside heads of {x.q.shape[3]}"
+    return None
+
+
 def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel with a content term over every distance does not run this call, or None. x as for refuse_content."""
     if x.table is None or x.states is not None:

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
+from . import bad_strides
 from .kernel import CONSUMERS, NUMBERS, ROWS
 from .launch import ELEMENTS, LOG2E, NO_LIMIT, REGISTERS, _describe, _rows
 from .prepare import prepare
@@ -44,6 +45,8 @@ def run_forward(
     """launch.run_forward, with a row term. A bias, if there is one, has the same distances."""
     q, k, v = x.q, x.k, x.v
     states = q if x.states is None else x.states
+    if bad_strides(states):  # as of states that the batch shares
+        states = states.contiguous()
     batch, heads, q_length, size = q.shape
     k_length, group = k.shape[2], heads // k.shape[1]
     tile = tile or choose_tile(size, states.shape[3], x.states is not None)

@@ -64,6 +64,10 @@ def run_forward(
         from ..gluon.rolling_launch import run_forward as run_rolling
 
         return run_rolling(launch, x, num, scale, out, lse)
+    if gluon.refuse_window(content, num, scale, dropout) is None:
+        from ..gluon.window_launch import run_forward as run_window
+
+        return run_window(launch, x, num, scale, out, lse)
     if gluon.refuse_content(content, num, scale, dropout) is None:
         from ..gluon.content_launch import run_forward as run_content
 
