@@ -18,7 +18,6 @@ from .launch import ELEMENTS, LOG2E, NO_LIMIT, REGISTERS, _describe, _rows
 from .prepare import prepare
 from .window import CHUNK, SIDE, forward_content
 
-
 SHARED = 232448 - 1024  # bytes of shared memory that a program may have, less the barriers
 
 
