@@ -287,7 +287,8 @@ def consume(
             if PADDED or DOCS:
                 is_masked = is_masked | (tile < clear0) | (tile >= clear1)
             row = first_row(block * BM, n0, offset, lo, hi) + (2 - CID) * CHUNK
-            at = window % WINDOWS
+            # 0 is added that ptxas does not know: of one window it would keep the addresses of all chunks in registers
+            at = window % WINDOWS + window // (1 << 30)
             begin = begin_near(
                 x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, BN, S_L, C_L, DTYPE, BIAS
             )  # fmt: skip

@@ -31,7 +31,7 @@ def choose_tile(size: int, width: int, has_states: bool) -> Tile | None:
     """The deepest that fits in shared memory, or None; width: of the table's rows."""
     keys, width = 128 if size == 64 else 64, _channels(width)
     rest = 2 * ROWS.value * CONSUMERS.value * (2 * size + width * has_states)  # bytes of queries, output and states
-    for tile in (Tile(keys, 4, 1), Tile(keys, 3, 1)):
+    for tile in (Tile(keys, 4, 1), Tile(keys, 3, 1), Tile(keys, 2, 1)):
         ring = 2 * (tile.stages * 2 * keys * size + tile.windows * (keys + 3 * CHUNK.value) * width)
         if rest + ring <= SHARED:
             return tile
