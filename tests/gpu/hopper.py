@@ -31,8 +31,6 @@ def checks(only):
     """Jobs in groups that share their compiled variants."""
     groups = []
     for size, terms, masks in product((64, 128), TERMS, MASKS):
-        if size == 128 and terms in ("xl", "shaw"):
-            continue
         name = f"{terms} {masks or 'open'} {size}"
         every = shapes(terms, bool(masks)) if masks in ("", "causal") else masked_shapes(terms)
         common = {"kind": "check", "terms": terms, "masks": masks, "size": size, "dtype": "bfloat16"}
