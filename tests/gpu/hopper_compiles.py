@@ -27,12 +27,15 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import launch
+from posenc.engines.gluon import launch, window_launch
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
 
-TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+TERMS = {
+    "none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes"), "content": ("table",),
+    "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
+}  # fmt: skip
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": ("doc_q", "doc_k", "doc_q_keys"),
     "window, padding and documents": ("key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys"),
@@ -42,13 +45,20 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
+    """The compiled kernel, its CPU seconds, and how many products of 16 channels or keys a near tile has."""
     q = torch.empty(1, 2, 512, size, dtype=dtype)
+    width = 16 if "states" in terms else size
     ids = torch.empty(1, 512, dtype=torch.int32)
     tensors = {
         "bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32), "doc_q": ids, "doc_k": ids,
         "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
+        "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
     }  # fmt: skip
-    span = {"lo": -4, "hi": 4, "bias_lo": -4, "bias_hi": 4} if terms else {"lo": FAR, "hi": FAR}
+    span = (
+        {"lo": -4, "hi": 4, "bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
+        if terms
+        else {"lo": FAR, "hi": FAR}
+    )
     numbers = Numbers(right=0, left=100 if window else -1, **span)
     made = []
 
@@ -58,18 +68,24 @@ def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
         made.append((compiled, spent() - began))
 
     inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks)})
-    launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
-    return made[-1]
+    products = 12
+    if "table" in terms:
+        window_launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
+        chunks = window_launch.choose_tile(size, width, "states" in terms).keys // 64 + 1
+        products += chunks * max(width, 32) // 16
+    else:
+        launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
+    return *made[-1], products
 
 
-def inspect(compiled):
+def inspect(compiled, products=12):
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
         log = run("ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin)
         code = run("cuobjdump", "-sass", cubin)
     lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
-    loops = tile_loops(lines)
+    loops = tile_loops(lines, products)
     return {
         "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
         "shared": compiled.metadata.shared,
@@ -85,15 +101,14 @@ def run(tool, *args):
     return done.stdout + done.stderr
 
 
-def tile_loops(lines):
-    """First and last address of the loops over far and over near tiles, of each consumer in turn."""
+def tile_loops(lines, near=12):
+    """First and last address of the loops over far and over near tiles, of each consumer in turn. near: products of a near tile."""
     loops = []
     for at, text in lines:
         target = jump(text)
         products = sum("HGMMA" in x for a, x in lines if (target or at) <= a <= at)
-        if (
-            target is not None and target < at < target + 0xA000 and products == 12
-        ):  # of 16 columns or keys each, in every tile
+        wanted = 12 if len(loops) % 2 == 0 else near  # of 16 columns or keys each
+        if target is not None and target < at < target + 0xA000 and products == wanted:
             loops.append((target, at))
     assert loops and len(loops) % 2 == 0, "no pairs of loops over tiles found"
     return loops
@@ -153,8 +168,8 @@ def main() -> None:
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, TERMS.items(), MASKS.items()):
         if not all(part in f"{size} {name} {mask}" for part in args.only):
             continue
-        compiled, seconds = compile_variant(size, terms, masks, "window" in mask)
-        row = {"size": size, "terms": name, "masks": mask, **inspect(compiled), "seconds": round(seconds, 1)}
+        compiled, seconds, products = compile_variant(size, terms, masks, "window" in mask)
+        row = {"size": size, "terms": name, "masks": mask, **inspect(compiled, products), "seconds": round(seconds, 1)}
         row["consumer"] = launch.REGISTERS[0]
         rows.append(row)
         failed += bool(row["faults"])
