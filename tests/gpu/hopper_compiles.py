@@ -125,12 +125,13 @@ def instructions(lines, loop, *names):
 
 
 def find_faults(lines, loops):
-    faults = []
+    faults, begin = [], 0  # of the consumer's code
     for far, near in zip(loops[::2], loops[1::2], strict=True):
         skips = [(at, jump(text)) for at, text in lines if at < far[0] and far[1] < (jump(text) or 0) <= near[0]]
         branch, target = skips[-1]
         written = set().union(*(uniform(text)[0] for at, text in lines if branch < at < target))
-        before = set().union(*(uniform(text)[0] for at, text in lines if loops[0][0] - 0x2000 < at < branch))
+        before = set().union(*(uniform(text)[0] for at, text in lines if begin <= at < branch))
+        begin = near[1]
         known: set[int] = set()
         for at, text in lines:
             if target <= at <= near[1]:

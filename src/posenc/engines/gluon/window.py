@@ -130,18 +130,15 @@ def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: 
 
 # ---- consumers --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def multiply(x, t_smem, chunk, C_L: gl.constexpr):
-    """Starts the product of the states with a chunk of the table."""
+def multiply(x, t_smem, chunk, bias, row, DTYPE: gl.constexpr, C_L: gl.constexpr, BIAS: gl.constexpr):
+    """The product of the states with a chunk of the table (and with the bias, row being the chunk's first), rounded. One at a time: two
+    accumulators leave too few registers, and other consumers use the tensor cores meanwhile."""
     rows = t_smem.index(chunk).reshape([CHUNK, t_smem.shape[3]]).permute((1, 0))
-    return warpgroup_mma(x, rows, gl.zeros([ROWS, CHUNK], gl.float32, C_L), use_acc=False, is_async=True)
-
-
-@gluon.jit
-def finish(x, bias, row, DTYPE: gl.constexpr, C_L: gl.constexpr, BIAS: gl.constexpr):
-    """The product with the chunk at this row of the table, and the bias, rounded."""
+    y = warpgroup_mma(x, rows, gl.zeros([ROWS, CHUNK], gl.float32, C_L), use_acc=False, is_async=True)
+    y = warpgroup_mma_wait(0, deps=(y,))
     if BIAS:
-        x += gl.expand_dims(gl.load(bias + row + gl.arange(0, CHUNK, gl.SliceLayout(0, C_L))), 0)
-    return x.to(DTYPE)
+        y += gl.expand_dims(gl.load(bias + row + gl.arange(0, CHUNK, gl.SliceLayout(0, C_L))), 0)
+    return y.to(DTYPE)
 
 
 @gluon.jit
@@ -151,22 +148,13 @@ def begin_near(
 ):  # fmt: skip
     """The content term of a tile [64, BN]; base: the consumer's first chunk in shared memory, row: in the table."""
     mbarrier.wait(t_full.index(at), phase)
-    before_new = multiply(x, t_smem, base, C_L)
-    after_new = multiply(x, t_smem, base + 1, C_L)
-    before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-    before = finish(before, bias, row, DTYPE, C_L, BIAS)
-    after = finish(after, bias, row + CHUNK, DTYPE, C_L, BIAS)
+    before = multiply(x, t_smem, base, bias, row, DTYPE, C_L, BIAS)
+    after = multiply(x, t_smem, base + 1, bias, row + CHUNK, DTYPE, C_L, BIAS)
+    begin = skew(before, after)
     if BN == 2 * CHUNK:
-        last_new = multiply(x, t_smem, base + 2, C_L)
-        half = skew(before, after)
-        last = warpgroup_mma_wait(0, deps=(last_new,))
-        mbarrier.arrive(t_empty.index(at))
-        last = finish(last, bias, row + 2 * CHUNK, DTYPE, C_L, BIAS)
-        both = gl.permute(gl.join(half, skew(after, last)), (0, 2, 1))
-        begin = gl.reshape(both, [ROWS, BN])
-    else:
-        mbarrier.arrive(t_empty.index(at))
-        begin = skew(before, after)
+        last = multiply(x, t_smem, base + 2, bias, row + 2 * CHUNK, DTYPE, C_L, BIAS)
+        begin = gl.reshape(gl.permute(gl.join(begin, skew(after, last)), (0, 2, 1)), [ROWS, BN])
+    mbarrier.arrive(t_empty.index(at))
     return gl.convert_layout(begin, S_L).to(gl.float32)
 
 
@@ -257,14 +245,13 @@ def consume(
         # the table's ends: all columns of each product are alike
         at = window % WINDOWS
         mbarrier.wait(t_full.index(at), (window // WINDOWS) & 1)
-        low_new = multiply(x, t_smem, CHUNKS * at, C_L)
-        high_new = multiply(x, t_smem, CHUNKS * at + 1, C_L)
-        low, high = warpgroup_mma_wait(0, deps=(low_new, high_new))
+        low = multiply(x, t_smem, CHUNKS * at, bias, 0, DTYPE, C_L, BIAS)
+        high = multiply(x, t_smem, CHUNKS * at + 1, bias, hi - lo + SIDE, DTYPE, C_L, BIAS)
         mbarrier.arrive(t_empty.index(at))
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
         window += 1
-        low = row_max(by_eights(finish(low, bias, 0, DTYPE, C_L, BIAS).to(gl.float32)), S_L)
-        high = row_max(by_eights(finish(high, bias, hi - lo + SIDE, DTYPE, C_L, BIAS).to(gl.float32)), S_L)
+        low = row_max(by_eights(low.to(gl.float32)), S_L)
+        high = row_max(by_eights(high.to(gl.float32)), S_L)
 
         m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
         nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
