@@ -38,7 +38,7 @@ def checks(only):
         if masks:
             jobs.append({**common, "name": f"{name} NaN", "what": "nan", "shape": (2, 4, 2, 700, 700, 0, "plain")})
         groups.append(jobs)
-        if terms in CONTENT:
+        if terms == "xl":
             groups.append([{**job, "kernel": "window", "name": f"window {job['name']}"} for job in jobs])
     clip = {"kind": "check", "terms": "clip", "masks": "causal", "size": 64, "dtype": "float16"}
     groups.append([{**clip, "name": f"clip float16 {shape}", "shape": shape} for shape in shapes("clip", True)])
@@ -233,21 +233,17 @@ def run(inputs, numbers, scale, kernel=None):
     import torch
 
     from posenc.engines import gluon
-    from posenc.engines.gluon import content_launch, launch, rolling_launch, window_launch
-    from posenc.engines.triton import launch as triton_launch
+    from posenc.engines.gluon import launch, rolling_launch, window_launch
     from posenc.engines.triton import launcher
 
     out = inputs.q.new_empty(inputs.q.shape)
     lse = out.new_empty(*out.shape[:2], -(-out.shape[2] // 64) * 64, dtype=torch.float32)
     if inputs.table is None:
         return launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
-    width = inputs.table.shape[2]
-    if kernel == "window" and window_launch.choose_tile(out.shape[3], width, inputs.states is not None):
-        return window_launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
-    if inputs.states is None and out.shape[3] == 64 and gluon.spans_all(inputs, numbers):
+    is_rolling = inputs.states is None and out.shape[3] == 64 and gluon.spans_all(inputs, numbers)
+    if is_rolling and kernel != "window":
         return rolling_launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
-    rows = triton_launch._make_rows(launcher.launch, inputs, numbers, scale, inputs.kind(numbers), 0, out.shape[2])
-    return content_launch.run_forward(launcher.launch, inputs, numbers, scale, rows, out, lse)
+    return window_launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
 
 
 def run_triton(inputs, numbers, scale):

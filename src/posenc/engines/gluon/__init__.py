@@ -1,8 +1,8 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
-    content, content_launch         the forward pass with a content term of the queries, from its band in memory
-    skew, rolling, rolling_launch   the same over every distance, without a band
+    skew, window, window_launch     the forward pass with a content term of the queries
+    rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_launch       the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
@@ -63,19 +63,6 @@ def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_slower(x, num)
 
 
-def refuse_content(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
-    """Why the kernel with a content term does not run this call, or None. The band must cover all queries, and the bias must be part of it
-    (x without the bias, then)."""
-    if x.table is None:
-        return "it needs a content term of the queries"
-    if num.queries:
-        return f"the term spans so many distances that it is made for {num.queries} queries at a time"
-    if x.starts is not None:
-        return "a start for each batch row makes the band's tiles unaligned"
-    reads = READS - {"bias", "slopes", "starts"} | {"table", "states"}
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
-
-
 def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel with a content term does not run this call, or None. A bias must have the term's distances: x without it, then."""
     if x.table is None:
@@ -93,7 +80,7 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
 
 
 def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
-    """Why the kernel with a content term over every distance does not run this call, or None. x as for refuse_content."""
+    """Why the kernel with a content term over every distance does not run this call, or None. x as for refuse_window."""
     if x.table is None or x.states is not None:
         return "it needs a content term of the queries themselves"
     if x.q.shape[3] != 64:

@@ -68,10 +68,6 @@ def run_forward(
         from ..gluon.window_launch import run_forward as run_window
 
         return run_window(launch, x, num, scale, out, lse)
-    if gluon.refuse_content(content, num, scale, dropout) is None:
-        from ..gluon.content_launch import run_forward as run_content
-
-        return run_content(launch, x, num, scale, _make_rows(launch, x, num, scale, kind, 0, q_length), out, lse)
 
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
