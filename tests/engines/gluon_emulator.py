@@ -260,6 +260,10 @@ def _store(desc, at, source):
     part.copy_(source.data[0, 0, first : first + len(part)])
 
 
+def _add(desc, at, source):
+    desc.x[number(at[0]) : number(at[0]) + desc.rows] += source.data
+
+
 def _assembly(text, constraints, args, **options):
     """bar.sync and bar.arrive of 256 threads, and additions to memory."""
     if "red." in text:
@@ -280,7 +284,7 @@ def _assembly(text, constraints, args, **options):
 
 def _multiply(a, b, acc, use_acc=True, is_async=False):
     product = a.data.float() @ b.data.float()
-    return Register(product + acc.data if use_acc else product)
+    return Register(product + acc.data if raw(use_acc) else product)
 
 
 def _either(condition, a, b):
@@ -346,7 +350,7 @@ def _stand_ins():
     )  # fmt: skip
     mbarrier = types.SimpleNamespace(
         MBarrierLayout=lambda: None, init=lambda barrier, count: barrier.init(count), expect=_expect,
-        arrive=lambda barrier: barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
+        arrive=lambda barrier, pred=True: raw(pred) and barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
     )  # fmt: skip
     tma = types.SimpleNamespace(
         async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=lambda pending: None
@@ -366,7 +370,7 @@ def load(*more):
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
     module = types.ModuleType("gluon_kernel")
     triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
-    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, **hopper)
+    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, builtin=jit, **hopper)
     sys.modules["gluon_kernel"] = module
     for path in (
         ENGINES / "triton" / "masking.py",
@@ -376,6 +380,7 @@ def load(*more):
             r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
         )
         exec(compile(body, str(path), "exec"), module.__dict__)
+    module.async_add = _add
     return module
 
 

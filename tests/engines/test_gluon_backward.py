@@ -50,14 +50,20 @@ def emulate(module):
             ]
             stats.copy_(torch.cat(rows).reshape(stats.shape))
         elif called is backward_launch.finish:
-            sums, dq, heads, length, scale, size, tile = args
-            x = sums.reshape(*sums.shape[:3], size // 64, tile // 8, 4, 8, 4, 2, 2).permute(
-                0, 1, 2, 4, 7, 9, 3, 5, 8, 6
-            )
+            sums, dq, heads, length, scale, size, tile, is_sorted = args
+            if is_sorted:
+                x = sums.reshape(*sums.shape[:3], size, tile).transpose(3, 4)
+            else:
+                x = sums.reshape(*sums.shape[:3], size // 64, tile // 8, 4, 8, 4, 2, 2).permute(
+                    0, 1, 2, 4, 7, 9, 3, 5, 8, 6
+                )
             dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
         else:
             constants.pop("num_warps")
-            args = [(x.base, x.block_shape[-2]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+            args = [
+                (x.base.view(x.shape) if len(x.shape) == 2 else x.base, x.block_shape[-2])
+                if type(x).__name__ == "TensorDescriptor" else x for x in args
+            ]  # fmt: skip
             gluon_emulator.launch(module, "backward", programs, args, constants)
 
     return launch
@@ -119,7 +125,9 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("options", [{"size": 128}, {"in_registers": 2}, {"stages": 2, "at_once": 1}])
+@pytest.mark.parametrize(
+    "options", [{"size": 128}, {"stages": 2, "at_once": 1}, {"add": 3, "slots": 3}, {"size": 128, "add": 3}]
+)
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)
 

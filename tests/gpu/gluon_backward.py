@@ -21,13 +21,16 @@ from tests.gpu import hopper
 
 VARIANTS: dict[str, dict] = {
     "base": {},
-    "slots 3": {"slots": 3},
-    "values in registers": {"in_registers": 1},
+    "copy engine": {"add": 3},
+    "copy engine, more registers": {"add": 3, "registers": (216, 56, 24)},  # heads of 128
+    "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
+    "copy engine, slots 3": {"add": 3, "slots": 3},
+    "stages 4": {"stages": 4},
     "no sums": {"add": 1},
     "no dq": {"add": 0},
     "heads 2": {"at_once": 2},
 }
-CHECKED = ("base", "values in registers")
+CHECKED = ("base", "copy engine", "copy engine, more registers")
 SHAPES = (
     (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (4, 16, 4096, 128, False), (2, 32, 8192, 128, True),
     (1, 16, 16384, 64, True), (16, 12, 1024, 64, False), (8, 12, 2048, 64, False), (8, 12, 2048, 64, True), (4, 16, 2048, 128, True),
@@ -37,7 +40,7 @@ SHAPES = (
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if ((name != "base" or size == 128) and terms != "t5") or (size == 128 and name != "base"):
+        if ((name != "base" or size == 128) and terms != "t5") or (size == 64 and "more" in name):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
@@ -60,17 +63,21 @@ def timings(only):
     for at, (batch, heads, length, size, causal) in enumerate(SHAPES):
         shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
         about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
-        rows = [("peers", "t5", True), ("base", "t5", True)]
+        rows = [("peers", "t5", True), ("base", "t5", True), ("copy engine", "t5", True)]
+        if size == 128:
+            rows.append(("copy engine, more registers", "t5", True))
         if at < 2:
-            rows += [(name, "t5", True) for name in VARIANTS if name != "base" and (causal or "heads" not in name)]
             rows += [
-                ("base", "none", False),
-                ("no sums", "none", False),
-                ("no dq", "none", False),
-                ("base", "t5", False),
+                ("copy engine, 4 stages", "t5", True),
+                ("stages 4", "t5", True),
+                ("copy engine, slots 3", "t5", True),
             ]
-        if at == 4:
-            rows += [("base", "none", False), ("base", "t5", False)]
+        if at == 0:
+            rows += [(name, "none", False) for name in ("base", "copy engine", "no sums", "no dq")]
+            rows += [(name, "t5", True) for name in ("no sums", "no dq")]
+            rows += [("copy engine", "t5", False)]
+        if at == 3:
+            rows += [(name, "t5", True) for name in ("no sums", "no dq")]
         for name, terms, wants in rows:
             label = f"{about} | {terms}{'' if wants else ' without its gradient'} [{name}]"
             jobs.append({**shape, "name": label, "variant": name, "terms": terms, "wants": wants})
@@ -303,8 +310,7 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     if "check" not in args.skip:
-        warm = [] if "time" in args.skip else warm_ups(timings(args.only))
-        hopper.run_all(warm + checks(args.only), 12, began + 0.5 * args.seconds, checked)
+        hopper.run_all(warm_ups(timings(args.only)) + checks(args.only), 12, began + 0.5 * args.seconds, checked)
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)
@@ -315,7 +321,7 @@ def main() -> None:
         hopper.run_all([[job] for job in timings(args.only)], 1, began + args.seconds, timed)
     save()
     for x in timed:
-        print(f"{x['name']:70} " + " ".join(f"{a} {x[a]}" for a in ("cudnn", "pair", "ours", "kernel", "tflops", "failed", "left out") if a in x))  # fmt: skip
+        print(f"{x['name']:75} " + " ".join(f"{a} {x[a]}" for a in ("cudnn", "pair", "ours", "kernel", "tflops", "failed", "left out") if a in x))  # fmt: skip
     print(f"{time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -31,8 +31,10 @@ dQ is added in whatever order blocks come: sums differ in their last bits from r
 
 from __future__ import annotations
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -48,6 +50,7 @@ HALF = gl.constexpr(64)  # keys of a consumer
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)
 NEAR = gl.constexpr(2)
+BUFFERS = gl.constexpr(2)  # of sums on their way to memory
 
 
 # ---- which blocks and tiles -------------------------------------------------------------------------------------------
@@ -138,24 +141,25 @@ def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
     """Adds a near tile's ds at and beyond the ends to left and right, and stores what is between them in the band."""
     x = by_eights(ds)
     row, eight, column = coordinates(x)
-    r = (row - column + dist) - 8 * eight
-    at_left = r <= lo
-    at_right = (r >= hi) & (r > lo)
-    left += gl.sum(gl.where(at_left, x, 0.0), 1)
-    right += gl.sum(gl.where(at_right, x, 0.0), 1)
     place = (band + (dist - lo)) + (row * (pitch + 1) - column) + (-8) * eight
-    gl.store(place, x, mask=(r > lo) & (r < hi))
+    if (dist - x.shape[1] * 8 >= lo) & (dist + HALF <= hi):
+        gl.store(place, x)
+    else:
+        r = (row - column + dist) - 8 * eight
+        left += gl.sum(gl.where(r <= lo, x, 0.0), 1)
+        right += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
+        gl.store(place, x, mask=(r > lo) & (r < hi))
     return left, right
 
 
 @gluon.jit
 def take_step(
-    k, v, dk, dv, left, right, step, scale, dist, keys, is_left, table, band, lo, hi, bias_lo, bias_hi, pitch,
+    k, v, dk, dv, p_a, left, right, step, before, sums, scale, dist, keys, table, band, lo, hi, bias_lo, bias_hi, pitch,
     q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L: gl.constexpr, A_L: gl.constexpr,
-    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, IS_NEAR: gl.constexpr,
+    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     TABLE: gl.constexpr, GRAD: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with one tile of queries."""
+    """p and ds of one tile of queries, while the products of the tile before (in slot `before`) run; both as operands."""
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -171,39 +175,37 @@ def take_step(
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=sums, is_async=True)
+    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=sums, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    s = warpgroup_mma_wait(3, deps=(s,))
     p = gl.exp2(s * scale - lse)
-    p_a = gl.convert_layout(p.to(q_smem.dtype), A_L)
+    p_low = p.to(q_smem.dtype)
     delta = stats.slice(BM, BM, 1).load(S_L)
-    if ADD:  # stands here for ptxas, which would otherwise wait for both products before the exponentials
-        mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
-    dp = warpgroup_mma_wait(0, deps=(dp,))
-    dv = warpgroup_mma(p_a, do, dv, is_async=True)
+    # stands here for ptxas, which would otherwise wait for both products before the exponentials
+    mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
+    dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     ds_low = ds.to(q_smem.dtype)
-    if ADD:
-        ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(ds_full.index(slot))
-    dk = warpgroup_mma(gl.convert_layout(ds_low, A_L), q, dk, is_async=True)
+    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(ds_full.index(slot))
     if GRAD:
         if IS_NEAR:
             left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
         else:
-            sums = gl.sum(by_eights(ds), 1)
-            left += gl.where(is_left, sums, 0.0)
-            right += gl.where(is_left, 0.0, sums)
+            left += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(at))
-    return dk, dv, left, right
+    mbarrier.arrive(empty.index(before), pred=before != at)
+    return dk, dv, gl.convert_layout(p_low, A_L), left, right
 
 
 @gluon.jit
 def consume(
     use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
+    TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem = use
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
@@ -230,36 +232,57 @@ def consume(
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        if KREG == 2:
-            k = k.load(gl.DotOperandLayout(0, S_L, 2))
-        if KREG:
-            v = v.load(gl.DotOperandLayout(0, S_L, 2))
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
-        left = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
-        right = left
-        for t in range(far):
-            dk, dv, left, right = take_step(
-                k, v, dk, dv, left, right, step, scale, 0, HALF, t >= right_tiles, table, band, lo, hi, bias_lo, bias_hi, pitch,
-                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD, False,
-                TABLE, GRAD,
+        nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
+        p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
+        before = step % STAGES  # of the first tile: its products with what was there are overwritten
+        far_right = 0.0
+        if not CAUSAL:
+            sums = nothing
+            for t in range(right_tiles):
+                dk, dv, p_a, sums, _ = take_step(
+                    k, v, dk, dv, p_a, sums, sums, step, before, t > 1, scale, 0, HALF, table, band, lo, hi, bias_lo, bias_hi, pitch,
+                    q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+            if GRAD:
+                far_right = gl.sum(gl.sum(sums, 1), 0)
+        far_left = 0.0
+        sums = nothing
+        for t in range(right_tiles, far):
+            dk, dv, p_a, sums, _ = take_step(
+                k, v, dk, dv, p_a, sums, sums, step, before, t > 1, scale, 0, HALF, table, band, lo, hi, bias_lo, bias_hi, pitch,
+                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD,
             )  # fmt: skip
+            before = step % STAGES
             step += 1
         if GRAD:
+            far_left = gl.sum(gl.sum(sums, 1), 0)
             mbarrier.wait(band_empty.index(0), (turn & 1) ^ 1)
+        left = nothing
+        right = nothing
         for t in range(far, count - first):
             m0 = (right1 + t - far) * BM
-            dk, dv, left, right = take_step(
-                k, v, dk, dv, left, right, step, scale, own - m0 + offset, k_length - own, False, table, band, lo, hi, bias_lo, bias_hi,
-                pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD,
-                True, TABLE, GRAD,
+            dk, dv, p_a, left, right = take_step(
+                k, v, dk, dv, p_a, left, right, step, before, t > 1, scale, own - m0 + offset, k_length - own, table, band, lo, hi, bias_lo,
+                bias_hi, pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, True,
+                TABLE, GRAD,
             )  # fmt: skip
+            before = step % STAGES
             step += 1
         mbarrier.arrive(kv_empty.index(0))
+        sums = count - first > 1
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=sums, is_async=True)
+        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=sums, is_async=True)
+        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        mbarrier.arrive(empty.index(before))
         if GRAD:
             ends = ends_ptr + (program * 2 + CID) * 2
-            gl.store(ends, gl.sum(gl.sum(left, 1), 0))
-            gl.store(ends + 1, gl.sum(gl.sum(right, 1), 0))
+            gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
+            gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
             gl.thread_barrier()
             mbarrier.arrive(band_full.index(0))
         tma.store_wait(0)
@@ -274,6 +297,14 @@ def consume(
 
 
 # ---- adder and summer -------------------------------------------------------------------------------------------------
+@builtin
+def async_add(tensor_desc, coord, src, _semantic=None):
+    """Adds what lies in shared memory to a block in memory: tma.async_atomic_add of later versions."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
+
+
 @gluon.jit
 def add_tile(place, x):
     """Adds a tile of products to memory, in the order of the registers: a thread's four numbers of 8 columns are neighbours there.
@@ -294,8 +325,8 @@ def add_tile(place, x):
 
 @gluon.jit
 def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.constexpr):
-    """ADD: 1: products without their sums in memory, to find out what those cost; 2: all."""
-    dq_ptr, k_smem, ds_smem = use
+    """ADD: 0: no dq at all; 1: products without their sums in memory, to find out what those cost; 2: all; 3: all, by the copy engine."""
+    dq_ptr, k_smem, ds_smem, dq_smem = use
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
     D: gl.constexpr = k_smem.shape[4]
@@ -309,19 +340,32 @@ def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.
         first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, BM, CAUSAL)
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
-        if ADD:
-            for t in range(count - first):
-                tile, _ = find_queries(t, first, right1, left0, count)
-                slot = step % SLOTS
-                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
-                zero = gl.zeros([D, BM], gl.float32, L)
-                dq = warpgroup_mma(k, ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                dq = warpgroup_mma_wait(0, deps=(dq,))
+        for t in range(count - first):
+            tile, _ = find_queries(t, first, right1, left0, count)
+            slot = step % SLOTS
+            mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
+            if ADD == 3:
+                tma.store_wait(BUFFERS - 1)
+                gl.thread_barrier()
+            if ADD:
+                zero = gl.zeros([64, BM], gl.float32, L)
+                for c in gl.static_range(D // 64):  # channels
+                    dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
+                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if c == D // 64 - 1:
+                        mbarrier.arrive(ds_empty.index(slot))
+                    if ADD == 2:
+                        add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
+                    if ADD == 3:
+                        dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+            else:
                 mbarrier.arrive(ds_empty.index(slot))
-                if ADD == 2:
-                    add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D), dq)
-                step += 1
+            if ADD == 3:
+                fence_async_shared()
+                async_add(dq_ptr, [(bh * count + tile) * D, 0], dq_smem.index(step % BUFFERS))
+            step += 1
         mbarrier.arrive(kv_empty.index(0))
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -379,7 +423,7 @@ def backward(
     parts_ptr,  # float32 [B, H, blocks, span]
     scale,  # base 2
     q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
     GRAD: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -395,6 +439,9 @@ def backward(
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
     ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
+    dq_smem = ds_smem
+    if ADD == 3:
+        dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -435,9 +482,9 @@ def backward(
     sizes = (q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
-        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
-        (add_dq, ((dq_ptr, k_smem, ds_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
+        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, TABLE, GRAD, CAUSAL)),
+        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, TABLE, GRAD, CAUSAL)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
         (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, GRAD, CAUSAL)),
         (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES, CAUSAL)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

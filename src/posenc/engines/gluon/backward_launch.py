@@ -24,9 +24,8 @@ class Schedule(NamedTuple):
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
-    in_registers: int = 0  # 1: values, 2: keys too
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
-    add: int = 2  # 0, 1: without dq, without its sums in memory
+    add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
     at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
 
 
@@ -81,14 +80,17 @@ def prepare(
 
 
 @triton.jit(do_not_specialize=["heads", "q_length", "scale"])
-def finish(sums, dq, heads, q_length, scale, D: tl.constexpr, BM: tl.constexpr):
-    """dq from its sums, which are transposed and in the order of backward.add_tile."""
+def finish(sums, dq, heads, q_length, scale, D: tl.constexpr, BM: tl.constexpr, SORTED: tl.constexpr):
+    """dq from its sums, which are transposed, and in the order of backward.add_tile if not SORTED."""
     tiles = tl.cdiv(q_length, BM)
     tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     b, h = bh // heads, bh % heads
     x = tl.load(sums + (bh * tiles + tile) * BM * D + tl.arange(0, BM * D)) * scale
-    x = tl.reshape(x, [D // 64, BM // 8, 4, 8, 4, 2, 2])  # channels // 64, queries // 8, warp, g, c, half, pair
-    x = tl.reshape(tl.permute(x, (1, 4, 6, 0, 2, 5, 3)), [BM, D])
+    if SORTED:
+        x = tl.trans(tl.reshape(x, [D, BM]))
+    else:
+        x = tl.reshape(x, [D // 64, BM // 8, 4, 8, 4, 2, 2])  # channels // 64, queries // 8, warp, g, c, half, pair
+        x = tl.reshape(tl.permute(x, (1, 4, 6, 0, 2, 5, 3)), [BM, D])
     i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
     place = dq.ptr + b * dq.b + h * dq.h + i[:, None].to(tl.int64) * dq.l + d[None, :]
     tl.store(place, x.to(dq.ptr.dtype.element_ty), mask=(i < q_length)[:, None])
@@ -139,14 +141,23 @@ def run_backward(
     launch(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
-        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), sums, lse if table is None else table, band, ends, parts,
+        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), _describe_sums(sums, size, s.queries) if s.add == 3 else sums, lse if table is None else table, band, ends, parts,
         scale * LOG2E, q_length, k_length, heads, batch * heads, min(s.at_once if causal else 1, batch * heads), num.offset,
         width if has_bias else 0, lo, hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, KREG=s.in_registers, ADD=s.add, TABLE=table is not None, GRAD=wants_bias,
+        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, GRAD=wants_bias,
         CAUSAL=causal, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
-    launch(finish, batch * heads * tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, num_warps=4)
+    launch(
+        finish, batch * heads * tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+    )
     return parts if wants_bias else None
+
+
+def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
+    """dq's sums in blocks of a tile, [channels, queries]."""
+    block = [size, queries]
+    rows = x.numel() // queries
+    return TensorDescriptor(x, [rows, queries], [queries, 1], block, gl.NVMMASharedLayout(128, 32, 2))
 
 
 def _view(x: Tensor) -> View:
