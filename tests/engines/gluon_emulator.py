@@ -121,6 +121,10 @@ class Pointer:
     def to(self, dtype, bitcast):
         return self
 
+    @property
+    def dtype(self):
+        return types.SimpleNamespace(element_ty=self.memory.dtype)
+
 
 class Barrier:
     """An mbarrier: a phase ends when `count` arrivals and all expected bytes are there."""
@@ -341,7 +345,8 @@ def _stand_ins():
         NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
-        zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
+        permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
+        zeros=lambda shape, dtype, layout=None: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
         static_range=range, program_id=lambda axis: Integer(current.machine.program),
@@ -374,6 +379,7 @@ def load(*more):
     sys.modules["gluon_kernel"] = module
     for path in (
         ENGINES / "triton" / "masking.py",
+        ENGINES / "triton" / "tiles.py",
         *(ENGINES / "gluon" / name for name in ("prepare.py", "kernel.py", *more)),
     ):
         body = re.sub(
@@ -399,3 +405,16 @@ def launch(module, name, programs, args, constants):
     for program in range(programs):
         current.machine = Machine(program, programs)
         getattr(module, name)(*args, **{name: Constant(x) for name, x in constants.items()})
+
+
+def with_bounds(inputs):
+    """The same with padding as bytes, and the bounds of real keys as padding.find_bounds has them."""
+    if inputs.key_mask is None:
+        return inputs
+    real = inputs.key_mask
+    ends = [
+        (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
+        for x in real
+    ]
+    bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
+    return inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(inputs.q), 3).contiguous())

@@ -41,14 +41,7 @@ def run(module, monkeypatch, q, k, v, plan, tile=TILE, programs=3, **masks):
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
-    if inputs.key_mask is not None:  # as padding.key_bounds finds them
-        real = inputs.key_mask
-        ends = [
-            (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
-            for x in real
-        ]
-        bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
-        inputs = inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(q), 3).contiguous())
+    inputs = gluon_emulator.with_bounds(inputs)
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():

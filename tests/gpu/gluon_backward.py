@@ -50,10 +50,20 @@ def checks(only):
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for terms, causal in product(("t5", "none"), (False, True)):
-        groups.append(
-            [{"kind": "check", "name": f"step {terms} {causal}", "step": True, "terms": terms, "causal": causal}]
-        )
+    for size, terms, masks in product((64, 128), ("t5", "none"), hopper.MASKS[1:]):
+        common = {
+            "kind": "check", "variant": "copy engine" if size == 64 else "base", "terms": terms, "causal": "causal" in masks,
+            "masks": masks, "dtype": "bfloat16", "size": size,
+        }  # fmt: skip
+        group = []
+        for batch, heads, kv_heads, lq, lk, start, layout in hopper.masked_shapes():
+            label = f"{terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
+            group.append({**common, "name": label, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
+                          "start": start, "layout": layout})  # fmt: skip
+        groups.append(group)
+    for terms, masks in (*product(("t5", "none"), ("", "causal")), ("t5", "causal documents"), ("t5", "padding")):
+        name = f"step {terms} {masks}"
+        groups.append([{"kind": "check", "name": name, "step": True, "terms": terms, "masks": masks}])
     groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
     return [group for group in groups if group]
 
@@ -114,20 +124,20 @@ def work():
 class Call:
     """One backward pass, with what it needs."""
 
-    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant, size):
+    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant, size, kv_heads=0, masks=""):
         import torch
 
         from posenc.engines.gluon.backward_launch import SCHEDULES
         from posenc.engines.triton import launch, launcher
 
-        self.causal = causal
-        self.q, self.k, self.v = hopper.make_tensors(batch, heads, heads, lq, lk, size, dtype, layout)
+        self.masks = {"causal": causal} | hopper.make_masks(masks, batch, lq, lk)
+        self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads or heads, lq, lk, size, dtype, layout)
         if terms == "t5" and size == 64:
             self.q = self.q / 8
         self.plan = hopper.make_plan(terms, heads, lq, lk, start, size, causal, layout)
         for _, x in self.plan.tensors():
             x.requires_grad_()
-        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, causal)
+        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
         self.do = torch.randn_like(self.q)
         self.schedule = SCHEDULES[size]._replace(**VARIANTS.get(variant, {}))
         self.launch = launcher.launch
@@ -174,8 +184,8 @@ def check(job):
 
     if job.get("step"):
         return check_step(job)
-    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"])  # fmt: skip
-    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, causal=job["causal"])
+    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"], job.get("kv_heads", 0), job.get("masks", ""))  # fmt: skip
+    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, **call.masks)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     first = None
@@ -207,17 +217,18 @@ def check_step(job):
     from tests import budget
 
     gluon.FEWEST = 1
-    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 2, 4100, 4100, 64, torch.bfloat16, "transposed"))
-    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, job["causal"])
+    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(2, 2, 1, 4100, 4100, 64, torch.bfloat16, "transposed"))
+    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, "causal" in job["masks"])
+    masks = hopper.make_masks(job["masks"], 2, 4100, 4100)
     leaves = {"q": q, "k": k, "v": v, **{name: x.requires_grad_() for name, x in plan.tensors()}}
     g = torch.randn_like(q)
-    expected, allowed = budget.expect(q, k, v, plan, g, causal=job["causal"])
+    expected, allowed = budget.expect(q, k, v, plan, g, **masks)
     calls, run = [], backward_launch.run_backward
     backward_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
     worst = 0.0
 
     def step():
-        out = attend(q, k, v, plan, causal=job["causal"], engine="triton")
+        out = attend(q, k, v, plan, engine="triton", **masks)
         return dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)))
 
     for _ in range(4):  # the second call is recorded, the third replays

@@ -1,7 +1,7 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
-    backward, backward_launch       the backward pass, with five products; what runs before and after it
+    backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -15,7 +15,7 @@ from importlib import metadata
 
 import torch
 
-from ..triton.arguments import FAR, Inputs, Numbers
+from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
@@ -26,13 +26,12 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SMALLEST = 2.0**-40
-READS_BACKWARD = {"q", "k", "v", "bias"}
-WIDEST = 1 << 20  # distances of a causal table in the backward pass
 SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
 }  # fmt: skip
+READS_BACKWARD = READS - {"slopes"}
 
 
 def _version() -> str:
@@ -108,12 +107,11 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
     extra = [
         name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS_BACKWARD
     ]
-    if extra or num.left >= 0 or num.right > 0:
-        return f"it knows biases by distance and causality, not {', '.join(extra) or 'windows'}"
-    if x.k.shape[1] != x.q.shape[1]:
-        return f"it needs as many heads of keys as of queries, got {x.k.shape[1]} and {x.q.shape[1]}"
-    if num.right == 0 and num.lo != FAR and abs(x.k.shape[2] - x.q.shape[2] + num.offset - num.lo) > WIDEST:
-        return f"the last visible distance is more than {WIDEST} from the table's first"
+    if extra:
+        return f"it knows biases by distance, padding and documents, not {', '.join(extra)}"
+    blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
+    if blocks < FEWEST:
+        return f"it needs {FEWEST} blocks of 128 keys to fill a device, got {blocks}"
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:

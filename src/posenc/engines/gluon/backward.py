@@ -43,7 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .kernel import PAD, by_eights, coordinates, count_blocks
+from .kernel import PAD, by_eights, coordinates, count_blocks, load_tiles, near_tile
 
 KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
 HALF = gl.constexpr(64)  # keys of a consumer
@@ -56,7 +56,7 @@ BUFFERS = gl.constexpr(2)  # of sums on their way to memory
 # ---- which blocks and tiles -------------------------------------------------------------------------------------------
 @gluon.jit
 def find_keys(turn, program, programs, count, batch_heads, section):
-    """The head (of all batch rows) and the block of keys that a program takes in its turn: `section` heads at a time, first those
+    """The head of keys (of all batch rows) and the block that a program takes in its turn: `section` heads at a time, first those
     blocks that are visible to most queries; every other turn goes backwards through the programs."""
     index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     first = index // (section * count) * section
@@ -66,74 +66,93 @@ def find_keys(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def split_queries(n0, q_length, k_length, offset, lo, hi, BM: gl.constexpr, CAUSAL: gl.constexpr):
-    """first, right1, left0 and count of the keys from n0 on."""
-    count = (q_length + BM - 1) // BM
-    first = 0
-    if CAUSAL:
-        first = gl.maximum(n0 - (k_length - q_length), 0) // BM
-        right1 = first
-    else:
-        right1 = gl.minimum(gl.maximum(n0 + offset - hi + 1, 0) // BM, count)
-    left0 = (gl.maximum(n0 + KEYS - 1 + offset - lo, 0) + BM - 1) // BM
-    left0 = gl.minimum(gl.maximum(left0, right1), count)
-    is_whole = n0 + KEYS <= k_length
-    return first, gl.where(is_whole, right1, first), gl.where(is_whole, left0, count), count
-
-
-@gluon.jit
-def find_queries(t, first, right1, left0, count):
+def find_queries(t, first, right0, right1, left0, left1):
     """The t-th tile, and which copy of lse it needs."""
-    right = right1 - first
-    far = right + count - left0
-    tile = gl.where(t < right, first + t, gl.where(t < far, left0 + t - right, right1 + t - far))
+    right = right1 - right0
+    far = right + left1 - left0
+    near = near_tile(t - far, first, right0, right1, left0, left1)
+    tile = gl.where(t < right, right0 + t, gl.where(t < far, left0 + t - right, near))
     return tile, gl.where(t < right, RIGHT, gl.where(t < far, LEFT, NEAR))
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
+def produce(load, bars, sizes, STAGES: gl.constexpr):
+    k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem = load
     kv_full, kv_empty, full, empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
-    blocks = (k_length + KEYS - 1) // KEYS
-    program, programs = gl.program_id(0), gl.num_programs(0)
+    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
+        sizes
+    )
     BM: gl.constexpr = q_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
+    kv_heads = heads // group
+    blocks = (k_length + KEYS - 1) // KEYS
+    q_tiles = (q_length + BM - 1) // BM
+    program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        b = bh // heads
-        h = bh % heads
+    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+        b = bh // kv_heads
+        h_kv = bh % kv_heads
         n0 = block * KEYS
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [b, h, n0, 0], kv_full.index(0), k_smem.index(0))
-        tma.async_copy_global_to_shared(v_desc, [b, h, n0, 0], kv_full.index(0), v_smem.index(0))
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
-        for t in range(count - first):
-            tile, copy = find_queries(t, first, right1, left0, count)
-            at = step % STAGES
-            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(at), BYTES)
-            tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
-            tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
-            row_of_stats = (copy * batch_heads + bh) * count + tile
-            tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
-            step += 1
+        tma.async_copy_global_to_shared(k_desc, [b, h_kv, n0, 0], kv_full.index(0), k_smem.index(0))
+        tma.async_copy_global_to_shared(v_desc, [b, h_kv, n0, 0], kv_full.index(0), v_smem.index(0))
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        for member in range(group):
+            h = h_kv * group + member
+            for t in range(last - first):
+                tile, copy = find_queries(t, first, right0, right1, left0, left1)
+                at = step % STAGES
+                mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(at), BYTES)
+                tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
+                tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
+                row_of_stats = ((copy * batch + b) * heads + h) * q_tiles + tile
+                tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
+                step += 1
 
 
 # ---- consumers --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_table(table, dist, keys, lo, hi, BM: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr):
-    """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query; -inf after the last key."""
-    x = by_eights(gl.zeros([HALF, BM], gl.float32, S_L))
-    row, eight, column = coordinates(x)
-    if TABLE:
-        first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
-        x = gl.load((table + first + (row - column)) + (-8) * eight)
-    x = gl.where(row < keys, x, float("-inf"))
+def load_table(table, dist, lo, hi, BM: gl.constexpr, S_L: gl.constexpr):
+    """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query."""
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
+    x = gl.load((table + first + (row - column)) + (-8) * eight)
     return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """-inf for pairs that are not visible, of the keys from n0 on (rows) and the queries from m0 on."""
+    real, doc_q, doc_k, doc_queries = masks
+    q_length, k_length, left, right = limits
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    step = n0 - m0 - (k_length - q_length)
+    j = gl.minimum(n0 + row, k_length - 1)
+    is_real = n0 + row < k_length
+    begin = row + (step - right)  # the first query that sees the key
+    if PADDED:
+        is_real = is_real & (gl.load(real + j) != 0)
+    if DOCS:
+        at = doc_queries + 2 * j
+        begin = gl.maximum(begin, gl.load(at) - m0)  # -1 and q_length where the ids of queries are in no order
+        end = gl.load(at + 1) - m0
+    is_visible = 8 * eight >= gl.where(is_real, begin, s.shape[1]) - column
+    if WINDOW:
+        is_visible = is_visible & (8 * eight <= row + (step + left) - column)
+    if DOCS:
+        is_visible = is_visible & (8 * eight < end - column)
+    x = gl.where(is_visible, x, float("-inf"))
+    if DOCS:
+        if gl.load(doc_queries) < 0:
+            own = gl.load(doc_k + j)
+            i = gl.minimum(8 * eight + column + m0, q_length - 1)
+            x = gl.where(gl.load(doc_q + i) == own, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
 
 
 @gluon.jit
@@ -154,12 +173,15 @@ def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
 
 @gluon.jit
 def take_step(
-    k, v, dk, dv, p_a, left, right, step, before, sums, scale, dist, keys, table, band, lo, hi, bias_lo, bias_hi, pitch,
-    q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L: gl.constexpr, A_L: gl.constexpr,
-    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
-    TABLE: gl.constexpr, GRAD: gl.constexpr,
+    k, v, dk, dv, p_a, left, right, step, before, done, scale, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    TABLE: gl.constexpr, GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    """p and ds of one tile of queries, while the products of the tile before (in slot `before`) run; both as operands."""
+    """p and ds of one tile of queries, while the products of the tile before, in slot `before`, are added to dk and dv. The first
+    tile of a block (done: how many there were) has none before: the second overwrites what it adds."""
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    full, empty, ds_full, ds_empty = bars
+    lo, hi, bias_lo, bias_hi, pitch = spans
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -169,17 +191,20 @@ def take_step(
     stats = stats_smem.index(at)
     zero = gl.zeros([HALF, BM], gl.float32, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
-    if IS_NEAR:
-        begin = load_table(table, dist, keys, lo, hi, BM, S_L, TABLE)
+    if IS_NEAR and TABLE:
+        begin = load_table(table, n0 - m0 + offset, lo, hi, BM, S_L)
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=sums, is_async=True)
+    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
     ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=sums, is_async=True)
+    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
     s = warpgroup_mma_wait(3, deps=(s,))
+    if IS_NEAR:
+        if is_masked:
+            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p = gl.exp2(s * scale - lse)
     p_low = p.to(q_smem.dtype)
     delta = stats.slice(BM, BM, 1).load(S_L)
@@ -194,41 +219,80 @@ def take_step(
     mbarrier.arrive(ds_full.index(slot))
     if GRAD:
         if IS_NEAR:
-            left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
+            left, right = sum_bias(ds, left, right, band, n0 - m0 + offset, bias_lo, bias_hi, pitch)
         else:
             left += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(before), pred=before != at)
+    mbarrier.arrive(empty.index(before), pred=done > 0)
     return dk, dv, gl.convert_layout(p_low, A_L), left, right
 
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
+    use, mask_rows, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TABLE: gl.constexpr,
+    GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem = use
+    (
+        dk_desc,
+        dv_desc,
+        tiles_ptr,
+        table_ptr,
+        band_ptr,
+        ends_ptr,
+        k_smem,
+        v_smem,
+        q_smem,
+        do_smem,
+        stats_smem,
+        ds_smem,
+        o_smem,
+    ) = use
+    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    (
+        q_length,
+        k_length,
+        heads,
+        group,
+        batch,
+        section,
+        left_limit,
+        right_limit,
+        tiles_row,
+        row,
+        lo,
+        hi,
+        bias_lo,
+        bias_hi,
+        pitch,
+    ) = sizes
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     program, programs = gl.program_id(0), gl.num_programs(0)
     band = band_ptr + (program * KEYS + CID * HALF) * pitch
+    ends = ends_ptr + (program * 2 + CID) * 2
+    limits = (q_length, k_length, left_limit, right_limit)
+    spans = (lo, hi, bias_lo, bias_hi, pitch)
+    smem = (q_smem, do_smem, stats_smem, ds_smem)
+    tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        n0 = block * KEYS
-        own = n0 + CID * HALF
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
-        right_tiles = right1 - first
-        far = right_tiles + count - left0
-        table = table_ptr
-        if TABLE:
-            table = table_ptr + (bh % heads) * row
+    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+        b = bh // kv_heads
+        n0 = block * KEYS + CID * HALF
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        far_tiles = (right1 - right0) + (left1 - left0)
+        masks = (
+            real_ptr + b * real_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_queries_ptr + b * doc_queries_row,
+        )
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
@@ -236,63 +300,69 @@ def consume(
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
         p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
-        before = step % STAGES  # of the first tile: its products with what was there are overwritten
-        far_right = 0.0
-        if not CAUSAL:
+        before = step % STAGES
+        done = 0
+        for member in range(group):
+            table = table_ptr
+            if TABLE:
+                table = table_ptr + (bh % kv_heads * group + member) * row
+            far_right = 0.0
+            far_left = 0.0
             sums = nothing
-            for t in range(right_tiles):
+            for _t in range(right1 - right0):
                 dk, dv, p_a, sums, _ = take_step(
-                    k, v, dk, dv, p_a, sums, sums, step, before, t > 1, scale, 0, HALF, table, band, lo, hi, bias_lo, bias_hi, pitch,
-                    q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD,
+                    k, v, dk, dv, p_a, sums, sums, step, before, done, scale, 0, n0, offset, False, masks, limits, table, band, spans, smem,
+                    tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
+                done += 1
             if GRAD:
                 far_right = gl.sum(gl.sum(sums, 1), 0)
-        far_left = 0.0
-        sums = nothing
-        for t in range(right_tiles, far):
-            dk, dv, p_a, sums, _ = take_step(
-                k, v, dk, dv, p_a, sums, sums, step, before, t > 1, scale, 0, HALF, table, band, lo, hi, bias_lo, bias_hi, pitch,
-                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD,
-            )  # fmt: skip
-            before = step % STAGES
-            step += 1
-        if GRAD:
-            far_left = gl.sum(gl.sum(sums, 1), 0)
-            mbarrier.wait(band_empty.index(0), (turn & 1) ^ 1)
-        left = nothing
-        right = nothing
-        for t in range(far, count - first):
-            m0 = (right1 + t - far) * BM
-            dk, dv, p_a, left, right = take_step(
-                k, v, dk, dv, p_a, left, right, step, before, t > 1, scale, own - m0 + offset, k_length - own, table, band, lo, hi, bias_lo,
-                bias_hi, pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, True,
-                TABLE, GRAD,
-            )  # fmt: skip
-            before = step % STAGES
-            step += 1
+            sums = nothing
+            for _t in range(left1 - left0):
+                dk, dv, p_a, sums, _ = take_step(
+                    k, v, dk, dv, p_a, sums, sums, step, before, done, scale, 0, n0, offset, False, masks, limits, table, band, spans, smem,
+                    tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if GRAD:
+                far_left = gl.sum(gl.sum(sums, 1), 0)
+                mbarrier.wait(band_empty.index(0), ((turn * group + member) & 1) ^ 1)
+            left = nothing
+            right = nothing
+            for t in range(last - first - far_tiles):
+                tile = near_tile(t, first, right0, right1, left0, left1)
+                is_masked = (tile < clear0) | (tile >= clear1)
+                dk, dv, p_a, left, right = take_step(
+                    k, v, dk, dv, p_a, left, right, step, before, done, scale, tile * BM, n0, offset, is_masked, masks, limits, table,
+                    band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, GRAD, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if GRAD:
+                gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
+                gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
+                gl.thread_barrier()
+                mbarrier.arrive(band_full.index(0))
+
         mbarrier.arrive(kv_empty.index(0))
-        sums = count - first > 1
-        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=sums, is_async=True)
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=sums, is_async=True)
+        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
         mbarrier.arrive(empty.index(before))
-        if GRAD:
-            ends = ends_ptr + (program * 2 + CID) * 2
-            gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
-            gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
-            gl.thread_barrier()
-            mbarrier.arrive(band_full.index(0))
         tma.store_wait(0)
         gl.thread_barrier()
         o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
         o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
         fence_async_shared()
-        at = [bh // heads, bh % heads, own, 0]
-        tma.async_copy_shared_to_global(dk_desc, at, o_smem.index(2 * CID))
-        tma.async_copy_shared_to_global(dv_desc, at, o_smem.index(2 * CID + 1))
+        place = [b, bh % kv_heads, n0, 0]
+        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
+        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
     tma.store_wait(0)
 
 
@@ -324,110 +394,129 @@ def add_tile(place, x):
 
 
 @gluon.jit
-def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.constexpr):
+def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr):
     """ADD: 0: no dq at all; 1: products without their sums in memory, to find out what those cost; 2: all; 3: all, by the copy engine."""
-    dq_ptr, k_smem, ds_smem, dq_smem = use
+    dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem = use
     kv_full, kv_empty, ds_full, ds_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
+        sizes
+    )
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
+    q_tiles = (q_length + BM - 1) // BM
     program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, BM, CAUSAL)
+    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
+        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
+            tiles_ptr, tiles_row, bh // kv_heads, block
+        )
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
-        for t in range(count - first):
-            tile, _ = find_queries(t, first, right1, left0, count)
-            slot = step % SLOTS
-            mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
-            if ADD == 3:
-                tma.store_wait(BUFFERS - 1)
-                gl.thread_barrier()
-            if ADD:
-                zero = gl.zeros([64, BM], gl.float32, L)
-                for c in gl.static_range(D // 64):  # channels
-                    dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                    dq = warpgroup_mma_wait(0, deps=(dq,))
-                    if c == D // 64 - 1:
-                        mbarrier.arrive(ds_empty.index(slot))
-                    if ADD == 2:
-                        add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
-                    if ADD == 3:
-                        dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
-            else:
-                mbarrier.arrive(ds_empty.index(slot))
-            if ADD == 3:
-                fence_async_shared()
-                async_add(dq_ptr, [(bh * count + tile) * D, 0], dq_smem.index(step % BUFFERS))
-            step += 1
+        for member in range(group):
+            head = bh * group + member  # of queries, of all batch rows
+            for t in range(last - first):
+                tile, _ = find_queries(t, first, right0, right1, left0, left1)
+                slot = step % SLOTS
+                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
+                if ADD == 3:
+                    tma.store_wait(BUFFERS - 1)
+                    gl.thread_barrier()
+                if ADD:
+                    zero = gl.zeros([64, BM], gl.float32, L)
+                    for c in gl.static_range(D // 64):  # channels
+                        dq = warpgroup_mma(
+                            k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True
+                        )
+                        dq = warpgroup_mma_wait(0, deps=(dq,))
+                        if c == D // 64 - 1:
+                            mbarrier.arrive(ds_empty.index(slot))
+                        if ADD == 2:
+                            add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
+                        if ADD == 3:
+                            dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+                else:
+                    mbarrier.arrive(ds_empty.index(slot))
+                if ADD == 3:
+                    fence_async_shared()
+                    async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
+                step += 1
         mbarrier.arrive(kv_empty.index(0))
     tma.store_wait(0)
 
 
 @gluon.jit
-def sum_distances(use, bars, sizes, GRAD: gl.constexpr, CAUSAL: gl.constexpr):
-    parts_ptr, band_ptr, ends_ptr = use
+def sum_distances(use, bars, sizes, BM: gl.constexpr, GRAD: gl.constexpr):
+    parts_ptr, tiles_ptr, band_ptr, ends_ptr = use
     band_full, band_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
+        sizes
+    )
     ROWS_AT_ONCE: gl.constexpr = 8
     L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
     if GRAD:
+        kv_heads = heads // group
         blocks = (k_length + KEYS - 1) // KEYS
         program, programs = gl.program_id(0), gl.num_programs(0)
         band = band_ptr + program * KEYS * pitch
         keys = gl.expand_dims(gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, L)), 1)
         steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
         span = bias_hi - bias_lo + 1
-        last = bias_hi - 1
-        if CAUSAL:
-            last = gl.minimum(last, k_length - q_length + offset)
-        for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-            bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-            parts = parts_ptr + (bh * blocks + block).to(gl.int64) * span
-            n0 = block * KEYS
-            mbarrier.wait(band_full.index(0), turn & 1)
-            for c in range(0, span, 64):
-                r = bias_lo + c + steps
-                total = gl.sum(gl.zeros([ROWS_AT_ONCE, 64], gl.float32, L), 0)
-                for j in range(0, KEYS, ROWS_AT_ONCE):
-                    i = (n0 + j + offset) + keys - r
-                    is_there = (i >= 0) & (i < q_length) & (n0 + j + keys < k_length) & (r > bias_lo) & (r <= last)
-                    total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-                column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-                gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
-            ends = ends_ptr + program * 4
-            at_left = gl.load(ends) + gl.load(ends + 2)
-            at_right = gl.load(ends + 1) + gl.load(ends + 3)
-            gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
-            gl.store(parts + (span - 1), at_right, mask=span > 1)
-            gl.thread_barrier()
-            mbarrier.arrive(band_empty.index(0))
+        for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
+            bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+            first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
+                tiles_ptr, tiles_row, bh // kv_heads, block
+            )
+            n0 = block * KEYS + offset
+            for member in range(group):
+                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
+                mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
+                for c in range(0, span, 64):
+                    r = bias_lo + c + steps
+                    total = gl.sum(gl.zeros([ROWS_AT_ONCE, 64], gl.float32, L), 0)
+                    for j in range(0, KEYS, ROWS_AT_ONCE):
+                        i = (n0 + j) + keys - r
+                        is_there = (i >= first * BM) & (i < last * BM) & (r > bias_lo) & (r < bias_hi)
+                        total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
+                    column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
+                    gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
+                ends = ends_ptr + program * 4
+                at_left = gl.load(ends) + gl.load(ends + 2)
+                at_right = gl.load(ends + 1) + gl.load(ends + 3)
+                gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
+                gl.store(parts + (span - 1), at_right, mask=span > 1)
+                gl.thread_barrier()
+                mbarrier.arrive(band_empty.index(0))
 
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "batch_heads", "section", "offset", "row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
+        "q_length", "k_length", "heads", "group", "batch", "section", "left", "right", "tiles_row", "row", "real_row", "doc_q_row",
+        "doc_k_row", "doc_queries_row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
     ]
 )  # fmt: skip
 def backward(
-    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, H, L, D]
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles
-    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile
-    table_ptr,  # float32 [H or 1, PAD + span + PAD] (launch.pad_bias), or unused
+    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile, or a descriptor of blocks [D, BM]
+    tiles_ptr,  # int32 [B or 1, blocks of keys, NUMBERS] (backward_prepare.split_keys)
+    table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
+    real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
+    doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as in triton/structs.py, or unused
     band_ptr,  # float32 [programs, 128, pitch]
     ends_ptr,  # float32 [programs, 2, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
     scale,  # base 2
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
-    GRAD: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
+    lo, hi, bias_lo, bias_hi, pitch,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset; lo, hi: the table's span."""
+    """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
+    in tiles; lo, hi: the table's span; limits and rows as in kernel.forward."""
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
@@ -463,28 +552,34 @@ def backward(
         mbarrier.init(ds_empty.index(i), count=1)
     fence_async_shared()
 
-    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
+    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem)
     use = (
-        dk_desc,
-        dv_desc,
-        table_ptr,
-        band_ptr,
-        ends_ptr,
-        k_smem,
-        v_smem,
-        q_smem,
-        do_smem,
-        stats_smem,
-        ds_smem,
-        o_smem,
-    )
+        dk_desc, dv_desc, tiles_ptr, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem,
+    )  # fmt: skip
+    masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
-    sizes = (q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch)
+    sizes = (
+        q_length,
+        k_length,
+        heads,
+        group,
+        batch,
+        section,
+        left,
+        right,
+        tiles_row,
+        row,
+        lo,
+        hi,
+        bias_lo,
+        bias_hi,
+        pitch,
+    )
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, TABLE, GRAD, CAUSAL)),
-        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, TABLE, GRAD, CAUSAL)),
-        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
-        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, GRAD, CAUSAL)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES, CAUSAL)),
+        (consume, (use, masks, bars, sizes, scale, 0, STAGES, SLOTS, TABLE, GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 1, STAGES, SLOTS, TABLE, GRAD, WINDOW, PADDED, DOCS)),
+        (add_dq, ((dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD)),
+        (sum_distances, ((parts_ptr, tiles_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, BM, GRAD)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
