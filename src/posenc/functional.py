@@ -60,7 +60,10 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
         if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                out = plain_call.run(q, k, v, plan, masks.get("causal", False))
+                causal = masks.get("causal", False)
+                out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
+                if out is None:
+                    out = plain_call.run(q, k, v, plan, causal)
                 if out is not None:
                     return out
         if plan is not None:
