@@ -75,6 +75,11 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 return (out, lse) if return_lse else out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
+    if plan is not None and described is not None:
+        known = known_calls.prepare_shifted(described[0], chosen, plan, lowered, described[1])
+        if known is not None:
+            out, lse = known.run(plan, dropout, masks, described[1])
+            return (out, lse) if return_lse else out
     sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)

@@ -128,7 +128,10 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
         assert step.run(q, k, k, plan) is not None
         assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan) is None, "another alignment, another variant"
     assert len(first) == len(made) == (1 if keys == 16 else 2)
-    fresh = ({9 + 12, 9 + 14, 9 + 21}, {9 + 0, 9 + 1})  # out, shares and rows, after programs, stream and what Triton takes
+    fresh = (
+        {9 + 12, 9 + 14, 9 + 21},
+        {9 + 0, 9 + 1},
+    )  # out, shares and rows, after programs, stream and what Triton takes
     for before, now, own in zip(first, made, fresh, strict=False):
         assert len(before) == len(now)
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]

@@ -38,7 +38,7 @@ MOST = 1024
 FEW, DECODING = 16, "decoding"
 """So many queries without a gradient are a decoding step."""
 SHIFTED = "shifted"
-"""In the key of a plan with shifts, which are added to queries and tables before the engine runs."""
+"""In the key of a plan with shifts, which `attend` adds to queries and scores where the triton engine does not."""
 _known = Memo(MOST, MOST)
 _steps: dict[tuple, Any] = {}
 """Decoding steps (triton/decode_step.py) by the key of `describe_step`."""
@@ -184,7 +184,9 @@ def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor,
     if getattr(engine, "reads_raw_plan", False):
         return
     call = step = None
-    decodes, shifts = DECODING in key, SHIFTED in key
+    if SHIFTED in key:
+        return  # `prepare_shifted` has kept it, where it could
+    decodes = DECODING in key
     if engine is triton:
         from .triton import decode_launch, prepared
 
@@ -198,20 +200,33 @@ def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor,
             call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
             if call is None:
                 return
-    if shifts and call is None:
-        return
-    _known.put(key, Known(engine, lowered.facts, call, step, decodes, shifts), 1)
+    _known.put(key, Known(engine, lowered.facts, call, step, decodes), 1)
+
+
+def prepare_shifted(
+    key: tuple, engine: Engine, plan: Plan, lowered: LoweredPlan, tensors: list[Tensor | None]
+) -> Known | None:
+    """Before the engine runs a plan with shifts for the first time: what runs it, where the triton engine adds them itself."""
+    if engine is not triton or SHIFTED not in key:
+        return None
+    from .triton import decode_launch, prepared
+
+    call = None if decode_launch.applies(lowered.facts) else prepared.find_shifted(plan, tensors, lowered)
+    if call is None:
+        return None
+    known = Known(engine, lowered.facts, call, None, False)
+    _known.put(key, known, 1)
+    return known
 
 
 class Known:
     """What was decided: the engine and its facts; call, step: what the triton engine has prepared; decodes: for any number of
     keys."""
 
-    __slots__ = ("call", "decodes", "engine", "facts", "shifts", "step")
+    __slots__ = ("call", "decodes", "engine", "facts", "step")
 
-    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool, shifts: bool):
+    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool):
         self.engine, self.facts, self.call, self.step, self.decodes = engine, facts, call, step, decodes
-        self.shifts = shifts
 
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
@@ -221,11 +236,6 @@ class Known:
         assert v is not None
         call = self.call
         if call is not None:
-            if self.shifts:  # as `attend` does before it runs an engine
-                if plan.shift is not None:
-                    q = q + plan.shift.to(q.dtype)[:, None, :]
-                plan, mask = plan.fold_query_shifts(q), make_mask(q, k, **masks)
-                return call.run(plan, mask, triton.prepared.collect(q, k, v, plan, mask))  # loaded, as the call is
             if call.program is not None:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)

@@ -155,6 +155,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if function is torch.ops.aten.promote_types.default:  # of dtypes, not of tensors
+            return result
         if _may_be_view(function) and isinstance(args[0], Tensor):
             if result is args[0]:
                 return result
