@@ -60,7 +60,10 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
         if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                out = plain_call.run(q, k, v, plan, masks.get("causal", False))
+                causal = masks.get("causal", False)
+                out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
+                if out is None:
+                    out = plain_call.run(q, k, v, plan, causal)
                 if out is not None:
                     return out
         if plan is not None:
@@ -72,6 +75,11 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 return (out, lse) if return_lse else out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
+    if plan is not None and described is not None:
+        known = known_calls.prepare_shifted(described[0], chosen, plan, lowered, described[1])
+        if known is not None:
+            out, lse = known.run(plan, dropout, masks, described[1])
+            return (out, lse) if return_lse else out
     sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)

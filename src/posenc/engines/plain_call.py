@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
@@ -28,20 +29,18 @@ from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """The output, or None: take the long way."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
-    on_gpu = not q.is_cpu
-    if on_gpu and plan is not None and (plan.lookups or plan.slopes is not None):
-        return None  # the triton engine's
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
-    if on_gpu and not (q.is_cuda and k.is_cuda and v.is_cuda and q.get_device() == k.get_device() == v.get_device()):
-        return None
-    if not on_gpu and not (k.is_cpu and v.is_cpu):
+    if q.is_cuda:
+        return _run_on_gpu(q, k, v, plan, causal)
+    if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     q_shape, k_shape, dtype = q.shape, k.shape, q.dtype
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or 0 in q_shape or 0 in k_shape:
@@ -50,9 +49,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     k_batch, kv_heads, k_length, k_size = k_shape
     if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
         return None
-    if dtype not in DTYPES and not (on_gpu and dtype == torch.float16):
-        return None
-    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu") or forward_ad._current_level >= 0:
+    if dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
         return None
     mask = scale = None
     if plan is not None:
@@ -72,7 +69,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
                 return None
     if mask is None and causal and 1 != q_length != k_length:
         return None
-    if not on_gpu and hides_nan(q, k_length):
+    if hides_nan(q, k_length):
         return None
     if mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
@@ -83,6 +80,39 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     if mask is not None and causal and q_length > 1 and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
+
+
+def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """PyTorch's attention for a plan without terms; the triton engine has the others."""
+    q_shape, k_shape, dtype, device = q.shape, k.shape, q.dtype, q.get_device()
+    if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
+        return None
+    batch, heads, q_length, size = q_shape
+    k_batch, kv_heads, k_length, k_size = k_shape
+    if k_batch != batch or k_size != size or not (batch and heads and q_length and k_length and size and kv_heads):
+        return None
+    if k.get_device() != device or v.get_device() != device or dtype not in GPU_DTYPES:
+        return None
+    if heads % kv_heads or (causal and 1 != q_length != k_length) or torch.is_autocast_enabled("cuda"):
+        return None
+    scale = None
+    if plan is not None:
+        if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
+            return None
+        scale = plan.scale
+        if plan.shift is not None:
+            if plan.shift.shape != (heads, size) or not plan.shift.is_floating_point():
+                return None
+            q = q + plan.shift.to(dtype)[:, None]
+        if plan.rotate is not None:
+            plan.rotate.check(q, k, v)
+            q, k, v = plan.rotate.every(q, k, v)
+        if scale is not None:
+            scale = float(scale)
+    causal = causal and q_length > 1
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale)
+    return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=True)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:

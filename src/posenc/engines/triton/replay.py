@@ -155,6 +155,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if function is torch.ops.aten.promote_types.default:  # of dtypes, not of tensors
+            return result
         if _may_be_view(function) and isinstance(args[0], Tensor):
             if result is args[0]:
                 return result
@@ -171,19 +173,28 @@ class Recorder(TorchDispatchMode):
             id(result) not in self.names and id(result) not in self.views
         ):  # operations in place return what they were given
             name = self.name(result, "t")
-            if function in ALLOCATIONS:  # half the price of a call of an operator
-                make, size = ALLOCATIONS[function], self.write(list(result.shape))
-                if make is not torch.zeros:
-                    make = torch.empty if result.is_contiguous() else torch.empty_strided
-                    size += "" if make is torch.empty else f", {self.write(list(result.stride()))}"
-                if make is not torch.zeros or result.is_contiguous():
-                    options = f"dtype={self.write(result.dtype)}, device={self.write(result.device)}"
-                    call = f"{self.constant(make)}({size}, {options})"
-                if make is torch.empty:
-                    self.buffers[name] = result.nbytes
+            if function in ALLOCATIONS:
+                call = self._write_allocation(name, call, ALLOCATIONS[function], result)
             call = f"{name} = {call}"
         self.lines.append(call)
         return result
+
+    def _write_allocation(self, name: str, call: str, make: Callable, result: Tensor) -> str:
+        """By torch.empty, at half the price of a call of an operator, or like an input, at half the price of torch.empty."""
+        if make is torch.zeros:
+            like = None
+        else:
+            make = torch.empty if result.is_contiguous() else torch.empty_strided
+            like = next((x for x in self.inputs if x is not None and _is_like(x, result)), None)
+        if make is torch.empty:
+            self.buffers[name] = result.nbytes
+        if like is not None:
+            return f"{self.constant(torch.empty_like)}({self.write(like)})"
+        if make is torch.zeros and not result.is_contiguous():
+            return call
+        size = self.write(list(result.shape))
+        size += f", {self.write(list(result.stride()))}" if make is torch.empty_strided else ""
+        return f"{self.constant(make)}({size}, dtype={self.write(result.dtype)}, device={self.write(result.device)})"
 
     def launch(self, kernel, programs: int, *args, **constants) -> None:
         write = self.write
@@ -246,6 +257,13 @@ class Recorder(TorchDispatchMode):
         first = [f"shared = {self.constant(torch.empty)}([{total}], {options})", "pt = shared.data_ptr()"]
         kept = (replaced.get(number, line) for number, line in enumerate(lines))
         return [*first, *(line for line in kept if line is not None)]
+
+
+def _is_like(x: Tensor, result: Tensor) -> bool:
+    """Whether empty_like(x) is such a tensor."""
+    if (x.shape, x.stride(), x.dtype, x.device) != (result.shape, result.stride(), result.dtype, result.device):
+        return False
+    return torch.empty_like(x, device="meta").stride() == x.stride()  # not so where x is expanded
 
 
 def _may_be_view(function) -> bool:

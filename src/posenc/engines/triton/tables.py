@@ -60,6 +60,37 @@ def expand(
     return out
 
 
+@triton.jit(do_not_specialize=["table_x", "table_n", "table_e", "shift_x", "shift_e", "n", "scale"])
+def fold_kernel(
+    table, table_x, table_n, table_e, shift, shift_x, shift_e, out, n, scale, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """out[x, row] = scale Σ_e table[x, row, e] shift[x, e]; one program for each block of rows."""
+    blocks = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    x = (pid // blocks).to(tl.int64)
+    row, e = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_E)
+    valid = (row < n)[:, None] & (e < E)[None, :]
+    rows = tl.load(table + x * table_x + row[:, None] * table_n + e[None, :] * table_e, mask=valid, other=0.0)
+    beside = tl.load(shift + x * shift_x + e * shift_e, mask=e < E, other=0.0)
+    total = tl.sum(rows.to(tl.float32) * beside.to(tl.float32)[None, :], 1)
+    tl.store(out + x * n + row, total * scale, mask=row < n)
+
+
+def fold_shift(launch: Launch, table: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """scale · table [H, n, E] · shift [H, E] -> [H, n], float32: the bias that a shift of the queries makes."""
+    heads, n, size = table.shape
+    out = table.new_empty(heads, n, dtype=torch.float32)
+    block = max(16, next_power_of_2(size))
+    block_n = max(1, 4096 // block)
+    if out.numel():
+        launch(
+            fold_kernel, heads * cdiv(n, block_n), table, *table.stride(), shift, *shift.stride(), out, n, scale, size, block,
+            block_n, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
 class Parts(NamedTuple):
     """The gradient of a table with a row for each distance, before it is summed up."""
 

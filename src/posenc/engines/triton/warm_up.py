@@ -105,13 +105,14 @@ def _recording(launcher, found: dict[Kernel, None]) -> Iterator[None]:
         found[Kernel(kernel.__module__, kernel.__name__, arguments, tuple(constants.items()))] = None
 
     compile_kernel, kept = launcher.compile_kernel, (known_calls._known, prepared._calls, replay._programs)
-    launcher.compile_kernel = record
-    known_calls._known, prepared._calls, replay._programs = Memo(64, 64), Memo(64, 64), {}
+    launcher.compile_kernel, steps = record, known_calls._steps
+    known_calls._known, prepared._calls, replay._programs, known_calls._steps = Memo(64, 64), Memo(64, 64), {}, {}
     try:
         yield
     finally:
         launcher.compile_kernel = compile_kernel
         known_calls._known, prepared._calls, replay._programs = kept
+        known_calls._steps = steps
 
 
 def _described(x):
