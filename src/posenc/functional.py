@@ -92,6 +92,11 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
+def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """`attend` of a call that is one of the commonest, in eager code and for any engine; None: call `attend`, which knows all."""
+    return plain_call.run(q, k, v, plan, causal) if is_standard() else None
+
+
 def explain(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan | None = None, *, dropout: float = 0.0, engine: str = "auto",
     return_lse: bool = False, **masks: Unpack[MaskOptions],

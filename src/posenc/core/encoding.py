@@ -81,6 +81,8 @@ class Encoding(_Recorded):
     """Whether the phases of a run are rows of those of a longer run."""
     adds_terms = False
     """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
+    rotates_or_plans = False
+    """Whether `plan` is more than `terms`: a rotation, or a plan of its own. Set for each class."""
     keeps = False
     """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
     causal_only = False
@@ -92,6 +94,7 @@ class Encoding(_Recorded):
         cls.embeds = cls.embed is not Encoding.embed
         cls.rotates = cls.rotation is not Encoding.rotation
         cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
+        cls.rotates_or_plans = cls.rotates or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
 
     def __init__(self) -> None:
