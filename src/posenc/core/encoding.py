@@ -85,6 +85,9 @@ class Encoding(_Recorded):
     """Whether `plan` is more than `terms`: a rotation, or a plan of its own. Set for each class."""
     keeps = False
     """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
+    steady_terms = False
+    """Whether the tables and slopes of `terms` are the encoding's own parameters or constants, or views of them, the same for all
+    runs: steps of decoding then use those of the step before. A subclass with other `terms` says so again."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
@@ -96,6 +99,8 @@ class Encoding(_Recorded):
         cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
         cls.rotates_or_plans = cls.rotates or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
+        if ("terms" in cls.__dict__ or "plan" in cls.__dict__) and "steady_terms" not in cls.__dict__:
+            cls.steady_terms = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +153,36 @@ class Encoding(_Recorded):
         more: dict[str, Any] = {} if kept is None else {"kept": kept}
         plan = self.terms(positions, x=x, host=host, **more)
         return plan if rotation is None else plan.with_rotation(rotation)
+
+    # ---- what a caller keeps of it -------------------------------------------------------------------------------------
+    def remember(self, made: Any) -> None:
+        """Keep what was made of the terms of this encoding, where they are steady."""
+        own = self.__dict__
+        if self.steady_terms and not own["_modules"] and "terms" not in own:  # parametrizations are modules
+            places = [(table, table.data_ptr()) for table in own["_parameters"].values() if table is not None]
+            own["_remembered"] = made, places
+
+    def recall(self) -> Any:
+        """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
+        numbers may have changed."""
+        found = self.__dict__.get("_remembered")
+        if found is None:
+            return None
+        made, places = found
+        now = [table for table in self._parameters.values() if table is not None]
+        if len(now) != len(places):
+            return None
+        for table, (known, place) in zip(now, places):
+            if table is not known or table.data_ptr() != place:
+                return None
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.pop("_remembered", None)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_remembered"}
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import consecutive
-from ..functional import attend, attend_plainly
+from ..functional import attend, attend_plainly, prepare_token
 from .cache import LayerCache, is_training
 
 if TYPE_CHECKING:
@@ -49,8 +49,13 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
     is_short = is_eager and engine == "auto" and own_heads and (q.is_cpu or q.is_cuda)
     rotates_here = encoding.rotates and not encoding.length_dependent
     rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
-    plan = None  # where nothing is left to do in attention
-    if not is_short or encoding.adds_terms or encoding.rotates != rotates_here:
+    dropout = layer.dropout if layer.training else 0.0
+    window = layer.window
+    token = plan = None  # no plan: where nothing is left to do in attention
+    decodes = queries == 1 and slot is not None and is_short and window is None and not dropout and q.is_cpu
+    if decodes and encoding.steady_terms and encoding.rotates == rotates_here:
+        token = encoding.recall()
+    if token is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
         plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
         if not own_heads:
             plan = layer._own_heads(plan, q)
@@ -64,11 +69,15 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         k, v = appended.k, appended.v
     if plan is not None and plan.append is not None:
         k, v = as_appended(k, v, plan)
-    dropout = layer.dropout if layer.training else 0.0
-    window = layer.window
     out = None
-    if is_short and window is None and not dropout and (plan is None or q.is_cpu):
+    if token is not None:
+        out = token.run(q, k, v)
+        if out is None:
+            plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
+    if out is None and is_short and window is None and not dropout and (plan is None or q.is_cpu):
         out = attend_plainly(q, k, v, plan, layer.causal)
+        if decodes and out is not None and plan is not None and encoding.steady_terms and encoding.rotates == rotates_here:
+            encoding.remember(prepare_token(q, k.shape[2], plan))
     if out is None:
         masks: MaskOptions = {"causal": layer.causal}
         if window is not None:

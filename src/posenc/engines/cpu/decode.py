@@ -89,9 +89,12 @@ def _bias_by_distance(plan: Plan, lowest: int, count: int, precision: torch.dtyp
 def expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
     """[X, n] -> [batch, X / batch, 1, count]: the table by distance, from the lowest on.
 
-    Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache.
+    Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache; few numbers are
+    picked one by one.
     """
     size, each = block_sizes.COPY_BLOCK, table.shape[0] // batch
+    if table.shape[0] * count <= block_sizes.PICKED:
+        return table.index_select(1, _find_rows(index, lowest, count, table.device)).view(batch, each, 1, count)
     first, last = lowest // size, (lowest + count - 1) // size
     rows, copies = _distance_blocks(index, first, last, size, batch * each, table.device)
     table = table.index_select(1, rows)
