@@ -16,6 +16,10 @@ from .positions import Positions, consecutive
 from .rotation import Rotation
 
 
+KEPT = ("_remembered", "_phases")
+"""What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
+
+
 class Host(Protocol):
     """The parts of an attention layer that an encoding may use."""
 
@@ -125,7 +129,7 @@ class Encoding(_Recorded):
         if self.rotates_by_rows and q.is_cpu and may_keep(q.device) and not torch.is_grad_enabled():
             row = start % STEP
             if row + length <= STEP:  # the phases of all these steps are made once, and found at once
-                whole = self.rotation(consecutive(start - row, STEP, start - row, STEP))
+                whole = self._rotation_of_steps(start - row)
                 rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
                 if rotated is not None:
                     return *rotated, v
@@ -134,6 +138,17 @@ class Encoding(_Recorded):
             return q, k, v
         rotation.check(q, k, v)
         return rotation.every(q, k, v)
+
+    def _rotation_of_steps(self, first: int) -> Rotation | None:
+        """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
+        marker = self._buffers["_device_marker"]  # another one where the module was moved
+        known = self.__dict__.get("_phases")
+        if known is not None and known[0] == first and known[1] is marker:
+            return known[2]
+        whole = self.rotation(consecutive(first, STEP, first, STEP))
+        if not self._parameters:
+            self.__dict__["_phases"] = first, marker, whole
+        return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
@@ -178,11 +193,12 @@ class Encoding(_Recorded):
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop("_remembered", None)
+        for kept in KEPT:
+            self.__dict__.pop(kept, None)
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_remembered"}
+        return {name: value for name, value in self.__dict__.items() if name not in KEPT}
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

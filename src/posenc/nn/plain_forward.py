@@ -65,8 +65,12 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         q, k, v = encoding.rotate_run(q, k, v, past)
     appended = None
     if slot is not None:
-        appended = slot.append(k, v, differentiable=is_training(layer, q))
-        k, v = appended.k, appended.v
+        every = slot.append_in_place(k, v) if by_rows else None
+        if every is not None:
+            k, v = every
+        else:
+            appended = slot.append(k, v, differentiable=is_training(layer, q))
+            k, v = appended.k, appended.v
     if plan is not None and plan.append is not None:
         k, v = as_appended(k, v, plan)
     out = None
@@ -96,8 +100,11 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             out = out.view(batch, queries, -1)
         else:
             out = projection(out.reshape(batch, queries, width))
-    if slot is not None and appended is not None:
-        slot.commit(appended, {})  # last: an error above leaves the cache unchanged
+    if slot is not None:  # last: an error above leaves the cache unchanged
+        if appended is not None:
+            slot.commit(appended, {})
+        else:
+            slot.length = past + queries
     return out
 
 
