@@ -16,6 +16,7 @@ from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
+from .engines.cpu.token import Token
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.lowering import LoweredPlan, lower_plan
 
@@ -98,6 +99,16 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         assert lse is not None  # the facts ask for it
         out, lse = join_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
+
+
+def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """`attend` of a call that is one of the commonest, in eager code and for any engine; None: call `attend`, which knows all."""
+    return plain_call.run(q, k, v, plan, causal) if is_standard() else None
+
+
+def prepare_token(q: Tensor, keys: int, plan: Plan) -> Token | None:
+    """What the next steps of decoding need of a plan that `attend_plainly` has just run, if they can be shortened."""
+    return Token(q, keys, plan) if Token.supports(q, plan) else None
 
 
 def explain(

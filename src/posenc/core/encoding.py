@@ -16,6 +16,10 @@ from .positions import Positions, consecutive
 from .rotation import Rotation
 
 
+KEPT = ("_remembered", "_phases")
+"""What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
+
+
 class Host(Protocol):
     """The parts of an attention layer that an encoding may use."""
 
@@ -81,8 +85,13 @@ class Encoding(_Recorded):
     """Whether the phases of a run are rows of those of a longer run."""
     adds_terms = False
     """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
+    rotates_or_plans = False
+    """Whether `plan` is more than `terms`: a rotation, or a plan of its own. Set for each class."""
     keeps = False
     """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
+    steady_terms = False
+    """Whether the tables and slopes of `terms` are the encoding's own parameters or constants, or views of them, the same for all
+    runs: steps of decoding then use those of the step before. A subclass with other `terms` says so again."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
@@ -92,7 +101,10 @@ class Encoding(_Recorded):
         cls.embeds = cls.embed is not Encoding.embed
         cls.rotates = cls.rotation is not Encoding.rotation
         cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
+        cls.rotates_or_plans = cls.rotates or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
+        if ("terms" in cls.__dict__ or "plan" in cls.__dict__) and "steady_terms" not in cls.__dict__:
+            cls.steady_terms = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +129,7 @@ class Encoding(_Recorded):
         if self.rotates_by_rows and q.is_cpu and may_keep(q.device) and not torch.is_grad_enabled():
             row = start % STEP
             if row + length <= STEP:  # the phases of all these steps are made once, and found at once
-                whole = self.rotation(consecutive(start - row, STEP, start - row, STEP))
+                whole = self._rotation_of_steps(start - row)
                 rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
                 if rotated is not None:
                     return *rotated, v
@@ -126,6 +138,17 @@ class Encoding(_Recorded):
             return q, k, v
         rotation.check(q, k, v)
         return rotation.every(q, k, v)
+
+    def _rotation_of_steps(self, first: int) -> Rotation | None:
+        """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
+        marker = self._buffers["_device_marker"]  # another one where the module was moved
+        known = self.__dict__.get("_phases")
+        if known is not None and known[0] == first and known[1] is marker:
+            return known[2]
+        whole = self.rotation(consecutive(first, STEP, first, STEP))
+        if not self._parameters:
+            self.__dict__["_phases"] = first, marker, whole
+        return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
@@ -145,6 +168,37 @@ class Encoding(_Recorded):
         more: dict[str, Any] = {} if kept is None else {"kept": kept}
         plan = self.terms(positions, x=x, host=host, **more)
         return plan if rotation is None else plan.with_rotation(rotation)
+
+    # ---- what a caller keeps of it -------------------------------------------------------------------------------------
+    def remember(self, made: Any) -> None:
+        """Keep what was made of the terms of this encoding, where they are steady."""
+        own = self.__dict__
+        if self.steady_terms and not own["_modules"] and "terms" not in own:  # parametrizations are modules
+            places = [(table, table.data_ptr()) for table in own["_parameters"].values() if table is not None]
+            own["_remembered"] = made, places
+
+    def recall(self) -> Any:
+        """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
+        numbers may have changed."""
+        found = self.__dict__.get("_remembered")
+        if found is None:
+            return None
+        made, places = found
+        now = [table for table in self._parameters.values() if table is not None]
+        if len(now) != len(places):
+            return None
+        for table, (known, place) in zip(now, places):
+            if table is not known or table.data_ptr() != place:
+                return None
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for kept in KEPT:
+            self.__dict__.pop(kept, None)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in KEPT}
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

@@ -206,15 +206,17 @@ def _products(
         return None
     if not (table.is_cpu and states.is_cpu and table.is_floating_point() and states.is_floating_point()):
         return None
-    if holds_nan(table):
+    if not is_token and holds_nan(table):
         return None
     if lookup.query_shift is not None:
         if lookup.query_shift.shape != (heads, states.shape[3]):
             return None
         states = states + lookup.query_shift.to(states.dtype)[:, None]
     if is_token:
-        dots = (states.to(precision) * scale) @ table.to(precision).transpose(1, 2)
-        return decode.expand_by_distance(dots.flatten(0, 2), batch, index, offset, k_length)
+        dots = decode.multiply_rows(states.to(precision), table.to(precision), scale)
+        if holds_nan(dots):  # as a table does that holds NaN in any row
+            return None
+        return decode.expand_by_distance(dots, batch, index, offset, k_length)
     lowest, highest = offset - q_length + 1, offset + k_length - 1
     lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
     products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)

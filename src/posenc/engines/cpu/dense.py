@@ -169,7 +169,20 @@ def row_of_query(
 ) -> Tensor | None:
     """[1, H, 1, count]: the bias of one query whose distances are `lowest` and on; a view of a kept row that serves the next
     steps too. None where a table holds NaN. tables: a bias for each index, then the slopes."""
-    first, last = lowest // STEP * STEP, -(-(lowest + count) // STEP) * STEP
+    whole = whole_row(tables, indices, lowest, count, precision)
+    return None if whole is None else whole.narrow(3, lowest - first_of_row(lowest), count)
+
+
+def first_of_row(lowest: int) -> int:
+    """The first distance of the row that `whole_row` keeps."""
+    return lowest // STEP * STEP
+
+
+def whole_row(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], lowest: int, count: int, precision: torch.dtype
+) -> Tensor | None:
+    """[1, H, 1, at least count], kept: from `first_of_row(lowest)` on."""
+    first, last = first_of_row(lowest), -(-(lowest + count) // STEP) * STEP
     key = _key(tables, first, last, precision)
     whole = _find(_rows, key, tables, indices)
     if whole is None:
@@ -185,7 +198,7 @@ def row_of_query(
                 return None
             whole = row[None, :, None]
             _keep(_rows, key, tables, indices, whole)
-    return whole.narrow(3, lowest - first, count)
+    return whole
 
 
 def make_bias(
