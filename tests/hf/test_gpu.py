@@ -83,7 +83,8 @@ def check(name, device="cuda"):
     try:
         theirs, _ = run(low, low_inputs, mask)
     except RuntimeError as problem:
-        assert "same dtype" in str(problem), problem
+        if "same dtype" not in str(problem):
+            raise
         return difference, nan, nan
     with record_engines() as names:
         reduced, reduced_gradients = run(hf.accelerate(low), low_inputs, mask)
