@@ -9,7 +9,6 @@ replaced and gives r itself, which the layer multiplies by τ, as it does q.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,25 +24,34 @@ from .interface import Mask, is_free, prefers_original
 from .layer import zeros_beside
 
 
-@dataclass(frozen=True, eq=False)
 class Mixture:
     """r [B, Lq, H, d_rel], which stands for the dense bias: the layer multiplies it by τ [1, 1, Lq, 1] in float32."""
 
-    states: Tensor
-    make: Callable[[Tensor], Tensor]  # r -> the dense bias
+    def __init__(self, states: Tensor, make: Callable[[Tensor], Tensor]):
+        self.states, self.make = states, make  # make: r -> the dense bias
 
     @property
     def dtype(self) -> torch.dtype:
         return self.states.dtype
 
     def float(self) -> Mixture:
-        return replace(self, states=self.states.float())
+        return Mixture(self.states.float(), self.make)
 
     def to(self, dtype: torch.dtype) -> Mixture:
-        return replace(self, states=self.states.to(dtype))
+        return Mixture(self.states.to(dtype), self.make)
 
-    def __mul__(self, factor: Tensor) -> Mixture:
-        return replace(self, states=self.states * factor.transpose(1, 2))
+    def times(self, factor: Tensor) -> Mixture:
+        return Mixture(self.states * factor.transpose(1, 2), self.make)
+
+    __mul__ = times
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None) -> Mixture:
+        """How torch.compile multiplies it by a tensor, in either order."""
+        if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__"):
+            return NotImplemented
+        one, other = args
+        return one.times(other) if isinstance(one, Mixture) else other.times(one)
 
     def dense(self) -> Tensor:
         return self.make(self.states)

@@ -267,6 +267,9 @@ def _read_closure(function: Callable, found: dict[str, Any]) -> bool:
     cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
     if name == "and_masks":
         return all(_read_closure(one, found) for one in cells["mask_functions"])
+    if name == "remap_positions_for_packed_sequence":
+        # positions count by one within a text, so distances stay; pairs of two texts are masked, if texts are (they come first)
+        return found["documents"] is not None and _read_closure(cells["mask_function"], found)
     if name == "packed_sequence_mask_function" and found["documents"] is None:
         found["documents"] = cells["packed_sequence_mask"]
         return True
@@ -288,6 +291,14 @@ def _known() -> frozenset[str]:
         "packed_sequence_mask_function": (texts, texts[0][q] == texts[0][k]),
     }
     known = {"and_masks"}
+    remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+    if remap is not None:
+        positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1]])
+        made = remap(lambda b, h, i, j: i - j, positions)
+        if made.__code__.co_freevars == ("mask_function", "position_ids") and torch.equal(
+            made(zero, zero, q, k), positions[0][q] - positions[0][k]
+        ):
+            known.add(remap.__name__)
     for name, (argument, mask) in wanted.items():
         make = getattr(masking_utils, name, None)
         variable = "packed_sequence_mask" if name.startswith("packed") else "sliding_window"
@@ -372,7 +383,12 @@ def attention(
 
 def _are_collected() -> bool:
     """Whether transformers collects probabilities by hooks in this forward pass: not every model passes output_attentions on."""
-    collected = None if COLLECTED is None else COLLECTED.get()
+    if COLLECTED is None:
+        return False
+    if torch.compiler.is_compiling():  # a graph cannot read a context variable; transformers keeps a plain one for it
+        collected = getattr(COLLECTED, "global_var", None)
+    else:
+        collected = COLLECTED.get()
     return collected is not None and any("attentions" in name for name in collected)
 
 
