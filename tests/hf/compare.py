@@ -11,6 +11,7 @@ import torch
 
 import posenc
 from posenc import hf
+from posenc.hf.family import first
 from tests.seeds import generator
 
 
@@ -18,8 +19,7 @@ def run(model, inputs, mask, *, backward=True):
     """(output at real tokens, gradients by name): what a model computes at padding is nobody's output."""
     model.zero_grad()
     with torch.set_grad_enabled(backward):
-        output = model(**inputs)
-    output = output[0] if isinstance(output, tuple) else output.to_tuple()[0]
+        output = first(model(**inputs))
     output = output if mask is None else output[mask.bool()]
     if not backward:
         return output, {}
