@@ -175,10 +175,9 @@ def errors(name, device, length, dtype):
         if mine is not None and wanted is not None
     ]
     sizes = [wanted.square().mean().sqrt().item() for _, wanted in pairs]
-    least = 5e-2 * max(sizes)  # a gradient that is zero in theory (a constant of all scores) has no size of its own
-    worst = max(
-        (mine - wanted).square().mean().sqrt().item() / max(size, least) for (mine, wanted), size in zip(pairs, sizes)
-    )
+    # a constant of all scores (FIRE's last bias) has a gradient of zero in theory and no size of its own: there the size of the others counts
+    scales = [max(size, (5e-2 if size > 1e-5 * max(sizes) else 1.0) * max(sizes)) for size in sizes]
+    worst = max((mine - wanted).square().mean().sqrt().item() / scale for (mine, wanted), scale in zip(pairs, scales))
     return case.engine(q, k, v, x), worst
 
 
