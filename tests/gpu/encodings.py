@@ -175,8 +175,10 @@ def errors(name, device, length, dtype):
         if mine is not None and wanted is not None
     ]
     sizes = [wanted.square().mean().sqrt().item() for _, wanted in pairs]
-    # a constant of all scores (FIRE's last bias) has a gradient of zero in theory and no size of its own: there the size of the others counts
-    scales = [max(size, (5e-2 if size > 1e-5 * max(sizes) else 1.0) * max(sizes)) for size in sizes]
+    # a constant of all scores (FIRE's last bias) has a gradient of zero in theory: each query leaves the rounding of its output times
+    # the output's gradient, which is of size 1, so that their sum is measured by what these add up to
+    rounded = sizes[0] * (length * SIZE) ** 0.5
+    scales = [max(size, 5e-2 * max(sizes)) if size > 1e-5 * max(sizes) else rounded for size in sizes]
     worst = max((mine - wanted).square().mean().sqrt().item() / scale for (mine, wanted), scale in zip(pairs, scales))
     return case.engine(q, k, v, x), worst
 
