@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from posenc.bench import readme_tables
-from posenc.encodings.registry import ENCODINGS
+from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 from posenc.engines.choose import ENGINES
 from posenc.hf import measure
 from posenc.lab import published, results, verdict
@@ -126,11 +126,13 @@ def encodings(language: str) -> str:
         "zh": ["名称", "类", "在哪里进入", "参数量", "超过训练长度时"],
     }[language]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
-    for name, one in ENCODINGS.items():
+    for name, one in {**ENCODINGS, **OWN_ATTENTION}.items():
         words = texts.FACTS.get(name, {}) if language == "zh" else {}
         enters = words.get("enters", one.enters)
         beyond = words.get("extrapolates", one.extrapolates)
-        lines.append(f"| [`{name}`]({name}.md) | `{one.class_name}` | {enters} | {one.parameters} | {beyond} |")
+        lines.append(
+            f"| [`{name}`]({name}.md) | `{one.public_name.removeprefix('posenc.')}` | {enters} | {one.parameters} | {beyond} |"
+        )
     return "\n".join(lines)
 
 

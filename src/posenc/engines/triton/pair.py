@@ -57,16 +57,30 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     return out, lse if lowered.facts.return_lse else None
 
 
+def run_dense(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attention with one bias [1, H or 1, Lq, Lk] in float32 beside causality: a plan's tables over a grid."""
+    is_aligned = lowered.mask.limits == (None, 0)
+    out, lse = _attend_with(q, k, v, bias.float().contiguous(), lowered.scale, is_aligned)
+    return out, lse if lowered.facts.return_lse else None
+
+
 def _attention(
     q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice, *, plan: Plan, mask: Mask
 ) -> tuple[Tensor, Tensor]:
-    from . import run as run_kernels
-
     keys, values = (blocked.join(x).to(q.dtype) for x in (k, v))
     bias = _dense_bias(q, plan, mask, rows, columns)
     offset = plan.positions.k_length - plan.positions.q_length
     is_aligned = mask.limits[1] == 0 and columns.stop == rows.stop + offset  # so that future tiles are skipped
-    own = Plan(Positions(q.shape[2], keys.shape[2]), scale=plan.scale_of(q.shape[3]))
+    return _attend_with(q, keys, values, bias, plan.scale_of(q.shape[3]), is_aligned)
+
+
+def _attend_with(
+    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float | Tensor, is_aligned: bool
+) -> tuple[Tensor, Tensor]:
+    """The kernels, with a dense bias in place of an additive mask, and its gradient."""
+    from . import run as run_kernels
+
+    own = Plan(Positions(q.shape[2], keys.shape[2]), scale=scale)
     inner = lower_plan(q, keys, values, own, Mask(is_aligned, extra=bias.detach()), 0.0, True)
     out, lse = run_kernels(q, keys, values, inner)
     assert lse is not None
