@@ -197,9 +197,10 @@ class Descriptor:
     def part(self, at):
         if self.x.dim() == 2:
             return self.x[number(at[0])][None], 0
-        b, h, first, _ = map(number, at)
-        inside = max(first, 0), min(first + self.rows, self.x.shape[2])
-        return self.x[b, h, inside[0] : max(inside)], inside[0] - first
+        *which, first, _ = map(number, at)
+        length = self.x.shape[-2]
+        inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
+        return self.x[(*which, slice(inside[0], max(inside)))], inside[0] - first
 
 
 class Machine:
@@ -269,7 +270,10 @@ def _add(desc, at, source):
 
 
 def _assembly(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads, and additions to memory."""
+    """bar.sync and bar.arrive of 256 threads, additions to memory, and skew.py."""
+    if "shfl" in text:
+        i, j = torch.arange(64)[:, None], torch.arange(64)
+        return Register(torch.cat([x.data for x in args], 1).gather(1, j - i + 64))
     if "red." in text:
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
@@ -336,7 +340,7 @@ def _allocate(dtype, shape, layout):
 
 def _stand_ins():
     gl = types.SimpleNamespace(
-        constexpr=Constant, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
+        constexpr=lambda x: x if isinstance(x, str) else Constant(x), int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
         inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)),
         min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis)),
@@ -393,6 +397,9 @@ def load(*more):
 def _given(x):
     """An argument as a kernel gets it."""
     if isinstance(x, torch.Tensor):
+        if not x.is_contiguous():  # all memory from its first element on
+            begin = x.storage_offset()
+            x = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - begin,), (1,), begin)
         return Pointer(x.view(-1))
     if isinstance(x, tuple):
         return type(x)(*map(_given, x))

@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (1, 63, 64, 65, 127, 129, 191, 193, 1000, 4096)
-TERMS = ("t5", "none", "alibi", "both")
+TERMS = ("t5", "none", "alibi", "both", "shaw", "logits", "xl")
+CONTENT = ("shaw", "logits", "xl")
 MASKS = ("", "causal", "window", "band", "padding", "causal padding", "documents", "causal documents", "all")
 STALL = {"check": 75.0, "time": 45.0, "warm": 75.0}  # seconds for one job, compilation included
 
@@ -30,8 +31,10 @@ def checks(only):
     """Jobs in groups that share their compiled variants."""
     groups = []
     for size, terms, masks in product((64, 128), TERMS, MASKS):
+        if (size, terms) == (128, "xl"):
+            continue
         name = f"{terms} {masks or 'open'} {size}"
-        every = shapes(terms, bool(masks)) if masks in ("", "causal") else masked_shapes()
+        every = shapes(terms, bool(masks)) if masks in ("", "causal") else masked_shapes(terms)
         common = {"kind": "check", "terms": terms, "masks": masks, "size": size, "dtype": "bfloat16"}
         jobs = [{**common, "name": f"{name} {'x'.join(map(str, shape))}", "shape": shape} for shape in every]
         if masks:
@@ -43,6 +46,7 @@ def checks(only):
     steps = [
         *product(("t5", "alibi", "both"), ("", "causal")),
         *(("t5", masks) for masks in ("window", "padding", "documents", "all")),
+        *product(CONTENT, ("", "causal")),
     ]
     groups += [
         [{"kind": "check", "what": "step", "name": f"step {terms} {masks}", "terms": terms, "masks": masks}]
@@ -63,9 +67,9 @@ def shapes(terms, causal):
         yield 1, 2, 1, 1500, 1500, 37, "wide span"
 
 
-def masked_shapes():
+def masked_shapes(terms):
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000)):
-        yield 4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain"
+        yield 4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 and terms not in CONTENT else "plain"
 
 
 def timings(only):
@@ -92,6 +96,12 @@ def timings(only):
         "alibi window",
     )
     add((2, 32, 8192, 128), "t5 causal documents", "t5 causal padding", "t5 window", "alibi causal documents")
+    add((4, 16, 4096, 64), "shaw", "shaw causal", "logits causal")
+    add((4, 16, 4096, 64), "xl", "xl causal", "xl padding")
+    add((1, 16, 16384, 64), "shaw", "shaw causal", "xl", "xl causal")
+    add((4, 16, 1024, 64), "xl", "xl causal")
+    add((4, 16, 4096, 128), "shaw", "shaw causal", "logits", "logits causal")
+    add((16, 12, 512, 64), "shaw", "shaw causal")
     add((16, 12, 2048, 64), "t5 causal", "t5 padding")
     for shape in ((16, 12, 1024, 64), (32, 12, 512, 64)):
         add(shape, "t5", "t5 causal", "t5 padding", "t5 documents", "t5 window", "alibi causal")
@@ -150,10 +160,19 @@ def make_plan(terms, heads, lq, lk, start, size, causal, layout=""):
         apart = index.Index(3, 9)  # a span without distance 0
         spot = apart if layout in ("transposed", "packed") else spot
         lookups = (Lookup(spot, bias=table(spot.n)),)
+
+    def content(spot, width, states=False, bias=False):
+        given = torch.randn(1, heads, lq, width, device="cuda", dtype=torch.bfloat16) if states else None
+        rows = torch.randn(heads, spot.n, width, device="cuda", dtype=torch.bfloat16) / 4
+        return Lookup(spot, dot_query=rows, states=given, bias=table(spot.n) if bias else None)
+
     return {
         "t5": lambda: Plan(positions, lookups=lookups, scale=1.0 if size == 64 else None), "clip": lambda: Plan(positions, lookups=lookups),
         "none": lambda: Plan(positions), "alibi": lambda: Plan(positions, slopes=slopes),
         "both": lambda: Plan(positions, lookups=lookups, slopes=slopes),
+        "shaw": lambda: Plan(positions, lookups=(content(index.clip(64, 64), size, bias=lq % 2 == 1),)),
+        "logits": lambda: Plan(positions, lookups=(content(index.Index(-1024, 0), 16, states=True),)),
+        "xl": lambda: Plan(positions, lookups=(content(index.exact(positions), size, bias=True),)),
     }[terms]()  # fmt: skip
 
 
@@ -213,12 +232,19 @@ def prepare(q, k, v, plan, causal=False, **masks):
 def run(inputs, numbers, scale):
     import torch
 
-    from posenc.engines.gluon import launch
+    from posenc.engines import gluon
+    from posenc.engines.gluon import content_launch, launch, rolling_launch
+    from posenc.engines.triton import launch as triton_launch
     from posenc.engines.triton import launcher
 
     out = inputs.q.new_empty(inputs.q.shape)
     lse = out.new_empty(*out.shape[:2], -(-out.shape[2] // 64) * 64, dtype=torch.float32)
-    return launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
+    if inputs.table is None:
+        return launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
+    if inputs.states is None and out.shape[3] == 64 and gluon.spans_all(inputs, numbers):
+        return rolling_launch.run_forward(launcher.launch, inputs, numbers, scale, out, lse)
+    rows = triton_launch._make_rows(launcher.launch, inputs, numbers, scale, inputs.kind(numbers), 0, out.shape[2])
+    return content_launch.run_forward(launcher.launch, inputs, numbers, scale, rows, out, lse)
 
 
 def run_triton(inputs, numbers, scale):

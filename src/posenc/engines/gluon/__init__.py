@@ -1,6 +1,8 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
+    content, content_launch         the forward pass with a content term of the queries, from its band in memory
+    skew, rolling, rolling_launch   the same over every distance, without a band
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
@@ -60,6 +62,40 @@ def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_slower(x, num)
 
 
+def refuse_content(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel with a content term does not run this call, or None. The band must cover all queries, and the bias must be part of it
+    (x without the bias, then)."""
+    if x.table is None:
+        return "it needs a content term of the queries"
+    if num.queries:
+        return f"the term spans so many distances that it is made for {num.queries} queries at a time"
+    if x.starts is not None:
+        return "a start for each batch row makes the band's tiles unaligned"
+    reads = READS - {"bias", "slopes", "starts"} | {"table", "states"}
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+
+
+def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel with a content term over every distance does not run this call, or None. x as for refuse_content."""
+    if x.table is None or x.states is not None:
+        return "it needs a content term of the queries themselves"
+    if x.q.shape[3] != 64:
+        return f"head sizes are 64, got {x.q.shape[3]}"
+    if x.starts is not None or not spans_all(x, num):
+        return "the table ends within the text"
+    reads = READS - {"bias", "slopes", "starts"} | {"table"}
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+
+
+def spans_all(x: Inputs, num: Numbers) -> bool:
+    """Whether the content term has a row of its own for every visible distance."""
+    q_length, k_length = x.q.shape[2], x.k.shape[2]
+    first, last = 1 - q_length, k_length - 1
+    first = first if num.left < 0 else max(first, k_length - q_length - num.left)
+    last = last if num.right < 0 else min(last, k_length - q_length + num.right)
+    return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
+
+
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:
     """Why the triton engine's own kernel is faster, or None."""
     if x.doc_q is not None and num.right < 0:
@@ -75,15 +111,15 @@ def refuse_device(device: torch.device) -> str | None:
     return None
 
 
-def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float, reads: set[str] = READS) -> str | None:
     q, k, v = x.q, x.k, x.v
     if q.dtype not in DTYPES:
         return f"it computes in bfloat16 or float16, not {q.dtype}"
     if q.shape[3] not in SIZES or v.shape[3] != q.shape[3]:
         return f"head sizes are {' or '.join(map(str, SIZES))}, the same for keys and values, got {q.shape[3]} and {v.shape[3]}"
-    extra = [name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS]
+    extra = [name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in reads]
     if extra:
-        return f"it knows biases by distance, slopes, padding and documents, not {', '.join(extra)}"
+        return f"it knows {', '.join(sorted(reads))}, not {', '.join(extra)}"
     if dropout > 0.0:
         return "it has no dropout"
     if scale < SMALLEST:

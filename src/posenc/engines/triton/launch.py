@@ -58,8 +58,17 @@ def run_forward(
         from ..gluon.launch import run_forward as run_gluon
 
         return run_gluon(launch, x, num, scale, out, lse)
-
     kind = x.kind(num)
+    content = _without_joined_bias(x, num)
+    if gluon.refuse_rolling(content, num, scale, dropout) is None:
+        from ..gluon.rolling_launch import run_forward as run_rolling
+
+        return run_rolling(launch, x, num, scale, out, lse)
+    if gluon.refuse_content(content, num, scale, dropout) is None:
+        from ..gluon.content_launch import run_forward as run_content
+
+        return run_content(launch, x, num, scale, _make_rows(launch, x, num, scale, kind, 0, q_length), out, lse)
+
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
     if q_length <= tile.queries and x.value is None:
@@ -323,6 +332,10 @@ def _is_bias_in_rows(x: Inputs, num: Numbers) -> bool:
     columns sum up to the gradient of the bias."""
     same = (num.rows_lo, num.rows_hi) == (num.bias_lo, num.bias_hi)
     return x.bias is not None and x.table is not None and x.table.shape[0] == x.q.shape[1] and x.scales is None and same
+
+
+def _without_joined_bias(x: Inputs, num: Numbers) -> Inputs:
+    return x._replace(bias=None) if _is_bias_in_rows(x, num) else x
 
 
 def _row_distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int, int, int | None]:

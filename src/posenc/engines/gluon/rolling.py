@@ -1,0 +1,335 @@
+"""The forward kernel for Hopper with a content term over every distance, in Gluon: scores scale (q_i . k_j + q_i . table[j - i]).
+
+Nothing of the term is in memory: consumers multiply their 64 queries with the table's rows as they go along the keys. Each tile of 64 keys
+has 64 distances that the tile before it had not, so a step makes one more product, of the size of queries and keys:
+
+    keys            t = 0           1           2                    of the first consumer
+    distances   -64 .. -1      0 .. 63     64 .. 127   ..            (64 less for each later consumer, whose queries are 64 further)
+    chunk of rows    0           1           2
+
+    step t      begin = skew(chunk t, chunk t + 1)                   skew.py: by query and key, in registers
+                s = begin + q k_t      acc += p v(t-1)      chunk t + 2 = q table + bias
+                p = softmax s
+
+Roles, slots and masks are those of kernel.py. The table passes through a ring of its own, whose chunks serve one consumer after the other:
+consumer c takes chunk k in its step k + c - 4. A step's product of distances runs beside the softmax of its scores.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .kernel import (
+    CONSUMERS,
+    PAD,
+    ROWS,
+    along_rows,
+    by_eights,
+    count_blocks,
+    find_block,
+    hide,
+    load_tiles,
+    pass_turn,
+    softmax,
+    wait_turn,
+)
+from .skew import skew
+
+KEYS = gl.constexpr(64)  # of a tile, and distances of a chunk
+CHUNKS = gl.constexpr(4)  # that are loaded before the first step
+
+
+@gluon.jit
+def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
+    q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem = load
+    q_full, q_empty, full, empty, t_full, t_empty = bars
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
+        sizes
+    )
+    BM: gl.constexpr = NC * ROWS
+    count = (q_length + BM - 1) // BM
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    step = 0
+    chunk = 0
+    for turn in range(count_blocks(batch_heads * count, program, programs)):
+        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+        b = bh // heads
+        h = bh % heads
+        m0 = block * BM
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        row = (
+            first * KEYS - m0 + offset - lo - (CHUNKS - 1) * KEYS
+        )  # of the table: where the block's first chunk begins
+        for c in gl.static_range(NC):
+            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
+            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+        for t in range(1 - CHUNKS, n + 1):
+            slot = chunk % RING
+            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
+            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
+            )
+            row += KEYS
+            chunk += 1
+            if t >= 0:
+                at = step % STAGES
+                mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+                has_keys = t < n
+                mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
+                mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
+                n0 = (first + t) * KEYS
+                tma.async_copy_global_to_shared(
+                    k_desc, [b, h // group, n0, 0], full.index(at), k_smem.index(at), pred=has_keys
+                )
+                before = gl.where(t == 0, -KEYS, n0 - KEYS)  # outside the tensor: zeros
+                tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
+                step += 1
+
+
+@gluon.jit
+def multiply(q, t_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr):
+    """Starts the product of the queries with a chunk of the table."""
+    rows = t_smem.index(chunk % RING).reshape([KEYS, t_smem.shape[3]]).permute((1, 0))
+    return warpgroup_mma(q, rows, gl.zeros([ROWS, KEYS], gl.float32, S_L), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
+    """The product with a chunk whose first distance is dist, and the bias. As what the product begins with, ptxas serialises (C7518)."""
+    if BIAS:
+        # beyond the span nothing is visible: such chunks read other numbers
+        first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
+        x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
+    return x
+
+
+@gluon.jit
+def take_step(
+    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, k_smem, v_smem, t_smem,
+    full, empty, t_full, t_empty, S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr,
+    RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+):  # fmt: skip
+    """Scores of a tile and their softmax, while the values of the tile before it and the next distances are multiplied."""
+    D: gl.constexpr = k_smem.shape[4]
+    at = step % STAGES
+    k_tile = k_smem.index(at).reshape([KEYS, D]).permute((1, 0))
+    v_tile = v_smem.index(at).reshape([KEYS, D])
+    begin = skew(before, after).to(gl.float32)
+    mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+    if TURNS:
+        wait_turn(CID)
+    s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
+    acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
+    next_new = multiply(q, t_smem, chunk, S_L, RING)
+    if TURNS:
+        pass_turn((CID + 1) % NC)
+    s = warpgroup_mma_wait(2, deps=(s_new,))
+    if is_masked:
+        s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    p_new, alpha, m = softmax(s, m, scale, 0.0, 0.0, dist, S_L, True, False)
+    l = l * along_rows(alpha, l) + gl.sum(p_new, 1)
+    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)  # here for ptxas, see kernel.py
+    acc, following = warpgroup_mma_wait(0, deps=(acc_new, next_new))
+    mbarrier.arrive(empty.index(at))
+    mbarrier.arrive(t_empty.index(chunk % RING))
+    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
+    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
+    return after, following.to(v_smem.dtype), p, m, l, acc * along_rows(alpha, acc)
+
+
+@gluon.jit
+def consume(
+    use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr,
+    BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+):  # fmt: skip
+    o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem = use
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
+    q_full, q_empty, full, empty, t_full, t_empty = bars
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
+        sizes
+    )
+    D: gl.constexpr = k_smem.shape[4]
+    BM: gl.constexpr = NC * ROWS
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    count = (q_length + BM - 1) // BM
+    padded = (q_length + 63) // 64 * 64
+    limits = (q_length, k_length, left, right)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    if TURNS and CID == 0:
+        pass_turn(0)
+    step = 0
+    for turn in range(count_blocks(batch_heads * count, program, programs)):
+        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+        m0 = block * BM + CID * ROWS
+        b = bh // heads
+        first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        n = last - first
+        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
+        own = gl.minimum((gl.maximum(end, 0) + KEYS - 1) // KEYS, last)
+        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        bias = bias_ptr + (bh % heads) * bias_row
+        of_row = (
+            bits_ptr + b * bits_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_keys_ptr + b * doc_keys_row,
+        )
+        # keys that no limit hides from any of these queries
+        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        q = q_smem.index(CID).reshape([ROWS, D])
+        mbarrier.wait(q_full.index(CID), turn & 1)
+
+        # the distances before the first tile, and those that begin with it
+        dist = first * KEYS - m0 + offset
+        begin = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
+        chunk = begin + (CHUNKS - 2 - CID)
+        mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+        mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
+        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        before_new = multiply(q, t_smem, chunk, S_L, RING)
+        after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
+        before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
+        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(v_smem.dtype)
+        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
+        for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
+            mbarrier.arrive(t_empty.index((begin + i) % RING))
+
+        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
+        nothing = gl.zeros([ROWS, KEYS], gl.float32, S_L)
+        l = gl.sum(by_eights(nothing), 1)
+        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
+        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        for t in range(own):
+            n0 = (first + t) * KEYS
+            is_masked = (n0 < inner0) | (n0 + KEYS > inner1)
+            if PADDED or DOCS:
+                is_masked = is_masked | (first + t < clear0) | (first + t >= clear1)
+            before, after, p, m, l, acc = take_step(
+                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
+                t_smem, full, empty, t_full, t_empty, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+            )  # fmt: skip
+            dist += KEYS
+            step += 1
+
+        # the values of the last tile
+        at = step % STAGES
+        values = v_smem.index(at).reshape([KEYS, D])
+        acc_new = warpgroup_mma(p, values, acc, is_async=True)
+        mbarrier.arrive(q_empty.index(CID))
+        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
+        is_empty = total == 0.0
+        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
+        inverse = 1.0 / gl.where(is_empty, 1.0, total)
+        acc = warpgroup_mma_wait(0, deps=(acc_new,))
+        mbarrier.arrive(empty.index(at))
+        step += 1
+        if m0 < q_length:
+            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
+            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
+            tma.store_wait(0)
+            gl.thread_barrier()
+            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
+        for _ in range(own, n):
+            if TURNS:
+                wait_turn(CID)
+                pass_turn((CID + 1) % NC)
+            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+            mbarrier.arrive(empty.index(step % STAGES))
+            step += 1
+            # A slot comes after the chunks up to this one, so that it need not be waited for.
+            mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))
+        for i in gl.static_range(CID):  # those that only earlier consumers need
+            mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 1 - CID + i)) % RING))
+    if TURNS and CID == 0:
+        wait_turn(0)
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "table_heads", "bias_row", "bits_row",
+        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
+    ]
+)  # fmt: skip
+def forward_rolling(
+    q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
+    t_desc,  # the table [H or 1, hi - lo + 1, D]
+    lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
+    tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles), none of them far
+    bias_ptr,  # float32 [H, PAD + span + PAD] (prepare.pad_bias), or unused
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
+    scale,  # base 2
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
+    doc_keys_row, lo, hi,
+    STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """out and lse; arguments are as in kernel.forward. lo, hi: the table's distances, among them all that are visible."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    D: gl.constexpr = q_desc.block_shape[3]
+    NC: gl.constexpr = CONSUMERS
+    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
+    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    for i in gl.static_range(NC):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=NC)
+    for i in gl.static_range(RING):
+        mbarrier.init(t_full.index(i), count=1)
+        mbarrier.init(t_empty.index(i), count=NC)
+    fence_async_shared()
+
+    load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem)
+    bars = (q_full, q_empty, full, empty, t_full, t_empty)
+    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem)
+    masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
+    sizes = (
+        q_length,
+        k_length,
+        heads,
+        group,
+        batch_heads,
+        section,
+        left,
+        right,
+        tiles_row,
+        table_heads,
+        bias_row,
+        lo,
+        hi,
+    )
+    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    gl.warp_specialize([
+        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, sizes, NC, STAGES, RING)),
+    ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
