@@ -16,8 +16,8 @@ from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
-from .engines.cpu.token import Token
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
+from .engines.cpu.token import Token
 from .engines.lowering import LoweredPlan, lower_plan
 
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]

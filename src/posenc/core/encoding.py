@@ -15,7 +15,6 @@ from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
 
-
 KEPT = ("_remembered", "_phases")
 """What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
 

@@ -20,9 +20,8 @@ from torch.autograd import forward_ad
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
-from ..core.tables import expand_table
 from . import rules_cpu, triton
-from .cpu import block_sizes, decode, dense
+from .cpu import block_sizes, decode, dense, dense_terms
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
@@ -147,11 +146,12 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
         facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
         mask = None if trains else dense.find_bias(*facts)
         if mask is None:
-            if any(holds_nan(table) for table in tables):
-                return None
-            mask = dense.make_bias(*facts) if trains else dense.keep_bias(*facts)
+            for table in tables:
+                if holds_nan(table):
+                    return None
+            mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
-        mask = dense.limits_of(None, right, q_length, k_length, precision)
+        mask = dense_terms.limits_of(None, right, q_length, k_length, precision)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale
@@ -187,7 +187,4 @@ def _products(
         if holds_nan(dots):  # as a table does that holds NaN in any row
             return None
         return decode.expand_by_distance(dots, batch, index, offset, k_length)
-    lowest, highest = offset - q_length + 1, offset + k_length - 1
-    lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
-    products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)
-    return dense.by_pair(products, lo - lowest, highest - hi, k_length)
+    return dense_terms.multiply_by_distance(states, table, index, offset - q_length + 1, k_length, scale, precision)

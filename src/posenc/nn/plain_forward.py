@@ -80,7 +80,13 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if out is None and is_short and window is None and not dropout and (plan is None or q.is_cpu):
         out = attend_plainly(q, k, v, plan, layer.causal)
-        if decodes and out is not None and plan is not None and encoding.steady_terms and encoding.rotates == rotates_here:
+        if (
+            decodes
+            and out is not None
+            and plan is not None
+            and encoding.steady_terms
+            and encoding.rotates == rotates_here
+        ):
             encoding.remember(prepare_token(q, k.shape[2], plan))
     if out is None:
         masks: MaskOptions = {"causal": layer.causal}

@@ -1,8 +1,4 @@
-"""Short texts: all terms as one mask [B or 1, H, Lq, Lk], and one call of PyTorch's attention.
-
-    bias by distance [H, n]        ─ Toeplitz ─▶  [H, Lq, Lk]        n = Lq + Lk - 1 distances,
-    states·table [B, H, Lq, n]     ─ skew ─────▶  [B, H, Lq, Lk]     key j of query i stands at j - i + Lq - 1
-    k·table      [B, H, Lk, n]     ─ skew ─────▶  [B, H, Lk, Lq]ᵀ
+"""Short texts: all terms as one mask [B or 1, H, Lq, Lk] (dense_terms.py), and one call of PyTorch's attention.
 
 A mask of biases alone that needs no gradient is kept, with copies of the tables it was made of: it is used again where the
 tables' numbers are the same, whichever way they were or were not changed since. Kept masks are bounded in number and size.
@@ -11,21 +7,19 @@ tables' numbers are the same, whichever way they were or were not changed since.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache, wraps
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from ...core.functions import direct_apply
 from ...core.index import Index
-from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
-from ...core.tables import expand_table
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
+from .dense_terms import by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
-from .ops import refuse_second_derivatives
 
 ALL = slice(None)
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
@@ -65,40 +59,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
 def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
     """PyTorch's attention, whose gradient reaches the mask too."""
     # the kernels read channels, and keys of a mask, side by side
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
     grouped = q.shape[1] != k.shape[1]
     if mask is not None and ((gradient and mask.requires_grad) or grouped):  # grouped: the same bits without a gradient
-        return _Attend.apply(q, k, v, mask, scale)
+        return _apply_attend(q, k, v, mask, scale)
     if gradient and not grouped:
-        return _Fused.apply(q, k, v, mask, scale)
+        return _apply_fused(q, k, v, mask, scale)
     return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-
-
-def first_derivatives_only(backward):
-    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
-    derivatives vanish in silence where the incoming gradient is a constant."""
-
-    @wraps(backward)
-    def call(ctx, *grads):
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return results
-        found = tuple([x for x in results if x is not None])
-        marked = iter(_FirstOnly.apply(*[x.detach().requires_grad_() for x in found]))
-        return tuple([None if x is None else next(marked) for x in results])
-
-    return call
-
-
-class _FirstOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([x.clone() for x in tensors])
-
-    backward = staticmethod(refuse_second_derivatives)
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
@@ -201,57 +171,6 @@ def whole_row(
     return whole
 
 
-def make_bias(
-    tables: tuple[Tensor, ...], indices: tuple, offset: int, q_length: int, k_length: int, left: int | None,
-    right: int | None, precision: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """The mask of these numbers, with gradients where they have. tables: a bias for each index, then the slopes."""
-    lowest, highest = offset - q_length + 1, offset + k_length - 1
-    total = None
-    for index, table in zip(indices, tables, strict=False):
-        total = add(total, expand_table(table, index, lowest, highest).to(precision))
-    if len(tables) > len(indices):
-        total = add(total, tables[-1].to(precision)[:, None] * _distances(lowest, highest, precision))
-    assert total is not None
-    bias = _Toeplitz.apply(total, k_length)[None]
-    if left is not None or right is not None:
-        bias = bias + limits_of(left, right, q_length, k_length, precision)
-    return bias
-
-
-@lru_cache(maxsize=16)
-def _distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
-    """-|r|"""
-    with torch.inference_mode(False), torch.no_grad():
-        return -torch.arange(lowest, highest + 1).abs().to(dtype)
-
-
-@lru_cache(maxsize=8)
-def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
-    """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
-    with torch.inference_mode(False), torch.no_grad():
-        allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
-        assert allowed is not None
-        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
-
-
-class _Toeplitz(torch.autograd.Function):
-    """[H, Lq + Lk - 1] by distance -> [H, Lq, Lk]."""
-
-    @staticmethod
-    def forward(ctx, table: Tensor, k_length: int) -> Tensor:
-        return table.unfold(1, k_length, 1).flip(1)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx, grad: Tensor):
-        heads, q_length, k_length = grad.shape
-        count = q_length + k_length - 1
-        # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
-        moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
-        return moved.view(heads, q_length, count).sum(1), None
-
-
 # ---- content -----------------------------------------------------------------------------------------------------------
 def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan, scale: float) -> Tensor:
     """mask plus the terms that depend on queries and keys: [B, H, Lq, Lk]."""
@@ -264,76 +183,16 @@ def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan
         lo, hi = reached(query_span, lowest, highest)
         table, states = lowered.query_table(q, lo, hi, precision)
         assert table is not None
-        products = multiply(q if states is None else states, table, scale)
+        products = multiply(q if states is None else states, table * scale)
         mask = add(mask, by_pair(products, lo - lowest, highest - hi, k_length))
     if key_span is not None:
         lo, hi = reached(key_span, lowest, highest)
         found = lowered.key_table(lo, hi, precision)
         assert found is not None
-        products = multiply(k, found.flip(1), scale)
+        products = multiply(k, found.flip(1) * scale)
         mask = add(mask, by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
     assert mask is not None
     return mask
-
-
-def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
-    lo, hi = span
-    return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
-
-
-def multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
-    """scale states·tableᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
-    states = states if states.dtype == table.dtype else states.to(table.dtype)
-    table = table * scale
-    return states @ (table[0].t() if table.shape[0] == 1 else table.transpose(1, 2))
-
-
-def by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
-    """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
-    first and the last column hold."""
-    rows, columns = products.shape[2:]
-    if 2 * columns < before + columns + after:
-        return products.gather(-1, _columns(before, columns, rows, keys).expand(*products.shape[:2], -1, -1))
-    if before or after:
-        parts = [products]
-        if before:
-            parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
-        if after:
-            parts.append(products[..., -1:].expand(*products.shape[:3], after))
-        products = torch.cat(parts, -1)
-    if products.requires_grad:
-        return _Skew.apply(products, keys)
-    return _skewed(products.contiguous(), keys)
-
-
-@lru_cache(maxsize=8)
-def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
-    """[R, K]: the column of each pair."""
-    with torch.inference_mode(False), torch.no_grad():
-        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
-        return steps.clamp_(0, columns - 1)
-
-
-class _Skew(torch.autograd.Function):
-    """[B, H, R, R + K - 1] by distance -> [B, H, R, K]: row i without its first R - 1 - i numbers, as a view."""
-
-    @staticmethod
-    def forward(ctx, products: Tensor, keys: int) -> Tensor:
-        ctx.shape = products.shape
-        return _skewed(products.contiguous(), keys)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx, grad: Tensor):
-        whole = grad.new_zeros(ctx.shape)
-        _skewed(whole, grad.shape[3]).copy_(grad)
-        return whole, None
-
-
-def _skewed(products: Tensor, keys: int) -> Tensor:
-    batch, heads, rows, count = products.shape
-    steps = (heads * rows * count, rows * count, max(count - 1, 1), 1)
-    return products.as_strided((batch, heads, rows, keys), steps, rows - 1)
 
 
 # ---- attention whose second derivatives say where they are -----------------------------------------------------------------
@@ -415,3 +274,6 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scal
     d_q = torch.bmm(d_s, keys).mul_(scale)
     d_k = torch.bmm(d_s.transpose(1, 2), scaled)
     return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
+
+
+_apply_fused, _apply_attend = direct_apply(_Fused), direct_apply(_Attend)
