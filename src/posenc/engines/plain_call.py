@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
@@ -82,6 +83,27 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     if mask is not None and causal and q_length > 1 and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
+
+
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
+    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
+        return None
+    _, heads, q_length, _ = q.shape
+    k_shape, dtype = k.shape, q.dtype
+    _, kv_heads, k_length, _ = k_shape
+    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
+        return None
+    on_cpu = q.is_cpu
+    if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
+        return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
+        return None
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
