@@ -133,8 +133,7 @@ def test_texts_follow_every_change(name, change, causal, text_runs):
         late = x.clone()
         late[:, -1] = float("nan")
         torch.testing.assert_close(layer(late), by_reference(layer, late), atol=1e-5, rtol=1e-5, equal_nan=True)
-    if name != "shaw":  # its mask is another one for each text
-        assert text_runs["run"] >= 6
+    assert text_runs["run"] >= 6
 
 
 def test_a_parametrized_table_is_made_anew(runs):

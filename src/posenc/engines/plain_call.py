@@ -85,27 +85,6 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     return out
 
 
-def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
-    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
-        return None
-    _, heads, q_length, _ = q.shape
-    k_shape, dtype = k.shape, q.dtype
-    _, kv_heads, k_length, _ = k_shape
-    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
-        return None
-    on_cpu = q.is_cpu
-    if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
-        return None
-    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
-        return None
-    if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
-        return None
-    if heads == kv_heads:
-        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
-    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)
-
-
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     """Whether a plan has nothing but rotation, lookups and slopes, for these lengths."""
     positions, scale = plan.positions, plan.scale
@@ -210,3 +189,24 @@ def _products(
             return None
         return decode.expand_by_distance(dots, batch, index, offset, k_length)
     return dense_terms.multiply_by_distance(states, table, index, offset - q_length + 1, k_length, scale, precision)
+
+
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
+    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
+        return None
+    _, heads, q_length, _ = q.shape
+    k_shape, dtype = k.shape, q.dtype
+    _, kv_heads, k_length, _ = k_shape
+    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
+        return None
+    on_cpu = q.is_cpu
+    if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
+        return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
+        return None
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)

@@ -57,7 +57,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
         is_steady = is_short and on_cpu and encoding.steady_terms and not torch.is_grad_enabled()
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
-            kind = "token" if past else layer.causal
+            kind = "token" if past else "causal text" if layer.causal else "text"
             known = encoding.recall(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
@@ -151,9 +151,17 @@ def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None
 
 def _make_plan(layer: Attention, encoding: Any, x: Tensor, past: int, queries: int, rotates_here: bool) -> Plan:
     every = consecutive(past, queries, 0, past + queries)
-    if rotates_here or not encoding.rotates_or_plans:
+    if encoding.rotates_or_plans and not rotates_here:
+        return encoding.plan(every, x=x, host=layer)
+    if torch.compiler.is_compiling() or not encoding.steady_terms or torch.is_grad_enabled():
         return encoding.terms(every, x=x, host=layer)
-    return encoding.plan(every, x=x, host=layer)
+    kind = "terms", x.get_device()
+    plan = encoding.recall(kind)
+    if plan is not None:
+        return plan.at(every)
+    plan = encoding.terms(every, x=x, host=layer)
+    encoding.remember(kind, plan)
+    return plan
 
 
 def as_appended(k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

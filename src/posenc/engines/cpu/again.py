@@ -21,7 +21,7 @@ from ...core.index import Index
 from ...core.plan import Plan, holds_nan
 from ..lowering import add
 from ..sdpa import VECTOR, fused_attention
-from . import decode, dense
+from . import decode, dense, dense_terms
 
 
 class Token:
@@ -53,9 +53,7 @@ class Token:
     @staticmethod
     def supports(q: Tensor, plan: Plan) -> bool:
         """Of plans that `plain_call.run` takes, for one query without a gradient."""
-        if plan.shift is not None or plan.rotate is not None or q.shape[2] != 1 or not q.is_cpu:
-            return False
-        return all(lookup.states is None and lookup.query_shift is None for lookup in plan.lookups)
+        return q.shape[2] == 1 and _has_only_tables(q, plan)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """k and v [B, Hkv, L, D]: those of the step before, and one more."""
@@ -84,34 +82,56 @@ class Token:
 
 
 class Text:
-    """The terms of as many queries as keys on a CPU, without gradients: biases and slopes."""
+    """The terms of as many queries as keys on a CPU, without gradients: biases, slopes, and at most one table that multiplies the
+    queries."""
 
-    __slots__ = ("causal", "dtype", "facts", "k_shape", "scale", "shape")
+    __slots__ = ("causal", "content", "dtype", "facts", "k_shape", "scale", "shape")
 
     def __init__(self, q: Tensor, k: Tensor, plan: Plan, causal: bool):
         """What `plain_call.run` has just run."""
         precision = torch.float64 if q.dtype == torch.float64 else torch.float32
-        tables, indices = bias_tables(plan)
-        offset, right = plan.positions.offset, 0 if causal else None
-        self.facts = tables, indices, offset, q.shape[2], k.shape[2], None, right, precision
+        length, offset = q.shape[2], plan.positions.offset
+        assert offset is not None
         self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
         self.scale = None if plan.scale is None else float(plan.scale)
+        self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
+        self.content = None
+        for lookup in plan.lookups:
+            if lookup.dot_query is not None:
+                scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+                with torch.inference_mode(False), torch.no_grad():
+                    copy = lookup.dot_query.clone()
+                facts = lookup.index, offset - length + 1, length, scale, precision
+                self.content = lookup.dot_query, copy, facts
 
     @staticmethod
     def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
         """Of plans that `plain_call.run` takes, without a gradient."""
-        if plan.shift is not None or plan.rotate is not None or not VECTOR <= q.shape[2] == k.shape[2] or not q.is_cpu:
-            return False
-        return all(lookup.dot_query is None for lookup in plan.lookups)
+        return VECTOR <= q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         if q.shape != self.shape or k.shape != self.k_shape or q.dtype != self.dtype or not _is_plain(q):
             return None
-        mask = dense.find_bias(*self.facts)
-        if mask is None:
-            return None
+        mask = None
+        if self.facts[0]:
+            mask = dense.find_bias(*self.facts)
+            if mask is None:
+                return None
+        elif self.causal:
+            mask = dense_terms.limits_of(*self.facts[5:7], *self.facts[3:5], self.facts[7])
+        if self.content is not None:
+            table, copy, facts = self.content
+            if not copy.equal(table):
+                return None
+            mask = add(mask, dense_terms.multiply_by_distance(q, table, *facts))
         out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
         return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
+
+
+def _has_only_tables(q: Tensor, plan: Plan) -> bool:
+    if plan.shift is not None or plan.rotate is not None or not q.is_cpu:
+        return False
+    return all(lookup.states is None and lookup.query_shift is None for lookup in plan.lookups)
 
 
 def bias_tables(plan: Plan) -> tuple[tuple[Tensor, ...], tuple[Index, ...]]:
