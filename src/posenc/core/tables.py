@@ -6,6 +6,8 @@ table  t0 t1 t2                expanded   t0 t0 t1 t2 t2
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -78,7 +80,13 @@ def select_rows(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
     """`expand_table` in eager code, inside functions that have a gradient of their own: `sum_rows`."""
     if index.rows is None and index.lo <= lo and hi <= index.hi:
         return table[:, lo - index.lo : hi - index.lo + 1]
-    return table.index_select(1, constant(rows_of(index, lo, hi), table.device))
+    return table.index_select(1, _rows_on(index, lo, hi, table.device))
+
+
+@lru_cache(maxsize=64)
+def _rows_on(index: Index, lo: int, hi: int, device: torch.device) -> Tensor:
+    """`constant`, found without a look at each row."""
+    return constant(rows_of(index, lo, hi), device)
 
 
 def sum_rows(grad: Tensor, index: Index, lo: int, hi: int, n: int) -> Tensor:

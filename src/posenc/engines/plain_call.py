@@ -74,7 +74,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         return None
     if not on_gpu and hides_nan(q, k_length):
         return None
-    if mask is not None and mask.requires_grad:
+    if isinstance(mask, tuple):
+        tables, indices, *facts = mask
+        factor = size**-0.5 if scale is None else float(scale)
+        out = dense.attend_with_bias(q, k, v, tables, indices, tuple(facts), factor)
+    elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
         out = fused_attention(
@@ -100,8 +104,8 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     )  # fmt: skip
 
 
-def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | None:
-    """All terms and causality as one mask, where they fit."""
+def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | tuple | None:
+    """All terms and causality as one mask, where they fit; biases that need a gradient as what `make_bias` takes."""
     batch, heads, q_length, size = q.shape
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
@@ -150,6 +154,8 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
             for table in tables:
                 if holds_nan(table):
                     return None
+            if trains and content is None:
+                return facts
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
         mask = dense_terms.limits_of(None, right, q_length, k_length, precision)

@@ -18,7 +18,7 @@ from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
-from .dense_terms import by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
 
 ALL = slice(None)
@@ -215,6 +215,33 @@ class _Fused(torch.autograd.Function):
 
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
+def attend_with_bias(
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, scale: float
+) -> Tensor:
+    """`attend_with_mask` of `make_bias(tables, indices, *facts)`, as one function with one gradient."""
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return attend_with_mask(q, k, v, make_bias(tables, indices, *facts), scale, True)
+    return _apply_attend_with_bias(q, k, v, scale, indices, facts, *tables)
+
+
+class _AttendWithBias(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, indices: tuple, facts: tuple, *tables: Tensor
+    ) -> Tensor:
+        mask = make_bias(tables, indices, *facts)
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
+        ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
+        return _without_gradients(q, k, v, mask, scale)
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        *grads, d_mask = _all_gradients(*ctx.saved_tensors, grad, ctx.scale, True)
+        return *grads, None, None, None, *bias_gradients(d_mask, *ctx.given, ctx.needs_input_grad[6:])
+
+
 class _Attend(torch.autograd.Function):
     """PyTorch's fused backward pass gives no gradient of its mask. Forward it is the same call as without gradients, with the
     same bits; backward the scores are made again, and all products are of stacked heads. Heads that share keys are rows of
@@ -224,29 +251,41 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.scale = scale
-        # PyTorch looks at requires_grad even here, and would take its unfused form
-        q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
-        return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return _without_gradients(q, k, v, mask, scale)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        q, k, v, mask = ctx.saved_tensors
-        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
-            d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, ctx.scale)
-            d_mask = d_s.sum_to_size(mask.shape) if ctx.needs_input_grad[3] else None
-            return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_mask, None
-        d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if ctx.needs_input_grad[3] else None
-        group = q.shape[1] // k.shape[1]
-        for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
-            own = slice(heads.start * group, heads.stop * group)
-            at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
-            found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], ctx.scale)
-            d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
-            if d_mask is not None:
-                d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
-        return d_q, d_k, d_v, d_mask, None
+        return *_all_gradients(*ctx.saved_tensors, grad, ctx.scale, ctx.needs_input_grad[3]), None
+
+
+def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    # PyTorch looks at requires_grad even inside a function, and would take its unfused form
+    q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
+    return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _all_gradients(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, of_mask: bool
+) -> tuple[Tensor | None, ...]:
+    """Of q, k, v and the mask."""
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
+        d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, scale)
+        d_mask = None if not of_mask else d_s if d_s.shape == mask.shape else d_s.sum_to_size(mask.shape)
+        if q.dtype != d_s.dtype:
+            d_q, d_k, d_v = d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
+        return d_q, d_k, d_v, d_mask
+    d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if of_mask else None
+    group = q.shape[1] // k.shape[1]
+    for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
+        own = slice(heads.start * group, heads.stop * group)
+        at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
+        found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], scale)
+        d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
+        if d_mask is not None:
+            d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
+    return d_q, d_k, d_v, d_mask
 
 
 def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:
@@ -263,17 +302,23 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scal
     batch, heads, q_length, size = q.shape
     _, kv_heads, k_length, v_size = v.shape
     stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-    scaled = q.to(mask.dtype).reshape(stacks, rows, size) * scale
-    keys = k.to(mask.dtype).reshape(stacks, k_length, size)
-    values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
-    whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+    if q.dtype != mask.dtype:
+        q, k, v, grad = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype), grad.to(mask.dtype)
+    shape, k_shape = q.shape, k.shape
+    scaled = q.reshape(stacks, rows, size) * scale
+    keys = k.reshape(stacks, k_length, size)
+    if batch == 1 == heads // kv_heads:
+        whole = mask.expand(batch, heads, q_length, k_length)[0]
+    else:
+        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
     p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-    g = grad.to(p.dtype).reshape(stacks, rows, v_size)
+    g = grad.reshape(stacks, rows, v_size)
     d_v = torch.bmm(p.transpose(1, 2), g)
-    d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+    d_p = torch.bmm(g, v.reshape(stacks, k_length, v_size).transpose(1, 2))
+    d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
     d_q = torch.bmm(d_s, keys).mul_(scale)
     d_k = torch.bmm(d_s.transpose(1, 2), scaled)
-    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
+    return d_q.view(shape), d_k.view(k_shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
 
 
-_apply_fused, _apply_attend = direct_apply(_Fused), direct_apply(_Attend)
+_apply_fused, _apply_attend, _apply_attend_with_bias = map(direct_apply, (_Fused, _Attend, _AttendWithBias))

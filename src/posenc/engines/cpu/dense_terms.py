@@ -68,7 +68,8 @@ def _bias(
     lowest, highest = offset - q_length + 1, offset + k_length - 1
     total = None
     for index, table in zip(indices, tables, strict=False):
-        total = add(total, select_rows(table, index, lowest, highest).to(precision))
+        rows = select_rows(table, index, lowest, highest)
+        total = add(total, rows if rows.dtype == precision else rows.to(precision))
     if len(tables) > len(indices):
         total = add(total, tables[-1].to(precision)[:, None] * negative_distances(lowest, highest, precision))
     assert total is not None
@@ -81,30 +82,61 @@ def _bias(
 class _Bias(torch.autograd.Function):
     @staticmethod
     def forward(ctx, indices: tuple[Index, ...], facts: tuple, *tables: Tensor) -> Tensor:
-        ctx.indices, ctx.facts = indices, facts
-        ctx.tables = [(table.shape, table.dtype) for table in tables]
+        ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
         return _bias(tables, indices, *facts)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        offset, q_length, k_length, _, _, precision = ctx.facts
-        lowest, highest = offset - q_length + 1, offset + k_length - 1
-        count = q_length + k_length - 1
-        # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
-        heads = grad.shape[1]
-        moved = pad(grad[0].flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
-        total = moved.view(heads, q_length, count).sum(1)
-        results: list[Tensor | None] = [None, None]
-        for number, (shape, dtype) in enumerate(ctx.tables):
-            if not ctx.needs_input_grad[number + 2]:
-                results.append(None)
-            elif number < len(ctx.indices):
-                found = total if shape[0] == heads else total.sum(0, keepdim=True)  # one table for all heads
-                results.append(sum_rows(found, ctx.indices[number], lowest, highest, shape[1]).to(dtype))
+        return None, None, *bias_gradients(grad, *ctx.given, ctx.needs_input_grad[2:])
+
+
+def bias_gradients(grad: Tensor, indices: tuple[Index, ...], facts: tuple, tables: list, wanted) -> list[Tensor | None]:
+    """Of the tables (shape, dtype) by that of the mask, [1, H, Lq, Lk]."""
+    offset, q_length, k_length, _, _, precision = facts
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    heads = grad.shape[1]
+    results: list[Tensor | None] = []
+    total = None
+    for number, (shape, dtype) in enumerate(tables):
+        if not wanted[number]:
+            results.append(None)
+            continue
+        index = indices[number] if number < len(indices) else None
+        if index is not None and grad.numel() <= FEW_PAIRS:
+            rows = _rows_of_pairs(index, lowest, q_length, k_length).expand(heads, -1)
+            found = grad.new_zeros(heads, shape[1]).scatter_add_(1, rows, grad.reshape(heads, -1))
+            found = found if shape[0] == heads else found.sum(0, keepdim=True)  # one table for all heads
+        else:
+            total = _sum_diagonals(grad[0]) if total is None else total
+            if index is None:
+                found = total @ negative_distances(lowest, highest, precision)
             else:
-                results.append((total @ negative_distances(lowest, highest, precision)).to(dtype))
-        return tuple(results)
+                found = total if shape[0] == heads else total.sum(0, keepdim=True)
+                found = sum_rows(found, index, lowest, highest, shape[1])
+        results.append(found if found.dtype == dtype else found.to(dtype))
+    return results
+
+
+def _sum_diagonals(grad: Tensor) -> Tensor:
+    """[H, Lq, Lk] -> [H, Lq + Lk - 1] by distance."""
+    heads, q_length, k_length = grad.shape
+    count = q_length + k_length - 1
+    # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
+    moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
+    return moved.view(heads, q_length, count).sum(1)
+
+
+FEW_PAIRS = 1 << 13
+"""Heads times pairs up to which a table's gradient is summed pair by pair: fewer operations than diagonal by diagonal."""
+
+
+@lru_cache(maxsize=8)
+def _rows_of_pairs(index: Index, lowest: int, q_length: int, k_length: int) -> Tensor:
+    """[Lq * Lk]: the table's row of each pair."""
+    with torch.inference_mode(False), torch.no_grad():
+        distances = torch.arange(k_length) - torch.arange(q_length)[:, None] + (lowest + q_length - 1)
+        return index.lookup(distances).flatten()
 
 
 _apply_bias = direct_apply(_Bias)
