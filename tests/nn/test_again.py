@@ -214,7 +214,11 @@ def test_gradients_autocast_and_few_keys_take_the_long_way(runs):
     assert before > 0
     x = steps.text[:, steps.at : steps.at + 1]
     layer(x, cache=copy.copy(steps.cache)).sum().backward()
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="autocast included"):
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match="autocast included"),
+    ):
         layer(x, cache=copy.copy(steps.cache))
     assert runs["run"] == before
 
