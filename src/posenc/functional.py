@@ -18,8 +18,10 @@ from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.cpu.again import Text, Token
+from .engines.known_layer import KnownText, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
+Again = Token | Text | KnownText | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
@@ -103,11 +105,18 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: b
     return plain_call.run(q, k, v, plan, causal)
 
 
-def prepare_again(q: Tensor, k: Tensor, plan: Plan, causal: bool) -> Token | Text | None:
-    """What the layer's next calls without gradients need of a plan that `attend_plainly` has just run, if they can be shortened."""
+def prepare_again(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Again | None:
+    """What `run_again` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+    if not q.is_cpu:
+        return KnownText.find(q, k, v, plan, causal)
     if q.shape[2] == 1:
         return Token(q, k.shape[2], plan) if Token.supports(q, plan) else None
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
+
+
+def run_again(known: Again, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`attend` of a call like the one before; None: call it."""
+    return known.run(q, k, v) if is_standard() else None
 
 
 def explain(

@@ -223,6 +223,43 @@ def test_gradients_autocast_and_few_keys_take_the_long_way(runs):
     assert runs["run"] == before
 
 
+def test_terms_that_are_not_among_them_take_the_long_way(runs, text_runs):
+    torch.manual_seed(0)
+    layer = posenc.Attention(SIZE, HEADS, encoding=posenc.Shaw(head_dim=SIZE // HEADS, values=True), causal=True).eval()
+    with torch.no_grad():
+        for parameter in layer.encoding.parameters():
+            parameter.normal_()
+    Steps(layer).check(4)
+    x = torch.randn(2, 20, SIZE)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), by_reference(layer, x), atol=1e-5, rtol=1e-5)
+    assert runs["run"] == text_runs["run"] == 0
+
+
+def test_an_engine_that_is_registered_later_is_used():
+    class Zeros:
+        def supports(self, lowered):
+            return None
+
+        def run(self, q, k, v, lowered):
+            return torch.zeros_like(q), None
+
+    layer = make("t5")
+    x = torch.randn(1, 20, SIZE)
+    with torch.no_grad():
+        for _ in range(2):
+            assert layer(x).abs().sum() > 0
+        engines = dict(posenc.ENGINES)
+        posenc.register_engine("zeros", Zeros(), before="sdpa")
+        try:
+            posenc.ENGINES.update({"sdpa": Zeros(), "cpu": Zeros(), "triton": Zeros()})
+            assert layer(x).abs().sum() == 0
+        finally:
+            posenc.ENGINES.clear()
+            posenc.ENGINES.update(engines)
+
+
 def test_a_subclass_with_terms_of_its_own_is_not_steady():
     class Other(posenc.ALiBi):
         def terms(self, positions, *, x=None, host=None):

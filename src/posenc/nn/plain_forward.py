@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import consecutive
-from ..functional import attend, attend_plainly, prepare_again
+from ..functional import attend, attend_plainly, prepare_again, run_again
 from .cache import LayerCache, is_training
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
     if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
-        is_steady = is_short and on_cpu and encoding.steady_terms and not torch.is_grad_enabled()
-        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
+        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
             kind = "token" if past else "causal text" if layer.causal else "text"
             known = encoding.recall(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
@@ -75,7 +75,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             appended = slot.append(k, v, differentiable=is_training(layer, q))
             k, v = appended.k, appended.v
     if known is not None:
-        out = known.run(q, k, v)
+        out = run_again(known, q, k, v)
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
@@ -83,10 +83,11 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             out = attend_plainly(q, k, v, None, layer.causal)
     elif is_short and on_cpu:
         out = attend_plainly(q, k, v, plan, layer.causal)
-        if kind is not None and out is not None:
-            encoding.remember(kind, prepare_again(q, k, plan, layer.causal))
+    is_plain = out is not None
     if out is None:
         out = _attend(layer, q, k, v, plan)
+    if kind is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
+        encoding.remember(kind, prepare_again(q, k, v, plan, layer.causal))
     if queries > 1:
         out = out.transpose(1, 2)
     width = heads * v.shape[3]  # either way a token's numbers lie side by side

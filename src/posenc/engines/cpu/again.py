@@ -28,6 +28,7 @@ class Token:
     """The terms of one query on a CPU, without gradients: biases, slopes, and at most one table that multiplies the query."""
 
     __slots__ = ("content", "dtype", "first", "index", "pairs", "row", "scale", "shape")
+    is_final = False
 
     def __init__(self, q: Tensor, keys: int, plan: Plan):
         """q [B, H, 1, D] and a plan that `plain_call.run` has just run."""
@@ -86,6 +87,7 @@ class Text:
     queries."""
 
     __slots__ = ("causal", "content", "dtype", "facts", "k_shape", "scale", "shape")
+    is_final = False
 
     def __init__(self, q: Tensor, k: Tensor, plan: Plan, causal: bool):
         """What `plain_call.run` has just run."""
