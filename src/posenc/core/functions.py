@@ -20,7 +20,7 @@ def apply_function(function: type[torch.autograd.Function], *inputs):
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable:
     """function.apply for eager code outside of torch.func: PyTorch's own looks at each argument first, for torch.func."""
-    return super(torch.autograd.Function, function).apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 @cache

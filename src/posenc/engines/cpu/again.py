@@ -97,7 +97,7 @@ class Text:
         self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
         self.scale = None if plan.scale is None else float(plan.scale)
         self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
-        self.content = None
+        self.content: tuple[Tensor, Tensor, tuple] | None = None
         for lookup in plan.lookups:
             if lookup.dot_query is not None:
                 scale = q.shape[3] ** -0.5 if self.scale is None else self.scale

@@ -90,7 +90,7 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     tables = tuple(table for _, table in found)
     if plan.slopes is not None:
         tables = (*tables, plan.slopes)
-    indices = tuple([index for index, _ in found])
+    indices: tuple = tuple([index for index, _ in found])  # no Grid: the positions have one axis
     facts_of_mask = (offset, q_length, k_length, *limits, precision)
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return make_bias(tables, indices, *facts_of_mask)
@@ -238,8 +238,11 @@ class _AttendWithBias(torch.autograd.Function):
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        *grads, d_mask = _all_gradients(*ctx.saved_tensors, grad, ctx.scale, True)
-        return *grads, None, None, None, *bias_gradients(d_mask, *ctx.given, ctx.needs_input_grad[6:])
+        q, k, v, mask = ctx.saved_tensors
+        *grads, d_mask = _all_gradients(q, k, v, mask, grad, ctx.scale, True)
+        assert d_mask is not None
+        indices, facts, tables = ctx.given
+        return *grads, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[6:])
 
 
 class _Attend(torch.autograd.Function):
@@ -256,7 +259,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        return *_all_gradients(*ctx.saved_tensors, grad, ctx.scale, ctx.needs_input_grad[3]), None
+        q, k, v, mask = ctx.saved_tensors
+        return *_all_gradients(q, k, v, mask, grad, ctx.scale, ctx.needs_input_grad[3]), None
 
 
 def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:

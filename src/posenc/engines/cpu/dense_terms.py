@@ -88,7 +88,8 @@ class _Bias(torch.autograd.Function):
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        return None, None, *bias_gradients(grad, *ctx.given, ctx.needs_input_grad[2:])
+        indices, facts, tables = ctx.given
+        return None, None, *bias_gradients(grad, indices, facts, tables, ctx.needs_input_grad[2:])
 
 
 def bias_gradients(grad: Tensor, indices: tuple[Index, ...], facts: tuple, tables: list, wanted) -> list[Tensor | None]:
