@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .functions import direct_apply
 from .memo import may_keep
 
 Layout = Literal["half", "interleaved"]
@@ -248,7 +247,8 @@ def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tup
     return tuple([None if x is None else next(rotated) for x in tensors])
 
 
-_apply_one_pass = direct_apply(_OnePass)  # `_eager` is not inside torch.func
+_apply_one_pass = super(torch.autograd.Function, _OnePass).apply
+"""Function.apply looks at each argument first, for torch.func; `_eager` is not inside one."""
 
 
 def _rotate_eagerly(
