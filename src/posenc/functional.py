@@ -16,10 +16,12 @@ from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
-from .engines.cpu.token import Token
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
+from .engines.cpu.again import Text, Token
+from .engines.known_layer import KnownText, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
+Again = Token | Text | KnownText | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
@@ -102,13 +104,27 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
 
 
 def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """`attend` of a call that is one of the commonest, in eager code and for any engine; None: call `attend`, which knows all."""
-    return plain_call.run(q, k, v, plan, causal) if is_standard() else None
+    """`attend` of q, k and v that a layer has made, in eager code, where the call is one of the commonest; None: call `attend`,
+    which knows all."""
+    if not is_standard():
+        return None
+    if plan is None:
+        return plain_call.run_without_terms(q, k, v, causal)
+    return plain_call.run(q, k, v, plan, causal)
 
 
-def prepare_token(q: Tensor, keys: int, plan: Plan) -> Token | None:
-    """What the next steps of decoding need of a plan that `attend_plainly` has just run, if they can be shortened."""
-    return Token(q, keys, plan) if Token.supports(q, plan) else None
+def prepare_again(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Again | None:
+    """What `run_again` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+    if not q.is_cpu:
+        return KnownText.find(q, k, v, plan, causal)
+    if q.shape[2] == 1:
+        return Token(q, k.shape[2], plan) if Token.supports(q, plan) else None
+    return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
+
+
+def run_again(known: Again, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`attend` of a call like the one before; None: call it."""
+    return known.run(q, k, v) if is_standard() else None
 
 
 def explain(

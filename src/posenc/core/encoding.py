@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -14,7 +15,6 @@ from .memo import STEP, may_keep
 from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
-
 
 KEPT = ("_remembered", "_phases")
 """What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
@@ -85,6 +85,8 @@ class Encoding(_Recorded):
     """Whether the phases of a run are rows of those of a longer run."""
     adds_terms = False
     """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
+    acts_inside = False
+    """Whether there is a rotation or a term. Set for each class."""
     rotates_or_plans = False
     """Whether `plan` is more than `terms`: a rotation, or a plan of its own. Set for each class."""
     keeps = False
@@ -101,6 +103,7 @@ class Encoding(_Recorded):
         cls.embeds = cls.embed is not Encoding.embed
         cls.rotates = cls.rotation is not Encoding.rotation
         cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
+        cls.acts_inside = cls.rotates or cls.adds_terms
         cls.rotates_or_plans = cls.rotates or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
         if ("terms" in cls.__dict__ or "plan" in cls.__dict__) and "steady_terms" not in cls.__dict__:
@@ -170,27 +173,31 @@ class Encoding(_Recorded):
         return plan if rotation is None else plan.with_rotation(rotation)
 
     # ---- what a caller keeps of it -------------------------------------------------------------------------------------
-    def remember(self, made: Any) -> None:
-        """Keep what was made of the terms of this encoding, where they are steady."""
+    def remember(self, what: Hashable, made: Any) -> None:
+        """Keep what was made of the terms of this encoding, where they are steady: one thing of each kind."""
         own = self.__dict__
-        if self.steady_terms and not own["_modules"] and "terms" not in own:  # parametrizations are modules
-            places = [(table, table.data_ptr()) for table in own["_parameters"].values() if table is not None]
-            own["_remembered"] = made, places
+        if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
+            return
+        if "_remembered" not in own or not self._stands(own["_remembered"][0]):
+            places = [(table, None if table is None else table.data_ptr()) for table in own["_parameters"].values()]
+            own["_remembered"] = places, {}
+        own["_remembered"][1][what] = made
 
-    def recall(self) -> Any:
+    def recall(self, what: Hashable) -> Any:
         """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
         numbers may have changed."""
         found = self.__dict__.get("_remembered")
-        if found is None:
-            return None
-        made, places = found
-        now = [table for table in self._parameters.values() if table is not None]
-        if len(now) != len(places):
-            return None
-        for table, (known, place) in zip(now, places):
-            if table is not known or table.data_ptr() != place:
-                return None
-        return made
+        return found[1].get(what) if found is not None and self._stands(found[0]) else None
+
+    def _stands(self, places: list[tuple[Tensor | None, int | None]]) -> bool:
+        """Whether the parameters are these, at these places."""
+        tables = self._parameters
+        if len(tables) != len(places):
+            return False
+        for table, (known, place) in zip(tables.values(), places):
+            if table is not known or (table is not None and table.data_ptr() != place):
+                return False
+        return True
 
     def __setattr__(self, name: str, value: Any) -> None:
         for kept in KEPT:

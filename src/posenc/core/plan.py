@@ -145,6 +145,12 @@ class Plan:
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new
 
+    def at(self, positions: Positions) -> Plan:
+        """The same terms at other positions."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, positions=positions)
+        return new
+
     def take_shift(self, q: Tensor) -> tuple[Tensor, Plan]:
         """q + shift and the plan without it: for a q that is rotated before `attend`."""
         if self.shift is None:

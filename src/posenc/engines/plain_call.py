@@ -21,9 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
-from ..core.tables import expand_table
 from . import rules_cpu, triton
-from .cpu import block_sizes, decode, dense
+from .cpu import block_sizes, decode, dense, dense_terms
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
@@ -71,7 +70,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         return None
     if hides_nan(q, k_length):
         return None
-    if mask is not None and mask.requires_grad:
+    if isinstance(mask, tuple):
+        tables, indices, *facts = mask
+        factor = size**-0.5 if scale is None else float(scale)
+        out = dense.attend_with_bias(q, k, v, tables, indices, tuple(facts), factor)
+    elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
         out = fused_attention(
@@ -130,8 +133,8 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     )  # fmt: skip
 
 
-def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | None:
-    """All terms and causality as one mask, where they fit."""
+def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | tuple | None:
+    """All terms and causality as one mask, where they fit; biases that need a gradient as what `make_bias` takes."""
     batch, heads, q_length, size = q.shape
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
@@ -177,11 +180,14 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
         facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
         mask = None if trains else dense.find_bias(*facts)
         if mask is None:
-            if any(holds_nan(table) for table in tables):
-                return None
-            mask = dense.make_bias(*facts) if trains else dense.keep_bias(*facts)
+            for table in tables:
+                if holds_nan(table):
+                    return None
+            if trains and content is None:
+                return facts
+            mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
-        mask = dense.limits_of(None, right, q_length, k_length, precision)
+        mask = dense_terms.limits_of(None, right, q_length, k_length, precision)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale
@@ -217,7 +223,25 @@ def _products(
         if holds_nan(dots):  # as a table does that holds NaN in any row
             return None
         return decode.expand_by_distance(dots, batch, index, offset, k_length)
-    lowest, highest = offset - q_length + 1, offset + k_length - 1
-    lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
-    products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)
-    return dense.by_pair(products, lo - lowest, highest - hi, k_length)
+    return dense_terms.multiply_by_distance(states, table, index, offset - q_length + 1, k_length, scale, precision)
+
+
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
+    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
+        return None
+    _, heads, q_length, _ = q.shape
+    k_shape, dtype = k.shape, q.dtype
+    _, kv_heads, k_length, _ = k_shape
+    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
+        return None
+    on_cpu = q.is_cpu
+    if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
+        return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
+        return None
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)

@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import consecutive
-from ..functional import attend, attend_plainly, prepare_token
+from ..functional import attend, attend_plainly, prepare_again, run_again
 from .cache import LayerCache, is_training
 
 if TYPE_CHECKING:
@@ -44,26 +44,29 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
     else:
         by_rows = False
         q, k, v = layer._heads(layer.q_proj(x)), layer._heads(layer.k_proj(x)), layer._heads(layer.v_proj(x))
-    own_heads = q.shape[1] == layer.heads
-    engine = layer.engine
-    is_short = is_eager and engine == "auto" and own_heads and (q.is_cpu or q.is_cuda)
-    rotates_here = encoding.rotates and not encoding.length_dependent
-    rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
-    dropout = layer.dropout if layer.training else 0.0
-    window = layer.window
-    token = plan = None  # no plan: where nothing is left to do in attention
-    decodes = queries == 1 and slot is not None and is_short and window is None and not dropout and q.is_cpu
-    if decodes and encoding.steady_terms and encoding.rotates == rotates_here:
-        token = encoding.recall()
-    if token is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
-        plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
-        if not own_heads:
-            plan = layer._own_heads(plan, q)
-    if rotates_here:
-        if plan is not None:
-            q, plan = plan.take_shift(q)
-        q, k, v = encoding.rotate_run(q, k, v, past)
-    appended = None
+    heads = q.shape[1]
+    on_cpu = q.is_cpu
+    is_short = (
+        is_eager and layer.engine == "auto" and layer.window is None and heads == layer.heads
+        and not (layer.training and layer.dropout) and (on_cpu or q.is_cuda)
+    )  # fmt: skip
+    known = plan = appended = out = kind = None
+    rotates_here = False
+    if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
+        rotates_here = encoding.rotates and not encoding.length_dependent
+        rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
+        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
+            kind = "token" if past else "causal text" if layer.causal else "text"
+            known = encoding.recall(kind)
+        if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
+            plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
+            if heads != layer.heads:
+                plan = layer._own_heads(plan, q)
+        if rotates_here:
+            if plan is not None:
+                q, plan = plan.take_shift(q)
+            q, k, v = encoding.rotate_run(q, k, v, past)
     if slot is not None:
         every = slot.append_in_place(k, v) if by_rows else None
         if every is not None:
@@ -71,25 +74,23 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         else:
             appended = slot.append(k, v, differentiable=is_training(layer, q))
             k, v = appended.k, appended.v
-    if plan is not None and plan.append is not None:
-        k, v = as_appended(k, v, plan)
-    out = None
-    if token is not None:
-        out = token.run(q, k, v)
+    if known is not None:
+        out = run_again(known, q, k, v)
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
-    if out is None and is_short and window is None and not dropout and (plan is None or q.is_cpu):
+    if plan is None:
+        if is_short and out is None:
+            out = attend_plainly(q, k, v, None, layer.causal)
+    elif is_short and on_cpu:
         out = attend_plainly(q, k, v, plan, layer.causal)
-        if decodes and out is not None and plan is not None and encoding.steady_terms and encoding.rotates == rotates_here:
-            encoding.remember(prepare_token(q, k.shape[2], plan))
+    is_plain = out is not None
     if out is None:
-        masks: MaskOptions = {"causal": layer.causal}
-        if window is not None:
-            masks["window"] = window
-        out = attend(q, k, v, plan, dropout=dropout, engine=engine, **masks)
+        out = _attend(layer, q, k, v, plan)
+    if kind is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
+        encoding.remember(kind, prepare_again(q, k, v, plan, layer.causal))
     if queries > 1:
         out = out.transpose(1, 2)
-    width = q.shape[1] * v.shape[3]  # either way a token's numbers lie side by side
+    width = heads * v.shape[3]  # either way a token's numbers lie side by side
     if not by_rows:
         out = layer.o_proj(out.reshape(batch, queries, width))
     else:
@@ -138,11 +139,30 @@ def is_linear(projection: nn.Module) -> bool:
     )  # fmt: skip
 
 
+def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None) -> Tensor:
+    """Any call: windows, dropout, engines by name, terms on a GPU."""
+    if plan is not None:
+        k, v = as_appended(k, v, plan)
+    masks: MaskOptions = {"causal": layer.causal}
+    if layer.window is not None:
+        masks["window"] = layer.window
+    dropout = layer.dropout if layer.training else 0.0
+    return attend(q, k, v, plan, dropout=dropout, engine=layer.engine, **masks)
+
+
 def _make_plan(layer: Attention, encoding: Any, x: Tensor, past: int, queries: int, rotates_here: bool) -> Plan:
     every = consecutive(past, queries, 0, past + queries)
-    if rotates_here or not encoding.rotates_or_plans:
+    if encoding.rotates_or_plans and not rotates_here:
+        return encoding.plan(every, x=x, host=layer)
+    if torch.compiler.is_compiling() or not encoding.steady_terms or torch.is_grad_enabled():
         return encoding.terms(every, x=x, host=layer)
-    return encoding.plan(every, x=x, host=layer)
+    kind = "terms", x.get_device()
+    plan = encoding.recall(kind)
+    if plan is not None:
+        return plan.at(every)
+    plan = encoding.terms(every, x=x, host=layer)
+    encoding.remember(kind, plan)
+    return plan
 
 
 def as_appended(k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

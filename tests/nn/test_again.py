@@ -1,4 +1,4 @@
-"""Steps of decoding use what the step before has worked out (engines/cpu/token.py): never a number that has changed since."""
+"""Calls without gradients use what the call before has worked out (engines/cpu/again.py): never a number that has changed since."""
 
 import copy
 import pickle
@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc.core.encoding import Encoding
-from posenc.engines.cpu import dense, token
+from posenc.engines.cpu import again, dense
 
 STEADY = ("alibi", "t5", "clipped", "shaw")
 SIZE, HEADS = 32, 4
@@ -21,6 +21,14 @@ def make(name: str, heads: int = HEADS, **options) -> posenc.Attention:
         for parameter in layer.encoding.parameters():
             parameter.normal_()
     return layer
+
+
+def by_reference(layer: posenc.Attention, x: torch.Tensor) -> torch.Tensor:
+    layer.engine = "reference"
+    try:
+        return layer(x)
+    finally:
+        layer.engine = "auto"
 
 
 class Steps:
@@ -39,22 +47,31 @@ class Steps:
             self.at += 1
             with torch.no_grad():
                 ours = self.layer(self.text[:, self.at - 1 : self.at], cache=self.cache)
-                truth = self.layer(self.text[:, : self.at])[:, -1:]
+                truth = by_reference(self.layer, self.text[:, : self.at])[:, -1:]
             torch.testing.assert_close(ours, truth, atol=self.allowed, rtol=self.allowed)
 
 
 @pytest.fixture
 def runs(monkeypatch):
     """Counts the steps that a Token has run, and those that it has refused."""
+    return count_runs(monkeypatch, again.Token)
+
+
+@pytest.fixture
+def text_runs(monkeypatch):
+    return count_runs(monkeypatch, again.Text)
+
+
+def count_runs(monkeypatch, kind):
     counted = {"run": 0, "refused": 0}
-    original = token.Token.run
+    original = kind.run
 
     def run(self, *arguments):
         out = original(self, *arguments)
         counted["refused" if out is None else "run"] += 1
         return out
 
-    monkeypatch.setattr(token.Token, "run", run)
+    monkeypatch.setattr(kind, "run", run)
     return counted
 
 
@@ -88,6 +105,35 @@ def test_no_change_of_an_encoding_is_overlooked(name, change, runs):
         CHANGES[change](layer.encoding)
     steps.check()
     assert runs["run"] >= 4
+
+
+@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("causal", [False, True])
+def test_texts_follow_every_change(name, change, causal, text_runs):
+    torch.manual_seed(0)
+    layer = posenc.Attention(SIZE, HEADS, encoding=name, causal=causal)
+    x = torch.randn(2, 20, SIZE)
+
+    def check():
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(layer(x), by_reference(layer, x), atol=1e-5, rtol=1e-5)
+
+    check()
+    with torch.no_grad():
+        CHANGES[change](layer.encoding)
+    check()
+    layer.causal = not causal  # the encoding is another one's too
+    check()
+    trained = layer(x)
+    trained.sum().backward()
+    with torch.no_grad():
+        assert torch.equal(layer(x), trained)
+        late = x.clone()
+        late[:, -1] = float("nan")
+        torch.testing.assert_close(layer(late), by_reference(layer, late), atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert text_runs["run"] >= 6
 
 
 def test_a_parametrized_table_is_made_anew(runs):
@@ -124,10 +170,10 @@ def test_functional_call_uses_the_given_table():
 def test_copies_remember_nothing(name):
     layer = make(name)
     Steps(layer).check()
-    assert layer.encoding.recall() is not None
+    assert layer.encoding.recall("token") is not None
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer.encoding)):
         encoding = other if isinstance(other, Encoding) else other.encoding
-        assert encoding.recall() is None
+        assert encoding.recall("token") is None
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw"])
@@ -168,9 +214,50 @@ def test_gradients_autocast_and_few_keys_take_the_long_way(runs):
     assert before > 0
     x = steps.text[:, steps.at : steps.at + 1]
     layer(x, cache=copy.copy(steps.cache)).sum().backward()
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="autocast included"):
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match="autocast included"),
+    ):
         layer(x, cache=copy.copy(steps.cache))
     assert runs["run"] == before
+
+
+def test_terms_that_are_not_among_them_take_the_long_way(runs, text_runs):
+    torch.manual_seed(0)
+    layer = posenc.Attention(SIZE, HEADS, encoding=posenc.Shaw(head_dim=SIZE // HEADS, values=True), causal=True).eval()
+    with torch.no_grad():
+        for parameter in layer.encoding.parameters():
+            parameter.normal_()
+    Steps(layer).check(4)
+    x = torch.randn(2, 20, SIZE)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), by_reference(layer, x), atol=1e-5, rtol=1e-5)
+    assert runs["run"] == text_runs["run"] == 0
+
+
+def test_an_engine_that_is_registered_later_is_used():
+    class Zeros:
+        def supports(self, lowered):
+            return None
+
+        def run(self, q, k, v, lowered):
+            return torch.zeros_like(q), None
+
+    layer = make("t5")
+    x = torch.randn(1, 20, SIZE)
+    with torch.no_grad():
+        for _ in range(2):
+            assert layer(x).abs().sum() > 0
+        engines = dict(posenc.ENGINES)
+        posenc.register_engine("zeros", Zeros(), before="sdpa")
+        try:
+            posenc.ENGINES.update({"sdpa": Zeros(), "cpu": Zeros(), "triton": Zeros()})
+            assert layer(x).abs().sum() == 0
+        finally:
+            posenc.ENGINES.clear()
+            posenc.ENGINES.update(engines)
 
 
 def test_a_subclass_with_terms_of_its_own_is_not_steady():
