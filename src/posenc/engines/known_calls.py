@@ -121,7 +121,9 @@ def find(key: tuple) -> Known | None:
 
 def run_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | None:
     """The output of a decoding step like an earlier one, without a mask but causality, for any number of keys; else None."""
-    if not _steps or torch.is_grad_enabled() or plan.positions.q_length > FEW:
+    if not _steps or not (plan.lookups or plan.slopes is not None):
+        return None
+    if torch.is_grad_enabled() or plan.positions.q_length > FEW:
         return None
     key = describe_step(q, k, v, plan, causal)
     step = None if key is None else _steps.get(key)
