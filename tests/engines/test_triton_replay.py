@@ -214,5 +214,8 @@ def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
     from posenc.engines.triton import warm_up
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
+    children = warm_up._start(2)
     with pytest.raises(RuntimeError, match="could not compile sqrt: "):
-        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, 2, False))
+        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, children, False))
+    warm_up._end(children)
+    assert all(child.poll() is not None for child in children)
