@@ -163,12 +163,13 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
             None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
             None if table is None else (table.shape, table.dtype, table.get_device()),
         )
+    sloped = None
     if slopes is not None:
         if type(slopes) not in PLAIN:
             return None
-        slopes = slopes.shape, slopes.dtype, slopes.get_device()
+        sloped = slopes.shape, slopes.dtype, slopes.get_device()
     return (
-        index, tables, slopes, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
+        index, tables, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
         k_length == positions.q_length, k_shape[0], k_shape[1], k_shape[3], v_shape[0], v_shape[1], v_shape[3],
     )  # fmt: skip
 
