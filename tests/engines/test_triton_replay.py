@@ -137,6 +137,23 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]
 
 
+def test_the_key_of_a_step_has_every_slot():
+    """known_calls.describe_step names the slots one by one: a new one must be in its key, or refused there."""
+    from dataclasses import fields
+
+    slots = "positions shift rotate cosine append lookups scale slopes decay pair pair_axes sinks"
+    assert [x.name for x in fields(posenc.Plan)] == slots.split()
+    assert [x.name for x in fields(posenc.Lookup)] == [
+        "index",
+        "bias",
+        "dot_query",
+        "states",
+        "dot_key",
+        "add_value",
+        "query_shift",
+    ]
+
+
 def test_launches_of_triton_3_6_leave_its_python_code_out():
     from posenc.core import launches
 
@@ -214,5 +231,8 @@ def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
     from posenc.engines.triton import warm_up
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
+    children = warm_up._start(2)
     with pytest.raises(RuntimeError, match="could not compile sqrt: "):
-        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, 2, False))
+        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, children, False))
+    warm_up._end(children)
+    assert all(child.poll() is not None for child in children)

@@ -121,7 +121,9 @@ def find(key: tuple) -> Known | None:
 
 def run_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | None:
     """The output of a decoding step like an earlier one, without a mask but causality, for any number of keys; else None."""
-    if not _steps or torch.is_grad_enabled() or plan.positions.q_length > FEW:
+    if not _steps or not (plan.lookups or plan.slopes is not None):
+        return None
+    if torch.is_grad_enabled() or plan.positions.q_length > FEW:
         return None
     key = describe_step(q, k, v, plan, causal)
     step = None if key is None else _steps.get(key)
@@ -161,12 +163,13 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
             None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
             None if table is None else (table.shape, table.dtype, table.get_device()),
         )
+    sloped = None
     if slopes is not None:
         if type(slopes) not in PLAIN:
             return None
-        slopes = slopes.shape, slopes.dtype, slopes.get_device()
+        sloped = slopes.shape, slopes.dtype, slopes.get_device()
     return (
-        index, tables, slopes, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
+        index, tables, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
         k_length == positions.q_length, k_shape[0], k_shape[1], k_shape[3], v_shape[0], v_shape[1], v_shape[3],
     )  # fmt: skip
 

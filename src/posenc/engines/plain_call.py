@@ -55,13 +55,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         if not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = plan.scale
-        if plan.shift is not None:
-            if plan.shift.shape != (heads, size) or not plan.shift.is_floating_point():
+        if plan.shift is not None or plan.rotate is not None:
+            moved = _shift_and_rotate(q, k, v, plan)
+            if moved is None:
                 return None
-            q = q + plan.shift.to(dtype)[:, None]
-        if plan.rotate is not None:
-            plan.rotate.check(q, k, v)
-            q, k, v = plan.rotate.every(q, k, v)
+            q, k, v = moved
         if plan.lookups or plan.slopes is not None:
             mask = _mask(q, plan, causal, heads == kv_heads, k_length)
             if mask is None:
@@ -98,24 +96,31 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
         return None
     if heads % kv_heads or (causal and 1 != q_length != k_length) or torch.is_autocast_enabled("cuda"):
         return None
-    scale = None
+    scale: float | None = None
     if plan is not None:
         if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
             return None
-        scale = plan.scale
-        if plan.shift is not None:
-            if plan.shift.shape != (heads, size) or not plan.shift.is_floating_point():
+        scale = None if plan.scale is None else float(plan.scale)
+        if plan.shift is not None or plan.rotate is not None:
+            moved = _shift_and_rotate(q, k, v, plan)
+            if moved is None:
                 return None
-            q = q + plan.shift.to(dtype)[:, None]
-        if plan.rotate is not None:
-            plan.rotate.check(q, k, v)
-            q, k, v = plan.rotate.every(q, k, v)
-        if scale is not None:
-            scale = float(scale)
+            q, k, v = moved
     causal = causal and q_length > 1
     if heads == kv_heads:
         return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale)
     return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=True)
+
+
+def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor] | None:
+    if plan.shift is not None:
+        if plan.shift.shape != (q.shape[1], q.shape[3]) or not plan.shift.is_floating_point():
+            return None
+        q = q + plan.shift.to(q.dtype)[:, None]
+    if plan.rotate is None:
+        return q, k, v
+    plan.rotate.check(q, k, v)
+    return plan.rotate.every(q, k, v)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:

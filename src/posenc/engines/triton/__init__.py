@@ -9,7 +9,7 @@
         bf16x3, diagonals, dropout, tiles                      arithmetic
     band_products products of bands with tables                padding       bounds of the real keys
     alignment     head sizes and strides                       pair          functions of both positions, block by block
-    decode, decode_launch, decode_schedule                     a few queries over many keys, without gradients
+    decode, decode_launch, decode_schedule, decode_step        a few queries over many keys, without gradients
 
 This package can be imported without Triton; the kernels are loaded when a call runs.
 """

@@ -30,7 +30,7 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
-from .tables import Parts, sum_parts
+from .tables import Parts, make_zeros, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
@@ -168,7 +168,7 @@ def run_backward(
         if x.has_token_positions:
             d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
         else:
-            parts = x.bias.new_zeros(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            parts = make_zeros(launch, x.bias, batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if needs_cols:
         several = len(blocks) > 1

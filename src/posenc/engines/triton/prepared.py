@@ -29,7 +29,7 @@ from .device import is_traced, launch_on
 from .launch import run_backward, run_forward
 from .ops import FirstDerivative
 from .replay import Recorder, describe
-from .tables import Parts, expand, fold_shift, sum_parts
+from .tables import Parts, add_shift, expand, fold_shift, sum_parts, unfold_shift
 
 TABLES = ("bias", "dot_query", "states", "dot_key", "add_value")
 """Of each lookup, in this order."""
@@ -115,6 +115,10 @@ class Call:
         self.present: list[int] = []
         self.program: Callable | None = None
         self.runs = 0
+        self.packed: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        """Which of the program's results are bytes of its last one."""
+        self.count = 0
+        """Results without that one."""
         self.backwards: dict[tuple, Callable | None] = {}
 
     def run(self, plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -145,7 +149,9 @@ class Call:
             recorder = Recorder(tensors)
             with recorder:
                 results = self._forward(recorder.launch, plan, mask, recorder.inputs)
-            self.program = recorder.finish(results)
+            program = recorder.finish(results, range(2 if self.facts.return_lse else 1, len(results)))
+            self.packed, self.count = recorder.packed, len(results)
+            self.program = program  # when all of its facts are there: other threads may look
             # in place of the recorder's copies: autograd knows its own inputs
             given = {id(copy): x for copy, x in zip(recorder.inputs, tensors) if copy is not None}
             return tuple([given.get(id(x), x) for x in results])
@@ -155,7 +161,7 @@ class Call:
         plan, mask = _with_tensors(plan, mask, others)
         folded: tuple = ()
         if plan.shift is not None:
-            q = q + plan.shift.to(q.dtype)[:, None, :]
+            q = add_shift(launch, q, plan.shift)
         if self.folded is not None:
             table, query_shift = folded = plan.lookups[self.folded].dot_query, plan.lookups[self.folded].query_shift
             lookups = list(plan.lookups)
@@ -173,14 +179,17 @@ class Call:
         )
         out, lse, mass = run_forward(launch, inputs, self.numbers, self.scale, self.dropout)
         if not self.has_gradient:
-            return out, lse
+            return out, lse if self.facts.return_lse else None
         self.present = [number for number, x in enumerate(inputs) if x is not None]
         return out, lse, *folded, *[x for x in (*inputs, mass) if x is not None]
 
     # ---- backward -----------------------------------------------------------------------------------------------------
     def backward(self, needs: tuple[bool, ...], d_out, d_lse, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """A gradient, or None, for each of the call's tensors."""
-        key = (needs, describe((d_out, d_lse)))
+        if d_lse is None and d_out is not None:
+            key: tuple = (needs, len(saved), d_out.stride(), d_out.dtype, d_out.data_ptr() & 15)
+        else:
+            key = (needs, len(saved), describe((d_out, d_lse)))
         given = (d_out, d_lse, *saved)
 
         def run(launch, d_out, d_lse, *saved):
@@ -202,6 +211,11 @@ class Call:
             return results
 
     def _backward(self, launch, needs, d_out, d_lse, saved) -> tuple[Tensor | None, ...]:
+        if self.packed and len(saved) > self.count:
+            *saved, kept = saved
+            for number, (first, shape, dtype) in self.packed.items():
+                part = kept[first : first + shape.numel() * dtype.itemsize]
+                saved[number] = part.view(dtype).view(shape)
         out, lse, *tensors = saved
         if self.folded is not None:
             table, query_shift, *tensors = tensors
@@ -238,7 +252,10 @@ class Call:
             parts = _as_parts(grads["bias"])
             parts = parts._replace(factor=parts.factor * self.scale)
             into = out.new_empty(table.shape[:2], dtype=torch.float32)
-            fold = sum_parts(launch, parts, into, self.indices[self.folded], num.bias_lo, num.bias_hi)[:, :, None]
+            fold = sum_parts(launch, parts, into, self.indices[self.folded], num.bias_lo, num.bias_hi)
+            d_shift = query_shift.new_empty(query_shift.shape) if shifts[0] else None
+            if not needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]:
+                unfold_shift(launch, None, fold, table, query_shift, None, d_shift)
         for (name, number), needed in zip(owners, needs[3:]):
             at = len(results)
             if not needed:
@@ -249,17 +266,21 @@ class Call:
             if name == "states":
                 results.append(_cast(grads[slot], dtype))
                 continue
-            is_folded = name == "dot_query" and number == self.folded
-            into = torch.empty_strided(shape, stride, dtype=torch.float32 if is_folded else dtype, device=out.device)
-            grad = sum_parts(launch, _as_parts(grads[slot]), into, self.indices[number], lo, hi, flip)
-            results.append(_cast(grad.addcmul_(fold, query_shift[:, None]), dtype) if is_folded else grad)
+            into = torch.empty_strided(shape, stride, dtype=dtype, device=out.device)
+            parts = _as_parts(grads[slot])
+            if name == "dot_query" and number == self.folded:
+                other = out.new_empty(shape, dtype=torch.float32)
+                sum_parts(launch, parts, other, self.indices[number], lo, hi)
+                unfold_shift(launch, other, fold, table, query_shift, into, d_shift)
+            else:
+                sum_parts(launch, parts, into, self.indices[number], lo, hi, flip)
+            results.append(into)
         results += [_cast(grads["slopes"], self.layouts[len(results)][2]) if needs[len(results)] else None, *[None] * 4]
         if self.shifts:
             needed, dtype = needs[len(results)], self.layouts[len(results)][2]
             results.append(grads["q"].sum((0, 2), dtype=torch.float32).to(dtype) if needed else None)
         if self.folded is not None:
-            needed, dtype = needs[len(results)], self.layouts[len(results)][2]
-            results.append((fold * table).sum(1).to(dtype) if needed else None)
+            results.append(d_shift if shifts[0] else None)
         return tuple(results)
 
 
