@@ -28,7 +28,7 @@ from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
 from ..functional import scores
-from . import rules
+from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
 from .layer import log_once
 
@@ -372,5 +372,6 @@ def _beside_sinks(dense: Tensor, sinks: Tensor) -> Tensor:
     return torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1]
 
 
+construction.register(NAME)
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, make_mask)
