@@ -93,7 +93,15 @@ def sizes(draw: random.Random) -> dict[str, Any]:
     return names
 
 
-LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attn_layer_indices", "no_rope_layers", "block_types", "layer_type_list")
+LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "layers_block_type",
+    "attn_layer_indices",
+    "no_rope_layers",
+    "block_types",
+    "layer_type_list",
+)
 
 
 def shrink(config: Any, names: dict[str, Any], found: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -105,7 +113,13 @@ def shrink(config: Any, names: dict[str, Any], found: dict[str, Any] | None = No
             if "model_type" in value.to_dict():
                 given[name]["model_type"] = value.model_type
         elif name in names and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool):
-            if value is not None or name in ("num_key_value_heads", "head_dim", "pad_token_id", "bos_token_id", "eos_token_id"):
+            if value is not None or name in (
+                "num_key_value_heads",
+                "head_dim",
+                "pad_token_id",
+                "bos_token_id",
+                "eos_token_id",
+            ):
                 given[name] = names[name]
         elif name in LISTS and isinstance(value, list):
             given[name] = None
@@ -130,7 +144,7 @@ def make(model_type: str, name: str, draw: random.Random) -> torch.nn.Module:
         raise Refused(f"not made: {type(error).__name__} {str(error)[:100]}") from error
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.is_floating_point():
+            if parameter.dim() > 1 and parameter.is_floating_point() and parameter.numel():
                 torch.nn.init.normal_(parameter, std=0.7 / parameter.shape[-1] ** 0.5)
     return model.float().eval()
 
@@ -151,7 +165,9 @@ def inputs_of(model: Any, draw: random.Random, generating: bool) -> dict[str, An
         raise Refused(f"inputs are {main}")
     ids = torch.randint(3, 60, (rows, length))
     given = {"input_ids": ids}
-    padding = draw.choice(("none", "none", "left", "right", "holes")) if not generating else draw.choice(("none", "left"))
+    padding = (
+        draw.choice(("none", "none", "left", "right", "holes")) if not generating else draw.choice(("none", "left"))
+    )
     if padding != "none":
         mask = torch.ones_like(ids)
         for row in range(rows):
@@ -169,7 +185,9 @@ def inputs_of(model: Any, draw: random.Random, generating: bool) -> dict[str, An
 
 
 def first(output: Any) -> torch.Tensor:
-    found = output if isinstance(output, torch.Tensor) else (output if isinstance(output, tuple) else output.to_tuple())[0]
+    found = (
+        output if isinstance(output, torch.Tensor) else (output if isinstance(output, tuple) else output.to_tuple())[0]
+    )
     if not isinstance(found, torch.Tensor) or not found.is_floating_point():
         raise Refused("no tensor comes first")
     return found
@@ -224,16 +242,22 @@ def run(model: Any, given: dict[str, Any], use: str) -> dict[str, torch.Tensor]:
         if use == "attentions":
             out = model(**given, output_attentions=True)
             maps = [x for x in (getattr(out, "attentions", None) or ()) if isinstance(x, torch.Tensor)]
-            return {"output": real(out, given)} | ({f"map {i}": x for i, x in enumerate(maps)} if "attention_mask" not in given else {})
+            return {"output": real(out, given)} | (
+                {f"map {i}": x for i, x in enumerate(maps)} if "attention_mask" not in given else {}
+            )
         if use == "chunks":
             if model.config.is_encoder_decoder or given["input_ids"].shape[1] < 3:
                 raise Refused("no chunks")
             ids, mask = given["input_ids"], given.get("attention_mask")
             cut = ids.shape[1] // 2
-            start = model(input_ids=ids[:, :cut], attention_mask=None if mask is None else mask[:, :cut], use_cache=True)
+            start = model(
+                input_ids=ids[:, :cut], attention_mask=None if mask is None else mask[:, :cut], use_cache=True
+            )
             if getattr(start, "past_key_values", None) is None:
                 raise Refused("no cache")
-            end = model(input_ids=ids[:, cut:], attention_mask=mask, past_key_values=start.past_key_values, use_cache=True)
+            end = model(
+                input_ids=ids[:, cut:], attention_mask=mask, past_key_values=start.past_key_values, use_cache=True
+            )
             found = first(end)
             return {"output": found if mask is None else found[mask[:, cut:].bool() & (mask.cumsum(1)[:, cut:] > 0)]}
         return {"output": real(model(**given), given)}
@@ -245,7 +269,9 @@ def checkpoint(model: Any) -> None:
     for module in model.modules():
         for one in (module, getattr(module, "config", None)):
             for name, value in list(vars(one).items()) if one is not None else ():
-                if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout))):
+                if isinstance(value, float) and (
+                    "drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout))
+                ):
                     vars(one)[name] = 0.0
 
 
@@ -261,7 +287,9 @@ def worst(ours: dict, theirs: dict) -> tuple[float, str]:
     if ours.keys() != theirs.keys():
         return float("inf"), f"others: {sorted(ours.keys() ^ theirs.keys())[:3]}"
     found, where = 0.0, ""
-    grads = [x.float().abs().max().item() for n, x in theirs.items() if n not in ("output", "tokens", "logits") and x.numel()]
+    grads = [
+        x.float().abs().max().item() for n, x in theirs.items() if n not in ("output", "tokens", "logits") and x.numel()
+    ]
     largest = max(grads, default=0.0)
     for name, wanted in theirs.items():
         if ours[name].shape != wanted.shape:
@@ -272,7 +300,11 @@ def worst(ours: dict, theirs: dict) -> tuple[float, str]:
         if not good.any():
             continue
         size = wanted[good].float().abs().max().item()
-        size = max(size, 1e-3, 0.1 * largest if name not in ("output", "tokens", "logits") and not name.startswith("map") else 0.0)
+        size = max(
+            size,
+            1e-3,
+            0.1 * largest if name not in ("output", "tokens", "logits") and not name.startswith("map") else 0.0,
+        )
         off = (ours[name].float() - wanted.float())[good].abs().max().item() / size
         if not off <= found:
             found, where = off, name
@@ -289,7 +321,9 @@ def examine(model_type: str, name: str, seed: int) -> str:
     if use in ("embeddings", "chunks") and "input_ids" not in given:
         raise Refused("no tokens")
     dtype = {"half": torch.float16, "bfloat16": torch.bfloat16}.get(use)
-    how = {n: list(x.shape) for n, x in given.items()} | ({"mask": given["attention_mask"].tolist()} if "attention_mask" in given else {})
+    how = {n: list(x.shape) for n, x in given.items()} | (
+        {"mask": given["attention_mask"].tolist()} if "attention_mask" in given else {}
+    )
     candidates, reason = [], f"the original, {use}: NaN"
     for implementation in ("eager", "sdpa"):
         other = copy.deepcopy(model)
@@ -403,7 +437,12 @@ def main() -> None:
         counts["FAULT" if text.startswith("FAULT") else "right" if not text.startswith("refused") else "-"] += 1
         if given.verbose or text.startswith("FAULT"):
             print(number, name, text, flush=True)
-    print(dict(counts), f"{time.perf_counter() - start:.0f} s", f"transformers {transformers.__version__}", file=sys.stderr)
+    print(
+        dict(counts),
+        f"{time.perf_counter() - start:.0f} s",
+        f"transformers {transformers.__version__}",
+        file=sys.stderr,
+    )
     if given.verbose:
         for reason, times in reasons.most_common():
             print(times, reason)
