@@ -24,7 +24,6 @@ TERMS = {
         ("gpt_oss", "flint", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter", "hy_v4", "deepseek_v4"),
         SINKS,
     ),
-    "nemotron_asr_streaming": OPEN + "as parakeet, in chunks with a cache of frames",
     "phi4_multimodal": REFUSED + "the table of its audio encoder is read once for all layers, and reaches the interface as a mask, "
     "in chunks of 500 frames: nothing to gain",
     "cpmant": OPEN + "buckets of distance within a segment and a table of segment pairs, made once for all layers; one model uses it",
