@@ -36,7 +36,7 @@ FOLDERS = {
     "wav2vec2_conformer": "conformer", "wav2vec2_bert": "conformer",
     "seamless_m4t": "conformer", "seamless_m4t_v2": "conformer",
     "bloom": "alibi", "mpt": "alibi", "inkling": "inkling", "inkling2": "inkling", "wavlm": "wavlm",
-    "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "falcon": "falcon", "gptj": "gptj", "codegen": "gptj",
+    "speecht5": "shaw", "vits": "shaw", "sew_d": "sew_d", "falcon": "falcon", "gptj": "gptj", "codegen": "gptj", "cpmant": "cpmant",
     "fastspeech2_conformer": "relative_speech", "parakeet": "relative_speech",
     "nemotron_asr_streaming": "relative_speech", "beit": "beit", "data2vec": "beit",
     **dict.fromkeys(("layoutlmv2", "layoutlmv3", "pp_doclayout_v2"), "layout"),
