@@ -108,7 +108,9 @@ class FullLayer(Layer):
 
 
 PARTS = (
-    *variants(Layer, "inkling.modeling_inkling.InklingAttention", "inkling2.modeling_inkling2.Inkling2SlidingAttention"),
+    *variants(
+        Layer, "inkling.modeling_inkling.InklingAttention", "inkling2.modeling_inkling2.Inkling2SlidingAttention"
+    ),
     *variants(FullLayer, "inkling2.modeling_inkling2.Inkling2FullAttention"),
 )
 SIZES = dict(

@@ -28,7 +28,7 @@ from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
 from ..functional import scores
-from . import rules
+from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
 from .layer import log_once
 
@@ -40,8 +40,24 @@ NO_TERMS: Any = object()
 """What `plan_of` returns for a call without terms, whatever its `position_bias` is."""
 PRECISE = (torch.float32, torch.float64)
 KNOWN = frozenset(
-    "position_ids sliding_window cache output_attentions s_aux sinks softcap indices block_indices cu_seq_lens_q cu_seq_lens_k "
-    "max_length_q max_length_k deterministic use_cache position_embeddings".split()
+    [
+        "position_ids",
+        "sliding_window",
+        "cache",
+        "output_attentions",
+        "s_aux",
+        "sinks",
+        "softcap",
+        "indices",
+        "block_indices",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+        "deterministic",
+        "use_cache",
+        "position_embeddings",
+    ]
 )
 """Further arguments that are read here, or that change nothing."""
 
@@ -67,7 +83,7 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    wants = bool(kwargs.get("output_attentions")) or _are_collected()
+    wants = bool(kwargs.get("output_attentions")) or are_collected()
     make = None
     if layer is not None:
         make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
@@ -157,7 +173,7 @@ def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, 
     return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
-def _are_collected() -> bool:
+def are_collected() -> bool:
     """Whether transformers collects probabilities by hooks in this forward pass: not every model passes output_attentions on."""
     if COLLECTED is None:
         return False
@@ -372,5 +388,6 @@ def _beside_sinks(dense: Tensor, sinks: Tensor) -> Tensor:
     return torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1]
 
 
+construction.register(NAME)
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, make_mask)
