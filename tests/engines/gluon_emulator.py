@@ -269,11 +269,16 @@ def _add(desc, at, source):
 
 
 def _assembly(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads, and additions to memory."""
+    """bar.sync and bar.arrive of 256 threads, additions to memory, and sums of eight rows."""
     if "red." in text:
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
         return
+    if "ld.global.v2" in text:
+        pointer, step = args
+        at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
+        assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
+        return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -393,7 +398,7 @@ def load(*more):
 def _given(x):
     """An argument as a kernel gets it."""
     if isinstance(x, torch.Tensor):
-        return Pointer(x.view(-1))
+        return Pointer(x.detach().view(-1))
     if isinstance(x, tuple):
         return type(x)(*map(_given, x))
     return Integer(x) if isinstance(x, int) else getattr(x, "value", x)

@@ -22,7 +22,6 @@ from tests.gpu import hopper
 VARIANTS: dict[str, dict] = {
     "base": {},
     "copy engine": {"add": 3},
-    "copy engine, more registers": {"add": 3, "registers": (216, 56, 24)},  # heads of 128
     "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
     "copy engine, slots 3": {"add": 3, "slots": 3},
     "stages 4": {"stages": 4},
@@ -30,7 +29,7 @@ VARIANTS: dict[str, dict] = {
     "no dq": {"add": 0},
     "heads 2": {"at_once": 2},
 }
-CHECKED = ("base", "copy engine", "copy engine, more registers")
+CHECKED = ("base", "copy engine")
 SHAPES = (
     (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (4, 16, 4096, 128, False), (2, 32, 8192, 128, True),
     (1, 16, 16384, 64, True), (16, 12, 1024, 64, False), (8, 12, 2048, 64, False), (8, 12, 2048, 64, True), (4, 16, 2048, 128, True),
@@ -40,7 +39,7 @@ SHAPES = (
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if ((name != "base" or size == 128) and terms != "t5") or (size == 64 and "more" in name):
+        if ((name != "base" or size == 128) and terms != "t5") or (size == 128 and name != "base"):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
@@ -50,9 +49,13 @@ def checks(only):
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for size, terms, masks in product((64, 128), ("t5", "none"), hopper.MASKS[1:]):
+    for size, terms, masks in product((64, 128), hopper.TERMS, hopper.MASKS):
+        if (not masks and terms not in ("alibi", "both")) or (
+            size == 128 and masks in ("window", "band", "padding", "documents")
+        ):
+            continue
         common = {
-            "kind": "check", "variant": "copy engine" if size == 64 else "base", "terms": terms, "causal": "causal" in masks,
+            "kind": "check", "variant": "copy engine" if size == 64 and "causal" in masks else "base", "terms": terms, "causal": "causal" in masks,
             "masks": masks, "dtype": "bfloat16", "size": size,
         }  # fmt: skip
         group = []
@@ -61,7 +64,11 @@ def checks(only):
             group.append({**common, "name": label, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
                           "start": start, "layout": layout})  # fmt: skip
         groups.append(group)
-    for terms, masks in (*product(("t5", "none"), ("", "causal")), ("t5", "causal documents"), ("t5", "padding")):
+    for terms, masks in (
+        *product(("t5", "none", "alibi"), ("", "causal")),
+        ("t5", "causal documents"),
+        ("both", "padding"),
+    ):
         name = f"step {terms} {masks}"
         groups.append([{"kind": "check", "name": name, "step": True, "terms": terms, "masks": masks}])
     groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
@@ -74,8 +81,6 @@ def timings(only):
         shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
         about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
         rows = [("peers", "t5", True), ("base", "t5", True), ("copy engine", "t5", True)]
-        if size == 128:
-            rows.append(("copy engine, more registers", "t5", True))
         if at < 2:
             rows += [
                 ("copy engine, 4 stages", "t5", True),
@@ -161,8 +166,9 @@ class Call:
 
         grads = [empty_in_order(x, x.shape[3]) for x in (self.q, self.k, self.v)]
         with torch.no_grad():
-            parts = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, wants, self.schedule)  # fmt: skip
-            return *grads, None if parts is None else self.sum_bias(Parts(parts, 1))
+            d_bias, d_slopes = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, wants, wants, self.schedule)  # fmt: skip
+            d_slopes = None if d_slopes is None else d_slopes.sum((0, 2, 3))
+            return *grads, None if d_bias is None else self.sum_bias(Parts(d_bias, 1)), d_slopes
 
     def run_pair(self):
         import torch
@@ -198,7 +204,9 @@ def check(job):
     results = dict(zip("qkv", first))
     if first[3] is not None:
         call.x.bias.backward(first[3])
-        results |= {name: x.grad for name, x in call.plan.tensors()}
+    if first[4] is not None:
+        call.x.slopes.backward(first[4])
+    results |= {name: x.grad for name, x in call.plan.tensors()}
     worst = {name: float(budget.excess(x, expected[name], allowed[name])) for name, x in results.items()}
     bad = {name: x for name, x in worst.items() if not x <= 1.0}
     if bad:

@@ -31,7 +31,6 @@ WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
 }  # fmt: skip
-READS_BACKWARD = READS - {"slopes"}
 
 
 def _version() -> str:
@@ -104,11 +103,6 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
         return f"it failed before: {_failures[0]}"
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
-    extra = [
-        name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS_BACKWARD
-    ]
-    if extra:
-        return f"it knows biases by distance, padding and documents, not {', '.join(extra)}"
     blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
     if blocks < FEWEST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device, got {blocks}"

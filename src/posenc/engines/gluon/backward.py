@@ -66,12 +66,21 @@ def find_keys(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
-def find_queries(t, first, right0, right1, left0, left1):
+def far_query_tile(t, begin, end, block, blocks):
+    """The t-th of the tiles begin .. end. Each block of keys begins at another one, so that blocks of one head, which run at the
+    same time, do not all add to the same dQ."""
+    t += block * (end - begin) // blocks
+    return begin + t - gl.where(t >= end - begin, end - begin, 0)
+
+
+@gluon.jit
+def find_queries(t, first, right0, right1, left0, left1, block, blocks):
     """The t-th tile, and which copy of lse it needs."""
     right = right1 - right0
     far = right + left1 - left0
     near = near_tile(t - far, first, right0, right1, left0, left1)
-    tile = gl.where(t < right, right0 + t, gl.where(t < far, left0 + t - right, near))
+    far_left = far_query_tile(t - right, left0, left1, block, blocks)
+    tile = gl.where(t < right, far_query_tile(t, right0, right1, block, blocks), gl.where(t < far, far_left, near))
     return tile, gl.where(t < right, RIGHT, gl.where(t < far, LEFT, NEAR))
 
 
@@ -80,9 +89,7 @@ def find_queries(t, first, right0, right1, left0, left1):
 def produce(load, bars, sizes, STAGES: gl.constexpr):
     k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem = load
     kv_full, kv_empty, full, empty = bars
-    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
-        sizes
-    )
+    q_length, k_length, heads, group, batch, section, tiles_row = sizes
     BM: gl.constexpr = q_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     kv_heads = heads // group
@@ -103,7 +110,7 @@ def produce(load, bars, sizes, STAGES: gl.constexpr):
         for member in range(group):
             h = h_kv * group + member
             for t in range(last - first):
-                tile, copy = find_queries(t, first, right0, right1, left0, left1)
+                tile, copy = find_queries(t, first, right0, right1, left0, left1, block, blocks)
                 at = step % STAGES
                 mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(at), BYTES)
@@ -122,6 +129,34 @@ def load_table(table, dist, lo, hi, BM: gl.constexpr, S_L: gl.constexpr):
     first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
     x = gl.load((table + first + (row - column)) + (-8) * eight)
     return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def slope_of_pairs(slope, BM: gl.constexpr, S_L: gl.constexpr):
+    """slope * (j - i) for a tile [keys, queries]."""
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    x = slope * (row - column).to(gl.float32) - slope * (8 * eight).to(gl.float32)
+    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def add_slopes(s, slope, dist, S_L: gl.constexpr):
+    """s - slope |r|"""
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    x = x - slope * gl.abs((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
+
+
+@gluon.jit
+def sum_by_distance(ds, dist, IS_NEAR: gl.constexpr):
+    """Each thread's sums of ds |r| in a near tile, of ds r in a far one, where |r| is r or -r throughout."""
+    x = by_eights(ds)
+    row, eight, column = coordinates(x)
+    if IS_NEAR:
+        return gl.sum(x * gl.abs((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32)), 1)
+    else:
+        return gl.sum(x * ((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32)), 1)
 
 
 @gluon.jit
@@ -173,15 +208,17 @@ def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
 
 @gluon.jit
 def take_step(
-    k, v, dk, dv, p_a, left, right, step, before, done, scale, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
+    k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
     S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
-    TABLE: gl.constexpr, GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """p and ds of one tile of queries, while the products of the tile before, in slot `before`, are added to dk and dv. The first
-    tile of a block (done: how many there were) has none before: the second overwrites what it adds."""
+    tile of a block (done: how many there were) has none before: the second overwrites what it adds. slope: of |r|, base 2; in far tiles of -r.
+    left, right, turns: sums for the gradients of the bias's ends and of the slope."""
     q_smem, do_smem, stats_smem, ds_smem = smem
     full, empty, ds_full, ds_empty = bars
-    lo, hi, bias_lo, bias_hi, pitch = spans
+    row, lo, hi, bias_lo, bias_hi, pitch = spans
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -191,8 +228,12 @@ def take_step(
     stats = stats_smem.index(at)
     zero = gl.zeros([HALF, BM], gl.float32, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
+    dist = n0 - m0 + offset
     if IS_NEAR and TABLE:
-        begin = load_table(table, n0 - m0 + offset, lo, hi, BM, S_L)
+        begin = load_table(table, dist, lo, hi, BM, S_L)
+        s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
+    elif SLOPES and not IS_NEAR:
+        begin = slope_of_pairs(-slope / scale, BM, S_L)
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -205,7 +246,12 @@ def take_step(
     if IS_NEAR:
         if is_masked:
             s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
-    p = gl.exp2(s * scale - lse)
+    if SLOPES and IS_NEAR:
+        p = gl.exp2(add_slopes(s * scale, slope, dist, S_L) - lse)
+    elif SLOPES:
+        p = gl.exp2(s * scale - (lse + slope * dist.to(gl.float32)))
+    else:
+        p = gl.exp2(s * scale - lse)
     p_low = p.to(q_smem.dtype)
     delta = stats.slice(BM, BM, 1).load(S_L)
     # stands here for ptxas, which would otherwise wait for both products before the exponentials
@@ -219,53 +265,28 @@ def take_step(
     mbarrier.arrive(ds_full.index(slot))
     if GRAD:
         if IS_NEAR:
-            left, right = sum_bias(ds, left, right, band, n0 - m0 + offset, bias_lo, bias_hi, pitch)
+            left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
         else:
             left += gl.sum(by_eights(ds), 1)
+    if SLOPES_GRAD:
+        turns += sum_by_distance(ds, dist, IS_NEAR)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
     mbarrier.arrive(empty.index(before), pred=done > 0)
-    return dk, dv, gl.convert_layout(p_low, A_L), left, right
+    return dk, dv, gl.convert_layout(p_low, A_L), left, right, turns
 
 
 @gluon.jit
 def consume(
-    use, mask_rows, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TABLE: gl.constexpr,
-    GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    (
-        dk_desc,
-        dv_desc,
-        tiles_ptr,
-        table_ptr,
-        band_ptr,
-        ends_ptr,
-        k_smem,
-        v_smem,
-        q_smem,
-        do_smem,
-        stats_smem,
-        ds_smem,
-        o_smem,
-    ) = use
+    dk_desc, dv_desc, tiles_ptr, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    row, lo, hi, bias_lo, bias_hi, pitch = spans
     real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
-    (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch,
-        section,
-        left_limit,
-        right_limit,
-        tiles_row,
-        row,
-        lo,
-        hi,
-        bias_lo,
-        bias_hi,
-        pitch,
-    ) = sizes
+    q_length, k_length, heads, group, batch, section, tiles_row = sizes
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -276,9 +297,6 @@ def consume(
     program, programs = gl.program_id(0), gl.num_programs(0)
     band = band_ptr + (program * KEYS + CID * HALF) * pitch
     ends = ends_ptr + (program * 2 + CID) * 2
-    limits = (q_length, k_length, left_limit, right_limit)
-    spans = (lo, hi, bias_lo, bias_hi, pitch)
-    smem = (q_smem, do_smem, stats_smem, ds_smem)
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
     for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
@@ -306,24 +324,36 @@ def consume(
             table = table_ptr
             if TABLE:
                 table = table_ptr + (bh % kv_heads * group + member) * row
+            head = bh * group + member  # of queries, of all batch rows
+            slope = 0.0
+            if SLOPES:
+                slope = gl.load(slopes_ptr + head % heads) * 1.4426950408889634
             far_right = 0.0
             far_left = 0.0
+            turned_right = 0.0
+            turned_left = 0.0
             sums = nothing
-            for _t in range(right1 - right0):
-                dk, dv, p_a, sums, _ = take_step(
-                    k, v, dk, dv, p_a, sums, sums, step, before, done, scale, 0, n0, offset, False, masks, limits, table, band, spans, smem,
-                    tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD, WINDOW, PADDED, DOCS,
+            turns = nothing
+            for t in range(right1 - right0):
+                m0 = far_query_tile(t, right0, right1, block, blocks) * BM
+                dk, dv, p_a, sums, _, turns = take_step(
+                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
             if GRAD:
                 far_right = gl.sum(gl.sum(sums, 1), 0)
+            if SLOPES_GRAD:
+                turned_right = gl.sum(gl.sum(turns, 1), 0)
             sums = nothing
-            for _t in range(left1 - left0):
-                dk, dv, p_a, sums, _ = take_step(
-                    k, v, dk, dv, p_a, sums, sums, step, before, done, scale, 0, n0, offset, False, masks, limits, table, band, spans, smem,
-                    tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, GRAD, WINDOW, PADDED, DOCS,
+            turns = nothing
+            for t in range(left1 - left0):
+                m0 = far_query_tile(t, left0, left1, block, blocks) * BM
+                dk, dv, p_a, sums, _, turns = take_step(
+                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -331,18 +361,25 @@ def consume(
             if GRAD:
                 far_left = gl.sum(gl.sum(sums, 1), 0)
                 mbarrier.wait(band_empty.index(0), ((turn * group + member) & 1) ^ 1)
+            if SLOPES_GRAD:
+                turned_left = gl.sum(gl.sum(turns, 1), 0)
             left = nothing
             right = nothing
+            turns = nothing
             for t in range(last - first - far_tiles):
                 tile = near_tile(t, first, right0, right1, left0, left1)
                 is_masked = (tile < clear0) | (tile >= clear1)
-                dk, dv, p_a, left, right = take_step(
-                    k, v, dk, dv, p_a, left, right, step, before, done, scale, tile * BM, n0, offset, is_masked, masks, limits, table,
-                    band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, GRAD, WINDOW, PADDED, DOCS,
+                dk, dv, p_a, left, right, turns = take_step(
+                    k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, tile * BM, n0, offset, is_masked, masks, limits,
+                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
+                    PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
+            if SLOPES_GRAD:
+                total = turned_left - turned_right - gl.sum(gl.sum(turns, 1), 0)
+                gl.store(d_slopes_ptr + (head * blocks + block) * 2 + CID, total)
             if GRAD:
                 gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
                 gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
@@ -398,9 +435,7 @@ def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr):
     """ADD: 0: no dq at all; 1: products without their sums in memory, to find out what those cost; 2: all; 3: all, by the copy engine."""
     dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem = use
     kv_full, kv_empty, ds_full, ds_empty = bars
-    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
-        sizes
-    )
+    q_length, k_length, heads, group, batch, section, tiles_row = sizes
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -419,7 +454,7 @@ def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr):
         for member in range(group):
             head = bh * group + member  # of queries, of all batch rows
             for t in range(last - first):
-                tile, _ = find_queries(t, first, right0, right1, left0, left1)
+                tile, _ = find_queries(t, first, right0, right1, left0, left1, block, blocks)
                 slot = step % SLOTS
                 mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
                 if ADD == 3:
@@ -449,41 +484,89 @@ def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr):
 
 
 @gluon.jit
-def sum_distances(use, bars, sizes, BM: gl.constexpr, GRAD: gl.constexpr):
+def sum_eight_rows(place, row_bytes):
+    """Sums of eight rows' two neighbouring numbers, all loaded before any is added: registers for 64-bit addresses would leave room for
+    three loads at a time."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .u64 a; .reg .f32 x<8>, y<8>;
+        ld.global.v2.f32 {x0, y0}, [$2]; add.u64 a, $2, $3;
+        ld.global.v2.f32 {x1, y1}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x2, y2}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x3, y3}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x4, y4}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x5, y5}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x6, y6}, [a]; add.u64 a, a, $3;
+        ld.global.v2.f32 {x7, y7}, [a];
+        add.f32 x0, x0, x1; add.f32 y0, y0, y1; add.f32 x2, x2, x3; add.f32 y2, y2, y3;
+        add.f32 x4, x4, x5; add.f32 y4, y4, y5; add.f32 x6, x6, x7; add.f32 y6, y6, y7;
+        add.f32 x0, x0, x2; add.f32 y0, y0, y2; add.f32 x4, x4, x6; add.f32 y4, y4, y6;
+        add.f32 $0, x0, x4; add.f32 $1, y0, y4;
+        }""",
+        "=f,=f,l,l",
+        [place, row_bytes],
+        dtype=(gl.float32, gl.float32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def sum_columns(band, parts, n0, begin, end, bias_lo, bias_hi, pitch):
+    """The band's column sums, of all but the ends of the span. begin .. end: queries whose tiles wrote into it."""
+    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
+    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
+    span = bias_hi - bias_lo + 1
+    # whether tiles have written every distance of every key
+    if (n0 - bias_hi + 1 >= begin) & (n0 + KEYS - 2 - bias_lo < end):
+        pair = 2 * gl.arange(0, 64, PAIRS)
+        row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
+        for c in range(0, span, 128):
+            x = gl.zeros([64], gl.float32, PAIRS)
+            y = gl.zeros([64], gl.float32, PAIRS)
+            for j in range(0, KEYS, 8):
+                place = (band + j * pitch + c + pair).to(gl.int64, bitcast=True)
+                more_x, more_y = sum_eight_rows(place, row_bytes)
+                x += more_x
+                y += more_y
+            column = c + pair
+            gl.store(parts + column, x, mask=(column > 0) & (column < span - 1))
+            gl.store(parts + column + 1, y, mask=column + 1 < span - 1)
+    else:
+        keys = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(1, L)), 1)
+        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
+        for c in range(0, span, 64):
+            total = gl.sum(gl.zeros([4, 64], gl.float32, L), 0)
+            for j in range(0, KEYS, 4):
+                i = (n0 + j - bias_lo - c) + (keys - steps)
+                is_there = (i >= begin) & (i < end)
+                total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
+            column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
+            gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
+
+
+@gluon.jit
+def sum_distances(use, bars, sizes, spans, BM: gl.constexpr, GRAD: gl.constexpr):
     parts_ptr, tiles_ptr, band_ptr, ends_ptr = use
     band_full, band_empty = bars
-    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, lo, hi, bias_lo, bias_hi, pitch = (
-        sizes
-    )
-    ROWS_AT_ONCE: gl.constexpr = 8
-    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
+    q_length, k_length, heads, group, batch, section, tiles_row = sizes
+    row, lo, hi, bias_lo, bias_hi, pitch = spans
     if GRAD:
         kv_heads = heads // group
         blocks = (k_length + KEYS - 1) // KEYS
         program, programs = gl.program_id(0), gl.num_programs(0)
         band = band_ptr + program * KEYS * pitch
-        keys = gl.expand_dims(gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, L)), 1)
-        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
+        ends = ends_ptr + program * 4
         span = bias_hi - bias_lo + 1
         for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
             bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
             first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
                 tiles_ptr, tiles_row, bh // kv_heads, block
             )
-            n0 = block * KEYS + offset
             for member in range(group):
                 parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
                 mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
-                for c in range(0, span, 64):
-                    r = bias_lo + c + steps
-                    total = gl.sum(gl.zeros([ROWS_AT_ONCE, 64], gl.float32, L), 0)
-                    for j in range(0, KEYS, ROWS_AT_ONCE):
-                        i = (n0 + j) + keys - r
-                        is_there = (i >= first * BM) & (i < last * BM) & (r > bias_lo) & (r < bias_hi)
-                        total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-                    column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-                    gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
-                ends = ends_ptr + program * 4
+                sum_columns(band, parts, block * KEYS + offset, first * BM, last * BM, bias_lo, bias_hi, pitch)
                 at_left = gl.load(ends) + gl.load(ends + 2)
                 at_right = gl.load(ends + 1) + gl.load(ends + 3)
                 gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
@@ -504,16 +587,18 @@ def backward(
     dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile, or a descriptor of blocks [D, BM]
     tiles_ptr,  # int32 [B or 1, blocks of keys, NUMBERS] (backward_prepare.split_keys)
     table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
+    slopes_ptr,  # float32 [H], or unused
     real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
     doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as in triton/structs.py, or unused
     band_ptr,  # float32 [programs, 128, pitch]
     ends_ptr,  # float32 [programs, 2, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
+    d_slopes_ptr,  # float32 [B, H, blocks, 2]
     scale,  # base 2
     q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
     in tiles; lo, hi: the table's span; limits and rows as in kernel.forward."""
@@ -553,33 +638,18 @@ def backward(
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem)
-    use = (
-        dk_desc, dv_desc, tiles_ptr, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem,
-    )  # fmt: skip
+    use = (dk_desc, dv_desc, tiles_ptr, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem)
+    smem = (q_smem, do_smem, stats_smem, ds_smem)
     masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
-    sizes = (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch,
-        section,
-        left,
-        right,
-        tiles_row,
-        row,
-        lo,
-        hi,
-        bias_lo,
-        bias_hi,
-        pitch,
-    )
+    sizes = (q_length, k_length, heads, group, batch, section, tiles_row)
+    limits = (q_length, k_length, left, right)
+    spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, sizes, scale, 0, STAGES, SLOTS, TABLE, GRAD, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 1, STAGES, SLOTS, TABLE, GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
         (add_dq, ((dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD)),
-        (sum_distances, ((parts_ptr, tiles_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, BM, GRAD)),
+        (sum_distances, ((parts_ptr, tiles_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, spans, BM, GRAD)),
         (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

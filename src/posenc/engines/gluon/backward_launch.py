@@ -28,14 +28,15 @@ class Schedule(NamedTuple):
     at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
 
 
-SCHEDULES = {64: Schedule(), 128: Schedule(queries=32)}
+SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}
+COLUMNS = 128  # of the band that are summed at a time
 
 
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
-    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, schedule: Schedule | None = None,
-) -> Tensor | None:  # fmt: skip
-    """Fills dq, dk and dv; the bias's gradient by block of keys, [B, H, blocks, span]."""
+    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, wants_slopes: bool = False, schedule: Schedule | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Fills dq, dk and dv; the gradients of the bias and of the slopes by block of keys, [B, H, blocks, span] and [B, H, blocks, 2]."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
@@ -62,29 +63,33 @@ def run_backward(
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1
-    pitch = -(-span // 32) * 32
+    pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
         band = lse.new_empty(programs, KEYS.value, pitch)
         ends = lse.new_empty(programs, 4)
         parts = lse.new_empty(batch, heads, blocks, span)
+    wants_slopes = wants_slopes and x.slopes is not None
+    d_slopes = lse.new_empty(batch, heads, blocks, 2) if wants_slopes else stats
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     launch(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
-        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, lse if table is None else table, *masks, band, ends, parts,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, lse if table is None else table,
+        lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, min(s.at_once if right == 0 else 1, batch * kv_heads),
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, GRAD=wants_bias, WINDOW=left is not None,
+        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
         finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
-    return parts if wants_bias else None
+    return parts if wants_bias else None, d_slopes if wants_slopes else None
 
 
 def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
