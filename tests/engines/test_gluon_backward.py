@@ -24,7 +24,7 @@ LOG2E = 1.4426950408889634
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("backward_prepare.py", "backward.py")
+    return gluon_emulator.load("backward_prepare.py", "backward_tiles.py", "backward_sums.py", "backward.py")
 
 
 def emulate(module):
@@ -104,7 +104,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 
 
 @pytest.mark.parametrize(
-    "options", [{"size": 128}, {"stages": 2, "at_once": 1}, {"add": 3, "slots": 3}, {"size": 128, "add": 3}]
+    "options", [{"size": 128}, {"stages": 2, "spread": 0}, {"add": 3, "slots": 3}, {"size": 128, "add": 3}]
 )
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=(2, 1), batch=2, programs=5, **options)
@@ -155,7 +155,7 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(kv_heads=1, window=300) is None
     assert reason(key_mask=torch.arange(4096).expand(9, -1) < 4000) is None
     monkeypatch.setattr(gluon, "FEWEST", 300)
-    assert "blocks of 128 keys to fill a device, got 288" in reason(kv_heads=1)
+    assert "300 blocks of 128 keys to fill a device and takes up to 1048576, got 288" in reason(kv_heads=1)
     assert reason(plan=Plan(Positions(4096), slopes=torch.zeros(2))) is None
     assert "no dropout" in reason(dropout=0.1)
     assert "more than 2048 distances" in reason(span=1500)

@@ -31,10 +31,8 @@ dQ is added in whatever order blocks come: sums differ in their last bits from r
 
 from __future__ import annotations
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -43,62 +41,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .kernel import PAD, by_eights, coordinates, count_blocks, load_tiles, near_tile
-
-KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
-HALF = gl.constexpr(64)  # keys of a consumer
-LEFT = gl.constexpr(0)  # copies of lse, by tile
-RIGHT = gl.constexpr(1)
-NEAR = gl.constexpr(2)
-BUFFERS = gl.constexpr(2)  # of sums on their way to memory
-
-
-# ---- which blocks and tiles -------------------------------------------------------------------------------------------
-@gluon.jit
-def find_keys(turn, program, programs, count, batch_heads, section):
-    """The head of keys (of all batch rows) and the block that a program takes in its turn: `section` heads at a time, first those
-    blocks that are visible to most queries; every other turn goes backwards through the programs."""
-    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-    first = index // (section * count) * section
-    rest = index - first * count
-    width = gl.minimum(section, batch_heads - first)
-    return first + rest % width, rest // width
-
-
-@gluon.jit
-def far_query_tile(t, begin, end, block, blocks):
-    """The t-th of the tiles begin .. end. Each block of keys begins at another one, so that blocks of one head, which run at the
-    same time, do not all add to the same dQ."""
-    t += block * (end - begin) // blocks
-    return begin + t - gl.where(t >= end - begin, end - begin, 0)
-
-
-@gluon.jit
-def find_queries(t, first, right0, right1, left0, left1, block, blocks):
-    """The t-th tile, and which copy of lse it needs."""
-    right = right1 - right0
-    far = right + left1 - left0
-    near = near_tile(t - far, first, right0, right1, left0, left1)
-    far_left = far_query_tile(t - right, left0, left1, block, blocks)
-    tile = gl.where(t < right, far_query_tile(t, right0, right1, block, blocks), gl.where(t < far, far_left, near))
-    return tile, gl.where(t < right, RIGHT, gl.where(t < far, LEFT, NEAR))
+from .backward_sums import BUFFERS, add_dq, sum_distances
+from .backward_tiles import HALF, KEYS, count_turns, far_query_tile, find_keys, find_queries
+from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, STAGES: gl.constexpr):
-    k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem = load
+def produce(load, bars, sizes, work, STAGES: gl.constexpr):
+    k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
     kv_full, kv_empty, full, empty = bars
-    q_length, k_length, heads, group, batch, section, tiles_row = sizes
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
-    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
         h_kv = bh % kv_heads
         n0 = block * KEYS
@@ -110,7 +72,7 @@ def produce(load, bars, sizes, STAGES: gl.constexpr):
         for member in range(group):
             h = h_kv * group + member
             for t in range(last - first):
-                tile, copy = find_queries(t, first, right0, right1, left0, left1, block, blocks)
+                tile, copy = find_queries(t, first, right0, right1, left0, left1, block * spread, blocks)
                 at = step % STAGES
                 mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(at), BYTES)
@@ -277,16 +239,17 @@ def take_step(
 
 @gluon.jit
 def consume(
-    use, smem, mask_rows, bars, sizes, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, tiles_ptr, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
+    dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
-    q_length, k_length, heads, group, batch, section, tiles_row = sizes
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -294,13 +257,13 @@ def consume(
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
-    program, programs = gl.program_id(0), gl.num_programs(0)
+    program = gl.program_id(0)
     band = band_ptr + (program * KEYS + CID * HALF) * pitch
     ends = ends_ptr + (program * 2 + CID) * 2
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
-    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
         n0 = block * KEYS + CID * HALF
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
@@ -335,7 +298,7 @@ def consume(
             sums = nothing
             turns = nothing
             for t in range(right1 - right0):
-                m0 = far_query_tile(t, right0, right1, block, blocks) * BM
+                m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
                     smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
@@ -350,7 +313,7 @@ def consume(
             sums = nothing
             turns = nothing
             for t in range(left1 - left0):
-                m0 = far_query_tile(t, left0, left1, block, blocks) * BM
+                m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
                     smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
@@ -403,181 +366,9 @@ def consume(
     tma.store_wait(0)
 
 
-# ---- adder and summer -------------------------------------------------------------------------------------------------
-@builtin
-def async_add(tensor_desc, coord, src, _semantic=None):
-    """Adds what lies in shared memory to a block in memory: tma.async_atomic_add of later versions."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-    _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
-
-
-@gluon.jit
-def add_tile(place, x):
-    """Adds a tile of products to memory, in the order of the registers: a thread's four numbers of 8 columns are neighbours there.
-
-    64 rows, 8 columns:   row = 16 warp + 8 half + g     column = 2 c + pair     address = 4 (32 warp + 4 g + c) + 2 half + pair
-    """
-    EIGHTS: gl.constexpr = x.shape[1] // 8
-    x = by_eights(x)
-    row, eight, column = coordinates(x)
-    inside = (row // 64 * (EIGHTS * 512) + row // 16 % 4 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (
-        column // 2 * 4 + column % 2
-    )
-    gl.inline_asm_elementwise(
-        "red.global.add.v4.f32 [$4], {$8, $9, $10, $11}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;",
-        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [(place + inside + 512 * eight).to(gl.int64, bitcast=True), x], dtype=gl.int32, is_pure=False, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr):
-    """ADD: 0: no dq at all; 1: products without their sums in memory, to find out what those cost; 2: all; 3: all, by the copy engine."""
-    dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem = use
-    kv_full, kv_empty, ds_full, ds_empty = bars
-    q_length, k_length, heads, group, batch, section, tiles_row = sizes
-    D: gl.constexpr = k_smem.shape[4]
-    BM: gl.constexpr = ds_smem.shape[2]
-    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    kv_heads = heads // group
-    blocks = (k_length + KEYS - 1) // KEYS
-    q_tiles = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    step = 0
-    for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
-        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
-            tiles_ptr, tiles_row, bh // kv_heads, block
-        )
-        mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
-        for member in range(group):
-            head = bh * group + member  # of queries, of all batch rows
-            for t in range(last - first):
-                tile, _ = find_queries(t, first, right0, right1, left0, left1, block, blocks)
-                slot = step % SLOTS
-                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
-                if ADD == 3:
-                    tma.store_wait(BUFFERS - 1)
-                    gl.thread_barrier()
-                if ADD:
-                    zero = gl.zeros([64, BM], gl.float32, L)
-                    for c in gl.static_range(D // 64):  # channels
-                        dq = warpgroup_mma(
-                            k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True
-                        )
-                        dq = warpgroup_mma_wait(0, deps=(dq,))
-                        if c == D // 64 - 1:
-                            mbarrier.arrive(ds_empty.index(slot))
-                        if ADD == 2:
-                            add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
-                        if ADD == 3:
-                            dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
-                else:
-                    mbarrier.arrive(ds_empty.index(slot))
-                if ADD == 3:
-                    fence_async_shared()
-                    async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
-                step += 1
-        mbarrier.arrive(kv_empty.index(0))
-    tma.store_wait(0)
-
-
-@gluon.jit
-def sum_eight_rows(place, row_bytes):
-    """Sums of eight rows' two neighbouring numbers, all loaded before any is added: registers for 64-bit addresses would leave room for
-    three loads at a time."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .u64 a; .reg .f32 x<8>, y<8>;
-        ld.global.v2.f32 {x0, y0}, [$2]; add.u64 a, $2, $3;
-        ld.global.v2.f32 {x1, y1}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x2, y2}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x3, y3}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x4, y4}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x5, y5}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x6, y6}, [a]; add.u64 a, a, $3;
-        ld.global.v2.f32 {x7, y7}, [a];
-        add.f32 x0, x0, x1; add.f32 y0, y0, y1; add.f32 x2, x2, x3; add.f32 y2, y2, y3;
-        add.f32 x4, x4, x5; add.f32 y4, y4, y5; add.f32 x6, x6, x7; add.f32 y6, y6, y7;
-        add.f32 x0, x0, x2; add.f32 y0, y0, y2; add.f32 x4, x4, x6; add.f32 y4, y4, y6;
-        add.f32 $0, x0, x4; add.f32 $1, y0, y4;
-        }""",
-        "=f,=f,l,l",
-        [place, row_bytes],
-        dtype=(gl.float32, gl.float32),
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def sum_columns(band, parts, n0, begin, end, bias_lo, bias_hi, pitch):
-    """The band's column sums, of all but the ends of the span. begin .. end: queries whose tiles wrote into it."""
-    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
-    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
-    span = bias_hi - bias_lo + 1
-    # whether tiles have written every distance of every key
-    if (n0 - bias_hi + 1 >= begin) & (n0 + KEYS - 2 - bias_lo < end):
-        pair = 2 * gl.arange(0, 64, PAIRS)
-        row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
-        for c in range(0, span, 128):
-            x = gl.zeros([64], gl.float32, PAIRS)
-            y = gl.zeros([64], gl.float32, PAIRS)
-            for j in range(0, KEYS, 8):
-                place = (band + j * pitch + c + pair).to(gl.int64, bitcast=True)
-                more_x, more_y = sum_eight_rows(place, row_bytes)
-                x += more_x
-                y += more_y
-            column = c + pair
-            gl.store(parts + column, x, mask=(column > 0) & (column < span - 1))
-            gl.store(parts + column + 1, y, mask=column + 1 < span - 1)
-    else:
-        keys = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(1, L)), 1)
-        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
-        for c in range(0, span, 64):
-            total = gl.sum(gl.zeros([4, 64], gl.float32, L), 0)
-            for j in range(0, KEYS, 4):
-                i = (n0 + j - bias_lo - c) + (keys - steps)
-                is_there = (i >= begin) & (i < end)
-                total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-            column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-            gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
-
-
-@gluon.jit
-def sum_distances(use, bars, sizes, spans, BM: gl.constexpr, GRAD: gl.constexpr):
-    parts_ptr, tiles_ptr, band_ptr, ends_ptr = use
-    band_full, band_empty = bars
-    q_length, k_length, heads, group, batch, section, tiles_row = sizes
-    row, lo, hi, bias_lo, bias_hi, pitch = spans
-    if GRAD:
-        kv_heads = heads // group
-        blocks = (k_length + KEYS - 1) // KEYS
-        program, programs = gl.program_id(0), gl.num_programs(0)
-        band = band_ptr + program * KEYS * pitch
-        ends = ends_ptr + program * 4
-        span = bias_hi - bias_lo + 1
-        for turn in range(count_blocks(batch * kv_heads * blocks, program, programs)):
-            bh, block = find_keys(turn, program, programs, blocks, batch * kv_heads, section)
-            first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
-                tiles_ptr, tiles_row, bh // kv_heads, block
-            )
-            for member in range(group):
-                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
-                mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
-                sum_columns(band, parts, block * KEYS + offset, first * BM, last * BM, bias_lo, bias_hi, pitch)
-                at_left = gl.load(ends) + gl.load(ends + 2)
-                at_right = gl.load(ends + 1) + gl.load(ends + 3)
-                gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
-                gl.store(parts + (span - 1), at_right, mask=span > 1)
-                gl.thread_barrier()
-                mbarrier.arrive(band_empty.index(0))
-
-
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "section", "left", "right", "tiles_row", "row", "real_row", "doc_q_row",
+        "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "row", "real_row", "doc_q_row",
         "doc_k_row", "doc_queries_row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
     ]
 )  # fmt: skip
@@ -586,6 +377,7 @@ def backward(
     stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles
     dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile, or a descriptor of blocks [D, BM]
     tiles_ptr,  # int32 [B or 1, blocks of keys, NUMBERS] (backward_prepare.split_keys)
+    order_ptr,  # int32 [programs, 1 + ..]: how many blocks each takes, and which (backward_launch.order_blocks)
     table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
     slopes_ptr,  # float32 [H], or unused
     real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
@@ -595,7 +387,7 @@ def backward(
     parts_ptr,  # float32 [B, H, blocks, span]
     d_slopes_ptr,  # float32 [B, H, blocks, 2]
     scale,  # base 2
-    q_length, k_length, heads, group, batch, section, left, right, tiles_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
+    q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
@@ -637,19 +429,20 @@ def backward(
         mbarrier.init(ds_empty.index(i), count=1)
     fence_async_shared()
 
-    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, tiles_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem)
-    use = (dk_desc, dv_desc, tiles_ptr, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem)
+    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
+    use = (dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem)
     smem = (q_smem, do_smem, stats_smem, ds_smem)
     masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
-    sizes = (q_length, k_length, heads, group, batch, section, tiles_row)
+    sizes = (q_length, k_length, heads, group, batch, spread)
+    work = (tiles_ptr, tiles_row, order_ptr, order_row)
     limits = (q_length, k_length, left, right)
     spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, smem, masks, bars, sizes, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-        (consume, (use, smem, masks, bars, sizes, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-        (add_dq, ((dq_ptr, tiles_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD)),
-        (sum_distances, ((parts_ptr, tiles_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, spans, BM, GRAD)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, BM, GRAD)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from heapq import heapreplace
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -9,12 +12,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from ..triton.structs import View
-from .backward import HALF, KEYS, backward
+from .backward import backward
 from .backward_prepare import finish, prepare
+from .backward_tiles import HALF, KEYS
 from .kernel import NUMBERS, PAD
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
@@ -25,11 +30,35 @@ class Schedule(NamedTuple):
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
-    at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
+    spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
 SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}
 COLUMNS = 128  # of the band that are summed at a time
+TOGETHER = 8  # heads at the end, whose blocks are taken by their length
+BEYOND = 3  # what a block costs beside its tiles, in tiles
+
+
+@lru_cache(maxsize=256)
+def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tuple[int, ...], int]:
+    """int32 [programs, 1 + ..]: how many blocks of keys each program takes, and their numbers (head * blocks + block); and the length
+    of a row.
+
+    costs: of a head's blocks. Heads come one after the other, so that what they read stays in the L2 cache; the last ones
+    together, the most expensive blocks first. Each block goes to the program that has the least to do so far.
+    """
+    blocks = len(costs)
+    last = min(heads, TOGETHER)
+    jobs = [(head, block) for head in range(heads - last) for block in sorted(range(blocks), key=lambda x: -costs[x])]
+    jobs += sorted(product(range(heads - last, heads), range(blocks)), key=lambda job: -costs[job[1]])
+    taken: list[list[int]] = [[] for _ in range(programs)]
+    free = [(0, program) for program in range(programs)]
+    for head, block in jobs:
+        busy, program = free[0]
+        taken[program].append(head * blocks + block)
+        heapreplace(free, (busy + costs[block], program))
+    width = 1 + max(map(len, taken))
+    return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
 def run_backward(
@@ -60,6 +89,12 @@ def run_backward(
 
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     programs = min(batch * kv_heads * blocks, processors)
+    seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
+    if right is not None:
+        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
+    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
+    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    order = constant(numbers, q.device, torch.int32)
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1
@@ -76,10 +111,10 @@ def run_backward(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
-        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, lse if table is None else table,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, lse if table is None else table,
         lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
-        scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, min(s.at_once if right == 0 else 1, batch * kv_heads),
-        NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, width,
+        scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
+        NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
         STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
