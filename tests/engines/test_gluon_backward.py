@@ -104,7 +104,8 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 
 
 @pytest.mark.parametrize(
-    "options", [{"size": 128}, {"stages": 2, "spread": 0}, {"add": 3, "slots": 3}, {"size": 128, "add": 3}]
+    "options",
+    [{"size": 128}, {"stages": 2, "spread": 0}, {"add": 3, "slots": 3, "buffers": 2}, {"size": 128, "add": 3}],
 )
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=(2, 1), batch=2, programs=5, **options)

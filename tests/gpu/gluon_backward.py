@@ -25,14 +25,16 @@ VARIANTS: dict[str, dict] = {
     "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
     "copy engine, slots 3": {"add": 3, "slots": 3},
     "stages 4": {"stages": 4},
+    "two buffers": {"buffers": 2},  # heads of 64
+    "two buffers, copy engine": {"buffers": 2, "add": 3},
     "no sums": {"add": 1},
     "no dq": {"add": 0},
     "no spread": {"spread": 0},
 }
-CHECKED = ("base", "copy engine")
+CHECKED = ("base", "copy engine", "two buffers")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "stages 4", "no sums")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "copy engine", "no spread", "no sums")),
+    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine", "no sums")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "copy engine", "no spread", "two buffers", "no sums")),
     (4, 16, 16, 4096, 64, "none", ("base", "copy engine", "no spread", "no sums")),
     (1, 16, 16, 16384, 64, "t5", ("peers", "base", "no spread")),
     (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "no spread")),
@@ -49,7 +51,7 @@ ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants
     (8, 12, 12, 2048, 64, "t5", ("peers", "base")),
     (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
     (4, 16, 16, 2048, 128, "t5 causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base")),
+    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "two buffers")),
     (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base")),
     (32, 12, 12, 512, 64, "t5", ("peers", "base")),
     (8, 12, 12, 2048, 64, "alibi causal", ("peers", "base")),

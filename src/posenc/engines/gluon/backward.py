@@ -1,27 +1,33 @@
-"""The backward kernel for Hopper, in Gluon: five products, for attention with a bias by distance, causal or not.
+"""The backward kernel for Hopper, in Gluon: five products, for attention with a bias by distance, slopes, causality, windows, padding,
+documents and grouped heads.
 
 A program has five roles, joined by barriers in shared memory:
 
     producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
     consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
-    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory
-    summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance
+    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory (backward_sums.py)
+    summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance (backward_sums.py)
 
-    step of a consumer (tiles are [keys, queries])             adder                  summer, once a block of keys
-      s  = K Q^T     dp = V dO^T
-      p  = exp2(s - lse)
-      dV += p dO     ds = p (dp - delta)  ---- ds, bf16 --->   dQ^T = K^T ds
-      dK += ds Q                                               add to memory
-      in near tiles   ds, float32, by key and distance  ------------------------->    sum of columns
+Tiles are [keys, queries]. A step starts four products; the last two belong to the tile before and run beside the exponentials:
 
-The tiles of a block of 128 keys, far ones first (`split_queries`): those on the right have every distance at or beyond the table's
-last, those on the left at or before its first; the bias is one number there, which is part of the copy of lse that is loaded:
+    step t of a consumer                                            adder                  summer, once a block of keys and head
+      s  = K Q(t)^T         dp = V dO(t)^T
+      dV += p(t-1) dO(t-1)  dK += ds(t-1) Q(t-1)
+      p(t)  = exp2(s - lse)
+      ds(t) = p (dp - delta) ----- ds, bf16, shared memory ----->   dQ^T = K^T ds
+      near tiles: ds, float32, by key and distance, memory ---- |   add to memory   --->   sum of columns
 
-    queries   first         right1         left0          count
-              |   far right  |    near      |   far left    |
+The tiles of a block of 128 keys stand in `tiles` (backward_prepare.split_keys, by triton/masking.py's rules); far ones come first:
 
-Near tiles begin the product of keys and queries with the table's numbers, as in kernel.py. A block that ends after the last key has near
-tiles only. The rows of ds that near tiles write are shifted so that one distance is one column (r - lo), for each key j:
+    queries   first      right0      right1      left0      left1      last
+               |   near    | far right |    near   | far left |   near   |
+
+    far       every query sees all keys, and every distance lies at or beyond the table's last (right) or first (left): the bias is
+              one number, which is part of the copy of lse that is loaded; a slope's |r| is r or -r
+    near      all others: s begins with the table's numbers, as in kernel.py, and pairs that are not visible become -inf
+
+With grouped heads a block's tiles come again for each head of queries. The rows of ds that near tiles write are shifted so that one
+distance is one column (r - lo), for each key j:
 
     key 0      r(i=0)  r(i=-1) ..         a row of the band has all distances of the span;
     key 1      r(i=1)  r(i=0) ..          column sums are the gradient
@@ -54,6 +60,7 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
+    BUFFERED: gl.constexpr = k_smem.shape[0]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
@@ -64,10 +71,11 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
         b = bh // kv_heads
         h_kv = bh % kv_heads
         n0 = block * KEYS
-        mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [b, h_kv, n0, 0], kv_full.index(0), k_smem.index(0))
-        tma.async_copy_global_to_shared(v_desc, [b, h_kv, n0, 0], kv_full.index(0), v_smem.index(0))
+        own = turn % BUFFERED
+        mbarrier.wait(kv_empty.index(own), ((turn // BUFFERED) & 1) ^ 1)
+        mbarrier.expect(kv_full.index(own), 2 * k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [b, h_kv, n0, 0], kv_full.index(own), k_smem.index(own))
+        tma.async_copy_global_to_shared(v_desc, [b, h_kv, n0, 0], kv_full.index(own), v_smem.index(own))
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         for member in range(group):
             h = h_kv * group + member
@@ -255,6 +263,7 @@ def consume(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    BUFFERED: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     program = gl.program_id(0)
@@ -274,9 +283,10 @@ def consume(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
-        mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        own = turn % BUFFERED
+        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
+        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
@@ -349,7 +359,7 @@ def consume(
                 gl.thread_barrier()
                 mbarrier.arrive(band_full.index(0))
 
-        mbarrier.arrive(kv_empty.index(0))
+        mbarrier.arrive(kv_empty.index(own))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
         dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
@@ -389,7 +399,7 @@ def backward(
     scale,  # base 2
     q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
@@ -397,8 +407,8 @@ def backward(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
@@ -409,16 +419,17 @@ def backward(
     if ADD == 3:
         dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
     band_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     band_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=3)
+    for i in gl.static_range(BUFFERED):
+        mbarrier.init(kv_full.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=3)
     mbarrier.init(band_full.index(0), count=2)
     mbarrier.init(band_empty.index(0), count=1)
     for i in gl.static_range(STAGES):

@@ -25,6 +25,7 @@ from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
 
 class Schedule(NamedTuple):
+    buffers: int = 1  # of a block's keys and values
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
@@ -116,7 +117,7 @@ def run_backward(
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,

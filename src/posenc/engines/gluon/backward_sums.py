@@ -54,6 +54,7 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
+    BUFFERED: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -66,8 +67,9 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
             tiles_ptr, tiles_row, bh // kv_heads, block
         )
-        mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
+        own = turn % BUFFERED
+        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
+        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
         for member in range(group):
             head = bh * group + member  # of queries, of all batch rows
             for t in range(last - first):
@@ -96,7 +98,7 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
                 step += 1
-        mbarrier.arrive(kv_empty.index(0))
+        mbarrier.arrive(kv_empty.index(own))
     tma.store_wait(0)
 
 
