@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]      --only compile: all kernels that are timed
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -371,7 +371,8 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     if "check" not in args.skip:
-        hopper.run_all(warm_ups(timings(args.only)) + checks(args.only), 12, began + 0.5 * args.seconds, checked)
+        warm = warm_ups(timings([] if "compile" in args.only else args.only))
+        hopper.run_all(warm + checks(args.only), 13, began + 0.5 * args.seconds, checked)
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)
