@@ -270,7 +270,7 @@ def _add(desc, at, source):
 
 
 def _assembly(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads, additions to memory, and skew.py."""
+    """bar.sync and bar.arrive of 256 threads, additions to memory, sums of eight rows, and skew.py."""
     if "shfl" in text:
         i, j = torch.arange(64)[:, None], torch.arange(64)
         return Register(torch.cat([x.data for x in args], 1).gather(1, j - i + 64))
@@ -278,6 +278,11 @@ def _assembly(text, constraints, args, **options):
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
         return
+    if "ld.global.v2" in text:
+        pointer, step = args
+        at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
+        assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
+        return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -400,7 +405,7 @@ def _given(x):
         if not x.is_contiguous():  # all memory from its first element on
             begin = x.storage_offset()
             x = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - begin,), (1,), begin)
-        return Pointer(x.view(-1))
+        return Pointer(x.detach().view(-1))
     if isinstance(x, tuple):
         return type(x)(*map(_given, x))
     return Integer(x) if isinstance(x, int) else getattr(x, "value", x)

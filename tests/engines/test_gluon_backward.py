@@ -24,7 +24,7 @@ LOG2E = 1.4426950408889634
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("backward_prepare.py", "backward.py")
+    return gluon_emulator.load("backward_prepare.py", "backward_tiles.py", "backward_sums.py", "backward.py")
 
 
 def emulate(module):
@@ -65,8 +65,9 @@ def check(
     spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9), "one": index.Index(2, 2)}.get(
         terms, index.log_buckets(32, 64, causal=causal)
     )
-    lookups = () if terms == "none" else (Lookup(spot, bias=torch.randn(heads[0], spot.n)),)
-    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups), lambda name, x: x.requires_grad_())
+    lookups = () if terms in ("none", "slopes") else (Lookup(spot, bias=torch.randn(heads[0], spot.n)),)
+    slopes = torch.rand(heads[0]) / 8 if terms in ("slopes", "apart") else None
+    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes), lambda name, x: x.requires_grad_())
     masks = {"causal": causal, **(masks or {})}
     lowered = lower_plan(q, k, v, plan, make_mask(q, k, **masks))
     inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
@@ -76,20 +77,22 @@ def check(
     lse[..., :lq] = torch.where(expected["lse"] == float("-inf"), float("inf"), expected["lse"] * LOG2E)
     grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     with torch.no_grad():
-        parts = backward_launch.run_backward(
-            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias,
+        parts, d_slopes = backward_launch.run_backward(
+            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias, True,
             backward_launch.SCHEDULES[size]._replace(**options),
         )  # fmt: skip
     names = dict(zip("qkv", grads, strict=True))
-    if terms != "none" and wants_bias:
+    if lookups and wants_bias:
         inputs.bias.backward(parts.sum((0, 2)))
-        names |= {name: x.grad for name, x in plan.tensors()}
+    if slopes is not None:
+        inputs.slopes.backward(d_slopes.sum((0, 2, 3)))
+    names |= {name: x.grad for name, x in plan.tensors() if x.grad is not None}
     for name, ours in names.items():
         budget.assert_within(ours, expected[name], allowed[name], name)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one"])
+@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one", "slopes"])
 def test_terms(kernel, monkeypatch, terms, causal):
     check(kernel, monkeypatch, terms, causal, (500, 500), heads=(3, 3))
 
@@ -101,14 +104,15 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 
 
 @pytest.mark.parametrize(
-    "options", [{"size": 128}, {"stages": 2, "at_once": 1}, {"add": 3, "slots": 3}, {"size": 128, "add": 3}]
+    "options",
+    [{"size": 128}, {"stages": 2, "spread": 0}, {"add": 3, "slots": 3, "buffers": 2}, {"size": 128, "add": 3}],
 )
 def test_schedules(kernel, monkeypatch, options):
     check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=(2, 1), batch=2, programs=5, **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("terms", ["bias", "none"])
+@pytest.mark.parametrize("terms", ["bias", "slopes"])
 def test_padding(kernel, monkeypatch, terms, causal):
     """On the right, on the left, with gaps, and of a whole row."""
     at = torch.arange(500)
@@ -152,8 +156,8 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(kv_heads=1, window=300) is None
     assert reason(key_mask=torch.arange(4096).expand(9, -1) < 4000) is None
     monkeypatch.setattr(gluon, "FEWEST", 300)
-    assert "blocks of 128 keys to fill a device, got 288" in reason(kv_heads=1)
-    assert "not slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
+    assert "300 blocks of 128 keys to fill a device and takes up to 1048576, got 288" in reason(kv_heads=1)
+    assert reason(plan=Plan(Positions(4096), slopes=torch.zeros(2))) is None
     assert "no dropout" in reason(dropout=0.1)
     assert "more than 2048 distances" in reason(span=1500)
     torch.use_deterministic_algorithms(True)

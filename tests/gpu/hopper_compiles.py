@@ -1,12 +1,12 @@
-"""Compiles every variant of the Gluon kernel for Hopper, without a GPU, and inspects the machine code.
+"""Compiles every variant of the Gluon kernels for Hopper, without a GPU, and inspects the machine code.
 
-    python -m tests.gpu.hopper_compiles [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
+    python -m tests.gpu.hopper_compiles [--backward] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
 
 For each variant: registers, bytes spilled, shared memory, CPU seconds, instructions of a far and of a near tile and how many of
 them touch local memory. It fails where
 
 - ptxas serialises products (its warnings C7510 to C7519),
-- near tiles read a uniform register that is only set where there are far tiles. ptxas 12.8 did this with a descriptor of the queries
+- a uniform register may be read before it is set (uniform_registers.py). ptxas 12.8 did this with a descriptor of the queries
   that differed from block to block (two buffers for them): the first tiles of a text gave wrong scores, if they were near.
 """
 
@@ -27,26 +27,29 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import launch
+from posenc.engines.gluon import backward_launch, launch
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
+from tests.gpu.uniform_registers import find_unset
 
 TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
-    "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": ("doc_q", "doc_k", "doc_q_keys"),
-    "window, padding and documents": ("key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys"),
+    "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
+    "window, padding and documents": ("key_mask", "key_bounds", *DOCUMENTS),
 }  # fmt: skip
 """Causality is no variant: a limit on the right is a number."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
+def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
     q = torch.empty(1, 2, 512, size, dtype=dtype)
     ids = torch.empty(1, 512, dtype=torch.int32)
     tensors = {
         "bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32), "doc_q": ids, "doc_k": ids,
         "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
+        "doc_k_queries": torch.empty(1, 512, 2, dtype=torch.int32),
     }  # fmt: skip
     span = {"lo": -4, "hi": 4, "bias_lo": -4, "bias_hi": 4} if terms else {"lo": FAR, "hi": FAR}
     numbers = Numbers(right=0, left=100 if window else -1, **span)
@@ -58,25 +61,30 @@ def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
         made.append((compiled, spent() - began))
 
     inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks)})
-    launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
+    lse = torch.empty(1, 2, 512)
+    if backward:
+        backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
+        return made[1]  # between what runs before and after it
+    launch.run_forward(record, inputs, numbers, 0.125, q, lse)
     return made[-1]
 
 
-def inspect(compiled):
+def inspect(compiled, size, backward):
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
         log = run("ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin)
         code = run("cuobjdump", "-sass", cubin)
     lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
-    loops = tile_loops(lines)
+    loops = tile_loops(lines, (16 if size == 64 else 20) if backward else 12)
+    per_consumer = 3 if backward else 2
     return {
         "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
         "shared": compiled.metadata.shared,
-        "far": instructions(lines, loops[0]),
-        "near": instructions(lines, loops[1]),
+        "far": max(instructions(lines, loop) for loop in loops[: per_consumer - 1]),
+        "near": instructions(lines, loops[per_consumer - 1]),
         "local": max(instructions(lines, loop, "LDL", "STL") for loop in loops),
-        "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_faults(lines, loops),
+        "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_unset(lines),
     }
 
 
@@ -85,17 +93,17 @@ def run(tool, *args):
     return done.stdout + done.stderr
 
 
-def tile_loops(lines):
-    """First and last address of the loops over far and over near tiles, of each consumer in turn."""
+def tile_loops(lines, count):
+    """First and last address of the loops with `count` products of a consumer, in order: over far tiles (in the backward pass on the
+    right, then on the left), over near ones."""
     loops = []
     for at, text in lines:
         target = jump(text)
-        products = sum("HGMMA" in x for a, x in lines if (target or at) <= a <= at)
-        if (
-            target is not None and target < at < target + 0xA000 and products == 12
-        ):  # of 16 columns or keys each, in every tile
-            loops.append((target, at))
-    assert loops and len(loops) % 2 == 0, "no pairs of loops over tiles found"
+        if target is not None and target < at < target + 0xA000:
+            if sum("HGMMA" in x for a, x in lines if target <= a <= at) == count:
+                loops.append((target, at))
+    loops = [x for x in loops if not any(x[0] <= y[0] and y[1] <= x[1] and y != x for y in loops)]
+    assert len(loops) == 6, f"{len(loops)} loops over tiles"  # two of three consumers, three of two
     return loops
 
 
@@ -109,39 +117,10 @@ def instructions(lines, loop, *names):
     return sum(any(name in text for name in names) for text in inside) if names else len(inside)
 
 
-def find_faults(lines, loops):
-    faults = []
-    for far, near in zip(loops[::2], loops[1::2], strict=True):
-        skips = [(at, jump(text)) for at, text in lines if at < far[0] and far[1] < (jump(text) or 0) <= near[0]]
-        branch, target = skips[-1]
-        written = set().union(*(uniform(text)[0] for at, text in lines if branch < at < target))
-        before = set().union(*(uniform(text)[0] for at, text in lines if loops[0][0] - 0x2000 < at < branch))
-        known: set[int] = set()
-        for at, text in lines:
-            if target <= at <= near[1]:
-                writes, reads = uniform(text)
-                faults += [f"UR{x} at {at:x} is not set without far tiles" for x in (reads & written) - known - before]
-                known |= writes | (reads & written)
-    return faults
-
-
-def uniform(text):
-    """Uniform registers that an instruction writes, and those that it reads."""
-    text = re.sub(r"^@!?\w+\s+", "", text.strip())
-    name, numbers = text.split()[0], [int(x) for x in re.findall(r"\bUR(\d+)\b", text)]
-    if not numbers:
-        return set(), set()
-    if "HGMMA" in name:
-        return set(), set(range(numbers[0], numbers[0] + 4))
-    if not re.match(r"(U|R2UR|S2UR)\S*\s+UR", text):
-        return set(), set(numbers)
-    wide = ".64" in name or "WIDE" in name
-    return {numbers[0], numbers[0] + wide}, set(numbers[1:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
+    parser.add_argument("--backward", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if gluon.VERSION not in gluon.TESTED:
@@ -153,9 +132,15 @@ def main() -> None:
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, TERMS.items(), MASKS.items()):
         if not all(part in f"{size} {name} {mask}" for part in args.only):
             continue
-        compiled, seconds = compile_variant(size, terms, masks, "window" in mask)
-        row = {"size": size, "terms": name, "masks": mask, **inspect(compiled), "seconds": round(seconds, 1)}
-        row["consumer"] = launch.REGISTERS[0]
+        compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
+        row = {
+            "size": size,
+            "terms": name,
+            "masks": mask,
+            **inspect(compiled, size, args.backward),
+            "seconds": round(seconds, 1),
+        }
+        row["consumer"] = backward_launch.SCHEDULES[size].registers[0] if args.backward else launch.REGISTERS[0]
         rows.append(row)
         failed += bool(row["faults"])
         print(f"{size} | {name} | {mask} | {row['consumer']} | {row['spilled']} | {row['shared']} | {seconds:.1f} | "

@@ -27,7 +27,7 @@ SHAPES = (
     (4, 16, 16, 4096, 64, False), (4, 16, 16, 4096, 64, True), (1, 16, 16, 16384, 64, False), (1, 16, 16, 16384, 64, True),
     (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True),
 )  # fmt: skip
-PLANS = {"t5": gpu.t5, "clipped": gpu.clipped, "alibi": gpu.alibi, "rope": gpu.rope}
+PLANS = {"t5": gpu.t5, "rope": gpu.rope, "alibi": gpu.alibi, "clipped": gpu.clipped}
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
 
 
@@ -122,8 +122,9 @@ def main() -> None:
 
     if args.models:
         for name in ("t5-base-encoder", "deberta-v3-base"):
-            for dropout in (True, False):
-                keep(model_step, name, dropout)
+            for dropout in (False, True):
+                if not args.only or name in args.only:
+                    keep(model_step, name, dropout)
         return
     if args.warm:
         from posenc.engines import gluon

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from heapq import heapreplace
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -9,33 +12,61 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from ..triton.structs import View
-from .backward import HALF, KEYS, backward
+from .backward import backward
 from .backward_prepare import finish, prepare
+from .backward_tiles import HALF, KEYS
 from .kernel import NUMBERS, PAD
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
 
 class Schedule(NamedTuple):
+    buffers: int = 1  # of a block's keys and values
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
-    at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
+    spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
-SCHEDULES = {64: Schedule(), 128: Schedule(queries=32)}
+SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}
+COLUMNS = 128  # of the band that are summed at a time
+TOGETHER = 8  # heads at the end, whose blocks are taken by their length
+BEYOND = 3  # what a block costs beside its tiles, in tiles
+
+
+@lru_cache(maxsize=256)
+def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tuple[int, ...], int]:
+    """int32 [programs, 1 + ..]: how many blocks of keys each program takes, and their numbers (head * blocks + block); and the length
+    of a row.
+
+    costs: of a head's blocks. Heads come one after the other, so that what they read stays in the L2 cache; the last ones
+    together, the most expensive blocks first. Each block goes to the program that has the least to do so far.
+    """
+    blocks = len(costs)
+    last = min(heads, TOGETHER)
+    jobs = [(head, block) for head in range(heads - last) for block in sorted(range(blocks), key=lambda x: -costs[x])]
+    jobs += sorted(product(range(heads - last, heads), range(blocks)), key=lambda job: -costs[job[1]])
+    taken: list[list[int]] = [[] for _ in range(programs)]
+    free = [(0, program) for program in range(programs)]
+    for head, block in jobs:
+        busy, program = free[0]
+        taken[program].append(head * blocks + block)
+        heapreplace(free, (busy + costs[block], program))
+    width = 1 + max(map(len, taken))
+    return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
-    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, schedule: Schedule | None = None,
-) -> Tensor | None:  # fmt: skip
-    """Fills dq, dk and dv; the bias's gradient by block of keys, [B, H, blocks, span]."""
+    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, wants_slopes: bool = False, schedule: Schedule | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Fills dq, dk and dv; the gradients of the bias and of the slopes by block of keys, [B, H, blocks, span] and [B, H, blocks, 2]."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
@@ -59,32 +90,42 @@ def run_backward(
 
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     programs = min(batch * kv_heads * blocks, processors)
+    seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
+    if right is not None:
+        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
+    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
+    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    order = constant(numbers, q.device, torch.int32)
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1
-    pitch = -(-span // 32) * 32
+    pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
         band = lse.new_empty(programs, KEYS.value, pitch)
         ends = lse.new_empty(programs, 4)
         parts = lse.new_empty(batch, heads, blocks, span)
+    wants_slopes = wants_slopes and x.slopes is not None
+    d_slopes = lse.new_empty(batch, heads, blocks, 2) if wants_slopes else stats
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     launch(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
-        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, lse if table is None else table, *masks, band, ends, parts,
-        scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, min(s.at_once if right == 0 else 1, batch * kv_heads),
-        NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, width,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, lse if table is None else table,
+        lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
+        scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
+        NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, GRAD=wants_bias, WINDOW=left is not None,
+        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
         finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
-    return parts if wants_bias else None
+    return parts if wants_bias else None, d_slopes if wants_slopes else None
 
 
 def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:

@@ -135,16 +135,17 @@ def run_backward(
     if gluon.refuse_backward(x, num, scale, dropout, do) is None:
         from ..gluon.backward_launch import run_backward as run_gluon
 
-        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
+        grads = _allocate_gradients(x, d_lse, lse, {**wanted, "slopes": False}, False, 1)
         d_lse = None if d_lse is None else d_lse.contiguous()
         try:
-            parts = run_gluon(
-                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"]
-            )
+            d_bias, d_slopes = run_gluon(
+                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"], wanted["slopes"]
+            )  # fmt: skip
         except Exception as error:  # of a compiler that promises nothing
             gluon.give_up(error)
         else:
-            grads["bias"] = None if parts is None else Parts(parts, 1)
+            grads["bias"] = None if d_bias is None else Parts(d_bias, 1)
+            grads["slopes"] = None if d_slopes is None else d_slopes.sum((0, 2, 3))
             return list(grads.values())
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
