@@ -46,7 +46,7 @@ def compare(dtype, block, lengths=(24, 24), rows=False, shares_heads=False, mask
     leaves = [torch.randn(shape, generator=generator) for shape in shapes]
     g = [torch.randn(B, H, q_length, SIZE + 4, generator=generator), torch.randn(B, H, q_length, generator=generator)]
     found = []
-    blocks.ROWS, blocks.KEPT = block, 1
+    blocks.ROWS, blocks.KEPT, blocks.SMALL = block, 1, 1
     for engine, kind in (("triton", dtype), ("reference", torch.float64)):
         own = [x.to(dtype).to(kind) for x in leaves[:3]] + [
             x.to(max(kind, torch.float32, key=lambda t: t.itemsize)) for x in leaves[3:]
