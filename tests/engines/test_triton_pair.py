@@ -106,6 +106,29 @@ def fire_at_its_threshold():
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
 
 
+def tables_over_a_grid():
+    """A table in float32 for queries in half precision: one dense bias."""
+    for name, causal, class_token in (
+        ("grid_bias", True, False),
+        ("grid_bias", False, True),
+        ("continuous_bias", False, False),
+    ):
+        torch.manual_seed(0)
+        more = {"class_token": True} if class_token else {}
+        encoding = posenc.create(name, heads=2, head_dim=16, window=(3, 5), **more)
+        for parameter in encoding.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        length = 15 + class_token
+        inputs = [torch.randn(3, 2, length, 16).bfloat16() for _ in range(3)]
+        g, results = torch.randn(3, 2, length, 16), []
+        for engine, kind in (("triton", torch.bfloat16), ("reference", torch.float64)):
+            own = [x.to(kind).requires_grad_() for x in inputs]
+            out = posenc.attend(*own, encoding.plan(Positions(length)), causal=causal, engine=engine)
+            results.append([out, *torch.autograd.grad(out, [*own, *encoding.parameters()], g.to(kind))])
+        for ours, exact in zip(*results, strict=True):
+            assert (ours.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
 def compiled():
     encoding = posenc.Fire(heads=2, threshold=20.0)
     q, k, v = torch.randn(3, 1, 2, 30, 8).unbind()
@@ -130,6 +153,7 @@ def compiled():
         "constant_has_no_gradient",
         "fire_at_its_threshold",
         "compiled",
+        "tables_over_a_grid",
     ],
 )
 def test_interpreted(case):
