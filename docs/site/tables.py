@@ -87,7 +87,8 @@ def lab_published() -> str:
     every = {name: published.rows(name, found) for name in published.TABLES}
     for encoding in dict.fromkeys(row[0] for rows in every.values() for row in rows if row[3] is not None):
         for name, rows in every.items():
-            own = {row[1]: row[2] for row in rows if row[0] == encoding}
+            scale = task["train"] / published.TABLES[name][1][0]  # the same multiple of the training length
+            own = {row[1] * scale: row[2] for row in rows if row[0] == encoding}
             if own:
                 nearest = [[change for size, change in own.items() if abs(math.log(size / at)) < 0.25] for at in sizes]
                 cells = [f"{changes[0]:+.2f}" if changes else "" for changes in nearest]

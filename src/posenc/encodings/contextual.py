@@ -21,11 +21,15 @@ from torch.utils.checkpoint import checkpoint
 from ..core.mask import as_bool_mask
 
 NEG_INF = float("-inf")
+ROWS = 128
+"""Queries of a block, ..."""
+NUMBERS = 1 << 25
+"""... or on a GPU as many as give a block so many scores: a few large operations instead of many small ones."""
 
 
 def cope(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, *, scale: float | None = None, scale_positions: bool = False,
-    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int = 128,
+    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Contextual position encoding: a key's position is the number of gates that opened since.
 
@@ -37,6 +41,7 @@ def cope(
     scale_positions  multiply q·e by the scale too: the authors' code does, their listing and x-transformers do not
     key_mask         bool [B, Lk], True for real keys; padding opens no gate
     documents        int [B, Lk], an id for each token: only keys of the query's document are visible, and counted
+    block            queries at a time; None: 128, on a GPU as many as fill it
 
     q [B, H, Lq, D], k, v [B, Hkv, Lk, D]. Raises ValueError for shapes that do not fit.
 
@@ -67,7 +72,7 @@ def cope(
 
 def stick_breaking(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, include_current: bool = False,
-    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int = 128,
+    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Stick-breaking attention: no softmax, and no other positions.
 
@@ -76,6 +81,7 @@ def stick_breaking(
     include_current   a query sees its own token too: t and j up to i
     key_mask          bool [B, Lk], True for real keys; padding takes nothing
     documents         int [B, Lk], an id for each token: other documents' keys take nothing
+    block             queries at a time; None: 128, on a GPU as many as fill it
 
     Returns the output and what is left of each query's stick, [B, H, Lq], 1 - Σ_j a_ij, which models give to the query's
     own value or to nothing.
@@ -190,7 +196,7 @@ def path_step(
 
 
 # ---- parts ------------------------------------------------------------------------------------------------------------
-def _check(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, block: int | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {list(getattr(x, 'shape', ()))}")
@@ -201,7 +207,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
             f"{q.shape[1]} query heads must be a multiple of {k.shape[1]} key heads, and {q.shape[2]} queries the last of "
             f"{k.shape[2]} keys"
         )
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise ValueError(f"block={block!r} must be an integer, 1 or more: queries at a time")
 
 
@@ -231,12 +237,14 @@ def _blocks(
     more: list[Tensor],
     key_mask: Tensor | None,
     documents: Tensor | None,
-    block: int,
+    block: int | None,
     strict: bool,
 ) -> Tensor:
     """run(q, k, v, *more, visible) over blocks of queries, in float32 or better; strict: a query does not see itself."""
     precision = torch.promote_types(q.dtype, torch.float32)
     heads, keys = q.shape[1], k.shape[2]
+    if block is None:
+        block = max(ROWS, NUMBERS // max(1, q.shape[0] * heads * keys)) if q.is_cuda else ROWS
     k, v = (x.to(precision).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     tables = [x.to(precision) for x in more]
     real = None if key_mask is None else _real(key_mask, k)[:, None, None]

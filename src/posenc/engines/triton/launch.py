@@ -11,7 +11,6 @@ not with L². Blocks of queries run in order, so sums over them have a fixed ord
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log
 
 import torch
 import triton.language as tl
@@ -189,7 +188,7 @@ def run_backward(
         )
         slots = slots._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
-    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"])
+    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
     positions, masks, head_sizes = position_args(x), make_masks(x), _head_sizes(size, v_size)
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
@@ -262,10 +261,9 @@ def _allocate_gradients(
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
         grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
-        # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
-        grads["decay_q"] = (
-            torch.zeros_like(x.decay_q, dtype=torch.float32) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
-        )
+        # A query's own decay shifts all its scores, so that the sums are zero but for the log-sum-exp's gradient and for rounding: that
+        # of delta. Where decays accumulate gates it cancels against that of decay_k; zeros would leave all of it.
+        grads["decay_q"] = torch.zeros_like(x.decay_q, dtype=torch.float32)
     return grads
 
 

@@ -33,7 +33,9 @@ from .tiles import load_tile, matmul
 NUMBERS = 1 << 25
 """In the bias of a block: 128 MiB of float32 ..."""
 ROWS = 256
-"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all."""
+"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all, ..."""
+SMALL = 1 << 22
+"""... if the whole has more numbers than these: one block has fewer launches."""
 KEPT = 1 << 24
 """Numbers of all biases up to which they are kept for the gradients instead of made again."""
 
@@ -43,7 +45,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     mask, heads, q_length, k_length = lowered.mask, q.shape[1], q.shape[2], k.shape[2]
     limits = mask.limits
     block = max(ROWS, NUMBERS // max(1, heads * k_length))
-    if limits != (None, None):
+    if limits != (None, None) and heads * q_length * k_length > SMALL:
         block = min(block, max(ROWS, cdiv(q_length, 4)))
     rows = [slice(start, min(start + block, q_length)) for start in range(0, q_length, block)]
     columns = [blocked.visible_keys(one, k_length - q_length, k_length, limits) for one in rows]
