@@ -7,7 +7,8 @@ import torch
 
 import posenc
 from posenc import Positions
-from tests.encodings.every import NAMES, make
+from posenc.core.encoding import Kept
+from tests.encodings.every import NAMES, layer, make
 from tests.plans import plan_of, tensors
 
 MASKS = {
@@ -50,12 +51,18 @@ def test_every_slot_is_the_reference(slot, masks):
         torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("deberta", "xlnet", "transformer_xl")])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_encoding_is_the_reference(name):
-    encoding = make(name).double()
-    q, k, v = torch.randn(3, 2, 4, 9, 4, dtype=torch.float64).unbind()
+    host = layer(name).double()
+    heads = host.kv_heads
+    q, k, v = (torch.randn(2, n, 9, 4, dtype=torch.float64) for n in (4, heads, heads))
     x = torch.randn(2, 9, 16, dtype=torch.float64)
-    plan = encoding.plan(Positions(9), x=x)
+    kept = host.encoding.keep(x)
+    plan = host.encoding.plan(Positions(9), x=x, host=host, kept=None if kept is None else Kept(kept))
+    if any(lookup.add_value is not None for lookup in plan.lookups):
+        with pytest.raises(posenc.UnsupportedPlan, match="add_value"):
+            posenc.to_flex(q, k, v, plan)
+        return
     if plan.pair is not None:
         with pytest.raises(posenc.UnsupportedPlan, match="pair is called for blocks"):
             posenc.to_flex(q, k, v, plan)

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from posenc.bench import readme_tables
-from posenc.encodings.registry import CAUSAL, ENCODINGS, EncodingInfo
+from posenc.cli import pictures
+from posenc.encodings.registry import CAUSAL, ENCODINGS, OWN_ATTENTION, EncodingInfo
 from posenc.lab import verdict
 from posenc.plot import analysis
 
@@ -18,7 +19,7 @@ WORDS = {
     "en": dict(
         when="When to use it", facts="In short", formula="Formula", options="Options", shapes="Shapes", picture="Picture",
         lab="In the lab", speed="Cost", enters="enters at", parameters="parameters", beyond="past the training length",
-        used="used by", family="family", cls="class", option="option", default="default", causal="in a causal layer",
+        used="used by", family="family", cls="class", function="function", option="option", default="default", causal="in a causal layer",
         parameter="parameter", shape="shape", none="It has no parameters.", sizes="For d_model=512 and heads=8:",
         needed="required", untested="The published runs of the lab do not train this encoding.",
         lab_intro="Loss on text in nats per byte at the training length and past it ([all results](../results/lab-results.md)):",
@@ -28,11 +29,13 @@ WORDS = {
         caption="What {name} does to the scores: over distance, over (i, j), and its own vectors or table",
         caption_none="Without positions there is nothing to draw.", unmeasured="The published benchmarks do not time it on its own.",
         reference="Options and errors in the reference: ", english="",
+        own_lab="The lab trains layers with an encoding, and this is attention of its own.",
+        tensors="q [B, H, Lq, D], the last Lq of the Lk tokens of k and v [B, Hkv, Lk, D]; the output is [B, H, Lq, D].",
     ),
     "zh": dict(
         when="什么时候用", facts="概要", formula="公式", options="选项", shapes="形状", picture="图",
         lab="实验室结果", speed="代价", enters="进入之处", parameters="参数量", beyond="超过训练长度时",
-        used="使用它的模型", family="类别", cls="类", option="选项", default="默认值", causal="在因果层中",
+        used="使用它的模型", family="类别", cls="类", function="函数", option="选项", default="默认值", causal="在因果层中",
         parameter="参数", shape="形状", none="它没有参数。", sizes="d_model=512、heads=8 时：",
         needed="必填", untested="已发布的实验没有训练这种编码。",
         lab_intro="文本上的损失（nat/字节），在训练长度处和超过它时（[全部结果](../results/lab-results.md)）：",
@@ -42,12 +45,14 @@ WORDS = {
         caption="{name} 对分数的作用：随距离、随 (i, j)，以及它自己的向量或表",
         caption_none="没有位置，就没有可画的东西。", unmeasured="已发布的基准没有单独测量它。",
         reference="参考文档中的选项与报错：", english="下面是代码中的说明（英文）：\n\n",
+        own_lab="实验室训练的是带有编码的层，而这是一种自成一体的注意力。",
+        tensors="q [B, H, Lq, D] 是 k、v [B, Hkv, Lk, D] 的 Lk 个词元中的最后 Lq 个；输出为 [B, H, Lq, D]。",
     ),
 }  # fmt: skip
 
 
 def pages(language: str) -> dict[str, str]:
-    return {f"encodings/{name}.md": page(info, language) for name, info in ENCODINGS.items()}
+    return {f"encodings/{name}.md": page(info, language) for name, info in {**ENCODINGS, **OWN_ATTENTION}.items()}
 
 
 def classes() -> list[str]:
@@ -60,7 +65,7 @@ def page(info: EncodingInfo, language: str) -> str:
     cls = info.load()
     facts = texts.FACTS.get(info.name, {}) if language == "zh" else {}
     rows = [
-        (words["cls"], f"`posenc.{info.class_name}`"),
+        (words["function"] if inspect.isfunction(cls) else words["cls"], f"`{info.public_name}`"),
         (words["enters"], facts.get("enters", info.enters)),
         (words["parameters"], info.parameters),
         (words["beyond"], facts.get("extrapolates", info.extrapolates)),
@@ -70,6 +75,8 @@ def page(info: EncodingInfo, language: str) -> str:
         rows.append((words["causal"], ", ".join(f"`{key}={value!r}`" for key, value in CAUSAL[info.name].items())))
     caption = words["caption"].format(name=info.name)
     drawn = words["caption_none"] if info.name == "none" else f"![{caption}](figure:overview-{info.name})"
+    if info.name in OWN_ATTENTION:
+        drawn = "```text\n" + "\n".join(pictures.draw(info.name, pictures.Options({}))) + "\n```"
     parts = [
         f"# {info.name}",
         "| | |\n| --- | --- |\n" + "\n".join(f"| {key} | {value} |" for key, value in rows),
@@ -81,11 +88,11 @@ def page(info: EncodingInfo, language: str) -> str:
         f"## {words['picture']}",
         drawn,
         f"## {words['options']}",
-        options(cls, words),
+        options(info, words),
         f"## {words['shapes']}",
         shapes(info, words),
         f"## {words['lab']}",
-        lab(info.name, language),
+        words["own_lab"] if info.name in OWN_ATTENTION else lab(info.name, language),
         f"## {words['speed']}",
         speed(info.name, words),
     ]
@@ -100,9 +107,10 @@ def handwritten(name: str, language: str) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def options(cls: type, words: dict[str, str]) -> str:
+def options(info: EncodingInfo, words: dict[str, str]) -> str:
     lines = [f"| {words['option']} | {words['default']} |", "| --- | --- |"]
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+    made = info.load()
+    for name, parameter in inspect.signature(made if inspect.isfunction(made) else made.__init__).parameters.items():
         if name == "self":
             continue
         default = words["needed"] if parameter.default is parameter.empty else f"`{parameter.default!r}`"
@@ -110,12 +118,18 @@ def options(cls: type, words: dict[str, str]) -> str:
         lines.append(f"| `{name}`: <code>{annotation}</code> | {default} |")
     if len(lines) == 2:
         return ""
-    link = f"[`posenc.{cls.__name__}`](../api/encodings.md#posenc.{cls.__name__})"
-    return "\n".join(lines) + f"\n\n{words['reference']}{link}"
+    page = {"latent": "layers", "contextual": "more"}.get(info.module.split(".")[-1], "encodings")
+    anchor = f"{info.module}.{info.class_name}" if page == "more" else info.public_name
+    return "\n".join(lines) + f"\n\n{words['reference']}[`{info.public_name}`](../api/{page}.md#{anchor})"
 
 
 def shapes(info: EncodingInfo, words: dict[str, str]) -> str:
-    made = analysis.subject(info.name).encoding  # with d_model=512, heads=8 and the options that drawings need
+    if inspect.isfunction(info.load()):
+        return words["tensors"]
+    if info.name in OWN_ATTENTION:
+        made = info.load()(512, 8, kv_rank=128, nope_dim=32, rope_dim=32, v_dim=64)
+    else:
+        made = analysis.subject(info.name).encoding  # with d_model=512, heads=8 and the options that drawings need
     rows = [f"| `{name}` | {list(parameter.shape)} |" for name, parameter in made.named_parameters()]
     if not rows:
         return words["none"]

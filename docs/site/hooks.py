@@ -36,9 +36,12 @@ def on_pre_build(**_: object) -> None:
 
 
 def on_config(config: Any) -> Any:
-    from posenc.encodings.registry import ENCODINGS
+    from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 
     for section in config.nav:
         if isinstance(section, dict) and "Encodings" in section:
-            section["Encodings"] = ["encodings/index.md", *(f"encodings/{name}.md" for name in ENCODINGS)]
+            section["Encodings"] = [
+                "encodings/index.md",
+                *(f"encodings/{name}.md" for name in (*ENCODINGS, *OWN_ATTENTION)),
+            ]
     return config

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from posenc.bench import readme_tables
-from posenc.encodings.registry import ENCODINGS
+from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 from posenc.engines.choose import ENGINES
 from posenc.hf import measure
 from posenc.lab import published, results, verdict
@@ -87,7 +87,8 @@ def lab_published() -> str:
     every = {name: published.rows(name, found) for name in published.TABLES}
     for encoding in dict.fromkeys(row[0] for rows in every.values() for row in rows if row[3] is not None):
         for name, rows in every.items():
-            own = {row[1]: row[2] for row in rows if row[0] == encoding}
+            scale = task["train"] / published.TABLES[name][1][0]  # the same multiple of the training length
+            own = {row[1] * scale: row[2] for row in rows if row[0] == encoding}
             if own:
                 nearest = [[change for size, change in own.items() if abs(math.log(size / at)) < 0.25] for at in sizes]
                 cells = [f"{changes[0]:+.2f}" if changes else "" for changes in nearest]
@@ -126,11 +127,13 @@ def encodings(language: str) -> str:
         "zh": ["名称", "类", "在哪里进入", "参数量", "超过训练长度时"],
     }[language]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
-    for name, one in ENCODINGS.items():
+    for name, one in {**ENCODINGS, **OWN_ATTENTION}.items():
         words = texts.FACTS.get(name, {}) if language == "zh" else {}
         enters = words.get("enters", one.enters)
         beyond = words.get("extrapolates", one.extrapolates)
-        lines.append(f"| [`{name}`]({name}.md) | `{one.class_name}` | {enters} | {one.parameters} | {beyond} |")
+        lines.append(
+            f"| [`{name}`]({name}.md) | `{one.public_name.removeprefix('posenc.')}` | {enters} | {one.parameters} | {beyond} |"
+        )
     return "\n".join(lines)
 
 

@@ -52,5 +52,9 @@ FACTS = {
     "cape": dict(enters="输入", extrapolates="部分可以：训练中的平移和伸缩扩大了范围"),
     "pope": dict(enters="查询和键", extrapolates="据作者称优于 rope"),
     "fire": dict(enters="分数", extrapolates="可以：距离相对于查询的位置"),
+    "latent": dict(enters="查询和键", extrapolates="与它的旋转相同"),
+    "cope": dict(enters="分数", extrapolates="计数止于表的最后一行"),
+    "stick_breaking": dict(enters="代替 softmax", extrapolates="可以：近处的键先取走自己的份额"),
+    "path": dict(enters="分数", extrapolates="部分可以；加上遗忘门（PaTH-FoX）则可以"),
 }
 """Chinese for the registry's facts; an encoding without an entry shows the English."""

@@ -17,8 +17,11 @@ from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
+from .engines.cpu.again import Text, Token
+from .engines.known_layer import KnownText, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
+Again = Token | Text | KnownText | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
@@ -60,7 +63,10 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
         if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                out = plain_call.run(q, k, v, plan, masks.get("causal", False))
+                causal = masks.get("causal", False)
+                out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
+                if out is None:
+                    out = plain_call.run(q, k, v, plan, causal)
                 if out is not None:
                     return out
         if plan is not None:
@@ -72,6 +78,11 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 return (out, lse) if return_lse else out
     lowered = _lower(q, k, v, plan, dropout, return_lse, masks)
     chosen = ENGINES[choose_engine(lowered, engine).engine]
+    if plan is not None and described is not None:
+        known = known_calls.prepare_shifted(described[0], chosen, plan, lowered, described[1])
+        if known is not None:
+            out, lse = known.run(plan, dropout, masks, described[1])
+            return (out, lse) if return_lse else out
     sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)
@@ -90,6 +101,30 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         assert lse is not None  # the facts ask for it
         out, lse = join_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
+
+
+def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """`attend` of q, k and v that a layer has made, in eager code, where the call is one of the commonest; None: call `attend`,
+    which knows all."""
+    if not is_standard():
+        return None
+    if plan is None:
+        return plain_call.run_without_terms(q, k, v, causal)
+    return plain_call.run(q, k, v, plan, causal)
+
+
+def prepare_again(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Again | None:
+    """What `run_again` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+    if not q.is_cpu:
+        return KnownText.find(q, k, v, plan, causal)
+    if q.shape[2] == 1:
+        return Token(q, k.shape[2], plan) if Token.supports(q, plan) else None
+    return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
+
+
+def run_again(known: Again, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`attend` of a call like the one before; None: call it."""
+    return known.run(q, k, v) if is_standard() else None
 
 
 def explain(

@@ -65,10 +65,52 @@ def test_a_run_continues_with_what_is_missing_and_keeps_the_rest(tmp_path):
     assert len(seen) == 1
     assert both["a/good/1x16/forward"] == first["a/good/1x16/forward"]
     late = measure(CELLS, limit=-1.0)
-    assert late["not run"] == [cell.name for cell in CELLS]
-    assert "not run, for lack of time: 4 cells" in uses.summary(late)
+    assert late["not run"] == [CELLS[1].name, CELLS[2].name]  # the others have figures
+    assert "not run, for lack of time: 2 cells" in uses.summary(late)
     other = uses.run(CELLS[3:], "cpu", path, machine={"cpu": "another"}, budget=0.01)
     assert list(other["cells"]) == ["b/faster/1x16/step"]
+
+
+def test_runs_with_a_limit_reach_every_cell(tmp_path, monkeypatch):
+    """Each run measures one cell: what has no figure comes first, then the oldest."""
+    cells = [Cell(f"a/{name}/1x16/forward", partial(contest, ours=1e-5, other=1e-5)) for name in "pqr"]
+    measured: list[str] = []
+    clock = iter(range(100))
+    monkeypatch.setattr(uses.time, "monotonic", lambda: next(clock))
+    minutes = iter(range(100))
+    monkeypatch.setattr(uses.time, "strftime", lambda *_: f"2026-01-01 00:{next(minutes):02}")
+    run = partial(uses.run, device="cpu", path=tmp_path / "uses.json", machine={"cpu": "x"}, budget=0.001, limit=2)
+    for left in (["q", "r"], ["r"], [], []):
+        result = run(cells, show=lambda text, done: measured.append(text.split("/")[1]))
+        assert [name.split("/")[1] for name in result["not run"]] == left
+    assert measured == ["p", "q", "r", "p"]
+
+
+def test_parts_are_merged(tmp_path):
+    cells = [Cell(f"a/{name}/1x16/forward", partial(contest, ours=1e-5, other=1e-5)) for name in "pqrst"]
+    parts = [uses.take_part(cells, f"{number}/2") for number in (1, 2)]
+    assert [len(part) for part in parts] == [3, 2]
+    assert sorted(cell.name for part in parts for cell in part) == [cell.name for cell in cells]
+    results = [
+        uses.run(part, "cpu", tmp_path / f"{number}.json", machine={"cpu": "x"}, budget=0.001)
+        for number, part in enumerate(parts)
+    ]
+    results[0]["not run"] = [cells[1].name, "a/never/1x16/forward"]
+    both = uses.merge(results)
+    assert set(both["cells"]) == {cell.name for cell in cells}
+    assert both["not run"] == ["a/never/1x16/forward"]
+    later = {
+        **results[0],
+        "date": "2099-01-01 00:00",
+        "cells": {cells[0].name: {"ratio": 7.0, "date": "2099-01-01 00:00"}},
+    }
+    for order in ([later, *results], [*results, later]):
+        assert uses.merge(order)["cells"][cells[0].name]["ratio"] == 7.0
+    with pytest.raises(ValueError, match="cannot be merged"):
+        uses.merge([results[0], {**results[1], "machine": {"cpu": "y"}}])
+    for wrong in ("3/2", "0/2", "x", "1"):
+        with pytest.raises(ValueError, match="--part"):
+            uses.take_part(cells, wrong)
 
 
 def test_selection_by_pattern_or_part():

@@ -4,16 +4,16 @@ import pytest
 
 from posenc.cli import pictures, show
 from posenc.core import formulas
-from posenc.encodings.registry import ENCODINGS
+from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 
 
 def options(name, **given):
-    return pictures.Options({**show.read_source(ENCODINGS[name]).defaults, **given})
+    return pictures.Options({**show.read_source({**ENCODINGS, **OWN_ATTENTION}[name]).defaults, **given})
 
 
 @pytest.mark.parametrize("name", sorted(pictures.PICTURES))
 def test_every_picture_belongs_to_an_encoding_and_can_be_drawn_from_its_defaults(name):
-    assert name in ENCODINGS
+    assert name in ENCODINGS or name in OWN_ATTENTION
     assert pictures.draw(name, options(name))
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import posenc
 from posenc import Positions, Run
 
 
@@ -138,3 +139,11 @@ def test_a_reach_that_covers_is_kept():
     assert Positions(rows).reach == (-1, 1)
     assert Positions(rows[:1], rows).reach == (-1, 1001)
     assert Positions(torch.zeros(1, 0, dtype=torch.int64), reach=(3, 4)).reach == (3, 4)
+
+
+def test_an_empty_batch_reaches_nowhere():
+    none = torch.zeros(0, 5, dtype=torch.int64)
+    assert Positions(none, none).reach == (0, 0)
+    assert Positions(none, torch.arange(7)).reach == (0, 0)
+    q = torch.randn(0, 2, 5, 4)
+    assert posenc.attend(q, q, q, posenc.create("kerple", heads=2).plan(Positions(none, none))).shape == (0, 2, 5, 4)

@@ -90,6 +90,42 @@ def test_a_launch_that_is_ready_differs_in_addresses_alone(monkeypatch):
     rotary_kernel.rotate_tensors((given[0][0], given[0][1]), *given[0][2:4], "interleaved")
     rotary_kernel.rotate_tensors((given[0][0],), *given[0][2:4], "half")
     assert len(rotary_kernel._ready) == 3
+    ready = rotary_kernel.find_ready(given[0][:2], *given[0][2:4], "half")
+    taken.clear()
+    for _ in range(3):  # compiled, kept, found by strides
+        ready.rotate_back(given[0][4:], *given[0][2:4])
+    assert len(ready.gradients) == 1 and [x[-4:] for x in taken[1:]] == [taken[0][-4:]] * 2
+    assert taken[0][-3] is True, "INVERSE"
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "qk"])
+def test_gradients_of_a_launch_that_is_ready(wanted):
+    from posenc.core import rotation
+
+    class Ready:
+        layout, inverse = "half", False
+
+        def run(self, tensors, cos, sin):
+            return tuple(rotation.rotate_by_formula(x, cos, sin, "half") for x in tensors)
+
+        def rotate_back(self, grads, cos, sin):
+            return self.run(grads, cos, -sin)
+
+    given = [torch.randn(2, heads, 5, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2)]
+    cos, sin = torch.randn(2, 1, 5, 4, dtype=torch.float64).unbind()
+    weights = [torch.randn_like(x) for x in given]
+
+    def grads(outs, **options):
+        loss = sum((x.square() * w).sum() for name, x, w in zip("qk", outs, weights) if name in wanted)
+        used = [x for name, x in zip("qk", given) if name in wanted]
+        return torch.autograd.grad(loss, used, **options)
+
+    ours = rotation._apply_ready(Ready(), cos, sin, *given)
+    formula = [rotation.rotate_by_formula(x, cos, sin, "half") for x in given]
+    for one, other in zip(grads(ours, retain_graph=True), grads(formula), strict=True):
+        torch.testing.assert_close(one, other)
+    first = grads(ours, create_graph=True)
+    torch.autograd.grad(sum(x.square().sum() for x in first), [x for name, x in zip("qk", given) if name in wanted])
 
 
 @pytest.mark.gpu

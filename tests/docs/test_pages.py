@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("griffe", reason="needs the extra docs")
 
 from docs.site import assemble, encodings, figures, markdown, tables, translation
-from posenc.encodings.registry import ENCODINGS
+from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 
 ROOT = Path(__file__).parents[2]
 ENGLISH = assemble.handwritten("en")
@@ -119,7 +119,7 @@ def test_every_encoding_has_a_page_in_both_languages():
             assert page.count("\n## ") == 9, f"{language}: {name}"
             wanted = ["Weights", "Pitfalls"] if language == "en" else ["权重", "易错之处"]
             assert all(f"\n## {title}\n" in page for title in wanted), f"{language}: {name}"
-    for name in ENCODINGS:
+    for name in (*ENCODINGS, *OWN_ATTENTION):
         own = [len(encodings.handwritten(name, language)) for language in assemble.LANGUAGES]
         assert min(own) > 60
 

@@ -122,6 +122,30 @@ def test_left_padding_is_no_padding():
     for ours, theirs in zip(stick_breaking(q, k, v, key_mask=real), stick_breaking(*alone)):
         close(ours[1:, :, 3:], theirs)
     assert torch.equal(cope(q, k, v, table, key_mask=real)[1, :, :3], torch.zeros(4, 3, 6, dtype=torch.float64))
+    w = torch.nn.functional.normalize(torch.randn_like(k), dim=-1)
+    beta, gates = 2 * torch.rand(2, 2, 7, dtype=torch.float64), -torch.rand(2, 4, 7, dtype=torch.float64)
+    for block in (2, 64):
+        ours = path(q, k, v, w, beta, gates=gates, key_mask=real, block=block)[1:, :, 3:]
+        close(ours, path(*alone, w[1:, :, 3:], beta[1:, :, 3:], gates=gates[1:, :, 3:]))
+
+
+def test_packed_is_separate():
+    q, k, v = tensors(11)
+    table = torch.randn(4, 6, dtype=torch.float64)
+    w = torch.nn.functional.normalize(torch.randn_like(k), dim=-1)
+    beta = 2 * torch.rand(2, 2, 11, dtype=torch.float64)
+    documents = torch.tensor([[0] * 4 + [1] * 7, [5] * 9 + [3] * 2])
+    packed = (
+        cope(q, k, v, table, documents=documents, block=3), stick_breaking(q, k, v, documents=documents, block=3)[0],
+        path(q, k, v, w, beta, documents=documents, block=3),
+    )  # fmt: skip
+    for row, cut in ((0, 4), (1, 9)):
+        for part in (slice(0, cut), slice(cut, 11)):
+            one = [x[row : row + 1, :, part] for x in (q, k, v)]
+            more = [x[row : row + 1, :, part] for x in (w, beta)]
+            alone = cope(*one, table), stick_breaking(*one)[0], path(*one, *more)
+            for ours, wanted in zip(packed, alone, strict=True):
+                close(ours[row : row + 1, :, part], wanted)
 
 
 @pytest.mark.parametrize("function", ["cope", "stick_breaking", "path"])

@@ -10,6 +10,8 @@ from posenc.encodings import spec
         ("t5", ("t5", {})),
         ("rope:base=500000", ("rope", {"base": 500000})),
         ("t5:buckets=64,causal=true,scale=None", ("t5", {"buckets": 64, "causal": True, "scale": None})),
+        ("grid_bias:window=(8, 4),class_token=true", ("grid_bias", {"window": (8, 4), "class_token": True})),
+        ("many_axes:axis_of=(0,1,0),text=true", ("many_axes", {"axis_of": (0, 1, 0), "text": True})),
         ("sinusoidal:layout=tensor2tensor, base=1e3", ("sinusoidal", {"layout": "tensor2tensor", "base": 1000.0})),
     ],
 )
@@ -17,7 +19,9 @@ def test_a_specification_is_a_name_and_options(text, expected):
     assert spec.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["t5:", "t5:buckets", "t5:buckets=", "t5:=3", "t5:a b=3", "t5:causal=true,"])
+@pytest.mark.parametrize(
+    "text", ["t5:", "t5:buckets", "t5:buckets=", "t5:=3", "t5:a b=3", "t5:causal=true,", "t5:(a=3,b=4)"]
+)
 def test_a_malformed_option_is_refused(text):
     with pytest.raises(OptionError, match="OPTION=VALUE"):
         spec.parse(text)

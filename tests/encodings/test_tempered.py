@@ -112,3 +112,12 @@ def test_it_multiplies_a_scale_by_query_that_is_there_already():
 def test_bad_options(options):
     with pytest.raises(posenc.OptionError):
         posenc.Tempered(head_dim=4, **options)
+
+
+@pytest.mark.parametrize("form", ["llama4", "ministral3", "log"])
+def test_positions_before_the_first_have_its_temperature(form):
+    """Left padding has such positions; their logarithm would be NaN."""
+    encoding = posenc.Tempered(head_dim=8, alpha=0.5, floor=2.0, form=form)
+    scale = encoding.plan(posenc.Positions(torch.arange(-9, 4))).scale
+    assert scale.isfinite().all()
+    assert (scale[:9] == scale[9]).all()

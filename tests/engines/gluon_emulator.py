@@ -121,6 +121,10 @@ class Pointer:
     def to(self, dtype, bitcast):
         return self
 
+    @property
+    def dtype(self):
+        return types.SimpleNamespace(element_ty=self.memory.dtype)
+
 
 class Barrier:
     """An mbarrier: a phase ends when `count` arrivals and all expected bytes are there."""
@@ -262,8 +266,12 @@ def _store(desc, at, source):
     part.copy_(source.data[0, 0, first : first + len(part)])
 
 
+def _add(desc, at, source):
+    desc.x[number(at[0]) : number(at[0]) + desc.rows] += source.data
+
+
 def _assembly(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads, additions to memory, and skew.py."""
+    """bar.sync and bar.arrive of 256 threads, additions to memory, sums of eight rows, and skew.py."""
     if "shfl" in text:
         i, j = torch.arange(64)[:, None], torch.arange(64)
         return Register(torch.cat([x.data for x in args[:2]], 1).gather(1, j - i + 64))
@@ -271,6 +279,11 @@ def _assembly(text, constraints, args, **options):
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
         return
+    if "ld.global.v2" in text:
+        pointer, step = args
+        at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
+        assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
+        return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -285,7 +298,7 @@ def _assembly(text, constraints, args, **options):
 
 def _multiply(a, b, acc, use_acc=True, is_async=False):
     product = a.data.float() @ b.data.float()
-    return Register(product + acc.data if use_acc else product)
+    return Register(product + acc.data if raw(use_acc) else product)
 
 
 def _either(condition, a, b):
@@ -342,8 +355,9 @@ def _stand_ins():
         NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
-        zeros=lambda shape, dtype, layout: Register(torch.zeros(*shape, dtype=dtype)),
-        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)), permute=lambda x, order: Register(x.data.permute(*order)),
+        permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
+        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)),
+        zeros=lambda shape, dtype, layout=None: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
         static_range=range, program_id=lambda axis: Integer(current.machine.program),
@@ -352,7 +366,7 @@ def _stand_ins():
     )  # fmt: skip
     mbarrier = types.SimpleNamespace(
         MBarrierLayout=lambda: None, init=lambda barrier, count: barrier.init(count), expect=_expect,
-        arrive=lambda barrier: barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
+        arrive=lambda barrier, pred=True: raw(pred) and barrier.arrive(current.machine), wait=lambda barrier, phase: barrier.wait(current.machine, number(phase)),
     )  # fmt: skip
     tma = types.SimpleNamespace(
         async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=lambda pending: None
@@ -372,16 +386,18 @@ def load(*more):
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
     module = types.ModuleType("gluon_kernel")
     triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
-    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, **hopper)
+    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, builtin=jit, **hopper)
     sys.modules["gluon_kernel"] = module
     for path in (
         ENGINES / "triton" / "masking.py",
+        ENGINES / "triton" / "tiles.py",
         *(ENGINES / "gluon" / name for name in ("prepare.py", "kernel.py", *more)),
     ):
         body = re.sub(
             r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
         )
         exec(compile(body, str(path), "exec"), module.__dict__)
+    module.async_add = _add
     return module
 
 
@@ -391,7 +407,7 @@ def _given(x):
         if not x.is_contiguous():  # all memory from its first element on
             begin = x.storage_offset()
             x = x.as_strided((x.untyped_storage().nbytes() // x.element_size() - begin,), (1,), begin)
-        return Pointer(x.view(-1))
+        return Pointer(x.detach().view(-1))
     if isinstance(x, tuple):
         return type(x)(*map(_given, x))
     return Integer(x) if isinstance(x, int) else getattr(x, "value", x)
@@ -403,3 +419,16 @@ def launch(module, name, programs, args, constants):
     for program in range(programs):
         current.machine = Machine(program, programs)
         getattr(module, name)(*args, **{name: Constant(x) for name, x in constants.items()})
+
+
+def with_bounds(inputs):
+    """The same with padding as bytes, and the bounds of real keys as padding.find_bounds has them."""
+    if inputs.key_mask is None:
+        return inputs
+    real = inputs.key_mask
+    ends = [
+        (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
+        for x in real
+    ]
+    bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
+    return inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(inputs.q), 3).contiguous())

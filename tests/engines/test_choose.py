@@ -6,8 +6,9 @@ import torch
 import posenc
 from posenc import Plan, Positions, attend, explain
 from posenc.core.mask import make_mask
+from posenc.engines import dense_bias, sdpa
 from posenc.engines.choose import ENGINES, order_engines
-from posenc.engines.lowering import lower_plan
+from posenc.engines.lowering import LoweredPlan, lower_plan
 from tests.plans import plan_of, tensors
 
 
@@ -101,3 +102,47 @@ def test_only_an_export_takes_plain_operators(monkeypatch):
     assert posenc.explain(q, q, q, plan).engine == "cpu"
     monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
     assert posenc.explain(q, q, q, plan).engine == "reference"
+
+
+@pytest.mark.parametrize("lengths", [(20, 20), (12, 20), (1, 20)])
+def test_causality_is_part_of_a_dense_bias(lengths, monkeypatch):
+    """On a GPU alone; its tensors are made here and added by hand."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    q_length, k_length = lengths
+    encoding = posenc.create("grid_bias", heads=2, window=(4, 5), std=1.0).double()
+    q = torch.randn(3, 2, q_length, 8, dtype=torch.float64)
+    k, v = (torch.randn(3, 2, k_length, 8, dtype=torch.float64) for _ in range(2))
+    plan = encoding.plan(Positions((k_length - q_length, q_length), k_length))
+    lowered = lower_plan(q, k, v, plan, make_mask(q, k, causal=True))
+    assert "on a CPU" in (sdpa.supports(lowered) or "")
+    on_gpu = LoweredPlan(plan, lowered.mask, lowered.facts._replace(device=torch.device("cuda")), 0.0, False)
+    assert dense_bias.supports(on_gpu) is None
+    bias = dense_bias.make_bias(q, lowered)
+    ours = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
+    torch.testing.assert_close(ours, attend(q, k, v, plan, causal=True, engine="reference"), rtol=0, atol=1e-12)
+
+
+def test_a_row_that_many_pairs_read_is_summed_in_parts(monkeypatch):
+    encoding = posenc.create("grid_bias", heads=2, window=(4, 5), std=1.0).double()
+    q, k, v = torch.randn(3, 2, 2, 20, 8, dtype=torch.float64).unbind()
+    monkeypatch.setattr(dense_bias, "WIDTH", 3)
+    monkeypatch.setattr(dense_bias, "_kept", dense_bias._Kept(most=8))
+    grads = []
+    for engine in ("sdpa", "reference"):
+        out = attend(q, k, v, encoding.plan(Positions(20)), engine=engine)
+        grads.append(torch.autograd.grad(out.square().sum(), encoding.table)[0])
+    (pairs,) = (found[0] for found in dense_bias._kept.entries.values())
+    assert pairs.readers.shape[1] == 3
+    assert pairs.parts is not None
+    assert pairs.parts.shape[1] == 7  # 20 pairs of a patch with itself
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
+
+
+def test_a_table_of_more_digits_is_a_dense_bias_for_the_kernels():
+    encoding = posenc.create("grid_bias", heads=2, window=(3, 4))
+    for dtype, table, worth in ((torch.bfloat16, torch.float32, True), (torch.float32, torch.float32, False)):
+        q, k, v = torch.randn(3, 2, 2, 12, 8, dtype=dtype).unbind()
+        plan = encoding.to(table).plan(Positions(12))
+        assert dense_bias.is_worth(lower_plan(q, k, v, plan, make_mask(q, k))) is worth
+        padded = make_mask(q, k, key_mask=torch.ones(2, 12, dtype=torch.bool))
+        assert not dense_bias.is_worth(lower_plan(q, k, v, plan, padded))

@@ -36,25 +36,12 @@ def emulate(module):
     return launch
 
 
-def with_bounds(inputs):
-    """The bounds of real keys, as padding.find_bounds finds them."""
-    if inputs.key_mask is None:
-        return inputs
-    real = inputs.key_mask
-    ends = [
-        (int(x.nonzero().min()) if x.any() else len(x), int(x.nonzero().max()) + 1 if x.any() else 0, x.sum())
-        for x in real
-    ]
-    bounds = torch.tensor([(first, end, count == end - first) for first, end, count in ends], dtype=torch.int32)
-    return inputs._replace(key_mask=real.to(torch.uint8), key_bounds=bounds.expand(len(inputs.q), 3).contiguous())
-
-
 def run(module, monkeypatch, q, k, v, plan, tile=TILE, programs=3, **masks):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
-    inputs = with_bounds(inputs)
+    inputs = gluon_emulator.with_bounds(inputs)
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():

@@ -24,41 +24,19 @@ LOG2E = 1.4426950408889634
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("backward.py")
+    return gluon_emulator.load("backward_prepare.py", "backward_tiles.py", "backward_sums.py", "backward.py")
 
 
 def emulate(module):
-    """A launch(...) as in triton/launcher.py; the small kernels before and after are written here once more."""
+    """A launch(...) as in triton/launcher.py."""
 
     def launch(called, programs, *args, **constants):
-        if called is backward_launch.pad_table:
-            bias, _, bias_lo, bias_hi, table, first, last, width, scale, causal, _ = args
-            r = first + torch.arange(width)
-            table.copy_(torch.zeros(width) if bias is None else bias[:, r.clamp(bias_lo, bias_hi) - bias_lo] / scale)
-            if causal:
-                table[:, r > last] = float("-inf")
-        elif called is backward_launch.prepare:
-            out, do, d_lse, lse, stats, sums, table, _, heads, length, _, scale, _, tile = args
-            sums.zero_()
-            fill = -length % tile
-            delta = torch.nn.functional.pad((out.ptr.float() * do.ptr.float()).sum(-1), (0, fill))
-            lse = torch.nn.functional.pad(lse[..., :length], (0, fill), value=float("inf"))
-            ends = (0.0, 0.0) if table is None else (table[:, :1] * scale, table[:, -1:] * scale)
-            rows = [
-                torch.stack([x.reshape(-1, tile), delta.reshape(-1, tile)], 1)
-                for x in (lse - ends[0], lse - ends[1], lse)
-            ]
-            stats.copy_(torch.cat(rows).reshape(stats.shape))
-        elif called is backward_launch.finish:
-            sums, dq, heads, length, scale, size, tile = args
-            x = sums.reshape(*sums.shape[:3], size // 64, tile // 8, 4, 8, 4, 2, 2).permute(
-                0, 1, 2, 4, 7, 9, 3, 5, 8, 6
-            )
-            dq.ptr.copy_(x.reshape(*sums.shape[:2], -1, size)[:, :, :length] * scale)
-        else:
-            constants.pop("num_warps")
-            args = [(x.base, x.block_shape[-2]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
-            gluon_emulator.launch(module, "backward", programs, args, constants)
+        constants.pop("num_warps", None)
+        args = [
+            (x.base.view(x.shape) if len(x.shape) == 2 else x.base, x.block_shape[-2])
+            if type(x).__name__ == "TensorDescriptor" else x for x in args
+        ]  # fmt: skip
+        gluon_emulator.launch(module, called.__name__, programs, args, constants)
 
     return launch
 
@@ -70,47 +48,53 @@ def check(
     causal,
     lengths,
     start=0,
-    heads=2,
+    heads=(2, 2),
     batch=1,
     programs=3,
     wants_bias=True,
     size=64,
+    masks=None,
     **options,
 ):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
     lq, lk = lengths
-    q, do = (torch.randn(batch, heads, lq, size, dtype=torch.bfloat16) for _ in range(2))
-    k, v = (torch.randn(batch, heads, lk, size, dtype=torch.bfloat16) for _ in range(2))
+    q, do = (torch.randn(batch, heads[0], lq, size, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, heads[1], lk, size, dtype=torch.bfloat16) for _ in range(2))
     spot = {"near": index.clip(300, 200), "apart": index.Index(3, 9), "one": index.Index(2, 2)}.get(
         terms, index.log_buckets(32, 64, causal=causal)
     )
-    lookups = () if terms == "none" else (Lookup(spot, bias=torch.randn(heads, spot.n)),)
-    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups), lambda name, x: x.requires_grad_())
-    lowered = lower_plan(q, k, v, plan, make_mask(q, k, causal=causal))
+    lookups = () if terms in ("none", "slopes") else (Lookup(spot, bias=torch.randn(heads[0], spot.n)),)
+    slopes = torch.rand(heads[0]) / 8 if terms in ("slopes", "apart") else None
+    plan = mapped(Plan(Positions((start, lq), lk), lookups=lookups, slopes=slopes), lambda name, x: x.requires_grad_())
+    masks = {"causal": causal, **(masks or {})}
+    lowered = lower_plan(q, k, v, plan, make_mask(q, k, **masks))
     inputs, numbers, scale = kernel_arguments(q, k, v, lowered)
-    expected, allowed = budget.expect(q, k, v, plan, do, causal=causal)
-    lse = torch.full((batch, heads, -(-lq // 64) * 64), float("nan"))
+    inputs = gluon_emulator.with_bounds(inputs)
+    expected, allowed = budget.expect(q, k, v, plan, do, **masks)
+    lse = torch.full((batch, heads[0], -(-lq // 64) * 64), float("nan"))
     lse[..., :lq] = torch.where(expected["lse"] == float("-inf"), float("inf"), expected["lse"] * LOG2E)
     grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     with torch.no_grad():
-        parts = backward_launch.run_backward(
-            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias,
+        parts, d_slopes = backward_launch.run_backward(
+            emulate(module), do, None, expected["out"].to(q.dtype), lse, inputs, numbers, scale, *grads, wants_bias, True,
             backward_launch.SCHEDULES[size]._replace(**options),
         )  # fmt: skip
     names = dict(zip("qkv", grads, strict=True))
-    if terms != "none" and wants_bias:
+    if lookups and wants_bias:
         inputs.bias.backward(parts.sum((0, 2)))
-        names |= {name: x.grad for name, x in plan.tensors()}
+    if slopes is not None:
+        inputs.slopes.backward(d_slopes.sum((0, 2, 3)))
+    names |= {name: x.grad for name, x in plan.tensors() if x.grad is not None}
     for name, ours in names.items():
         budget.assert_within(ours, expected[name], allowed[name], name)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one"])
+@pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one", "slopes"])
 def test_terms(kernel, monkeypatch, terms, causal):
-    check(kernel, monkeypatch, terms, causal, (500, 500), heads=3)
+    check(kernel, monkeypatch, terms, causal, (500, 500), heads=(3, 3))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -119,9 +103,40 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("options", [{"size": 128}, {"in_registers": 2}, {"stages": 2, "at_once": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 128}, {"stages": 2, "spread": 0}, {"add": 3, "slots": 3, "buffers": 2}, {"size": 128, "add": 3}],
+)
 def test_schedules(kernel, monkeypatch, options):
-    check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=2, batch=2, programs=5, **options)
+    check(kernel, monkeypatch, "bias", True, (400, 450), start=7, heads=(2, 1), batch=2, programs=5, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "slopes"])
+def test_padding(kernel, monkeypatch, terms, causal):
+    """On the right, on the left, with gaps, and of a whole row."""
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    check(kernel, monkeypatch, terms, causal, (400, 500), 100, batch=4, heads=(1, 1), masks={"key_mask": real})
+    check(kernel, monkeypatch, terms, causal, (130, 500), 370, batch=2, heads=(2, 1), masks={"key_mask": real[:1]})
+
+
+@pytest.mark.parametrize("terms", ["bias", "none"])
+@pytest.mark.parametrize("window", [(150, 0), (0, 0), (70, 200)])
+def test_windows(kernel, monkeypatch, terms, window):
+    check(kernel, monkeypatch, terms, False, (600, 600), heads=(2, 1), masks={"window": window})
+    check(kernel, monkeypatch, terms, False, (300, 200), heads=(1, 1), masks={"window": window})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none"])
+def test_documents(kernel, monkeypatch, terms, causal):
+    """In order, with one that has no keys; in no order; with padding and a window."""
+    ids = torch.arange(400)[None] // 150
+    check(kernel, monkeypatch, terms, causal, (400, 400), masks={"documents": ids})
+    check(kernel, monkeypatch, terms, causal, (400, 400), masks={"documents": (ids, 2 * (ids // 2))})
+    masks = {"documents": torch.randint(3, (1, 400)), "key_mask": (torch.arange(400) < 333)[None], "window": (210, 50)}
+    check(kernel, monkeypatch, terms, causal, (400, 400), heads=(4, 2), masks=masks)
 
 
 def test_where_it_is_chosen(monkeypatch):
@@ -138,10 +153,11 @@ def test_where_it_is_chosen(monkeypatch):
 
     assert reason() is None
     assert "got 1024 and 1024" in reason(length=1024)
-    assert "as many heads" in reason(kv_heads=1)
-    assert "not windows" in reason(window=300)
-    assert "not key_mask" in reason(key_mask=torch.arange(4096).expand(9, -1) < 4000)
-    assert "not slopes" in reason(plan=Plan(Positions(4096), slopes=torch.zeros(2)))
+    assert reason(kv_heads=1, window=300) is None
+    assert reason(key_mask=torch.arange(4096).expand(9, -1) < 4000) is None
+    monkeypatch.setattr(gluon, "FEWEST", 300)
+    assert "300 blocks of 128 keys to fill a device and takes up to 1048576, got 288" in reason(kv_heads=1)
+    assert reason(plan=Plan(Positions(4096), slopes=torch.zeros(2))) is None
     assert "no dropout" in reason(dropout=0.1)
     assert "more than 2048 distances" in reason(span=1500)
     torch.use_deterministic_algorithms(True)

@@ -46,7 +46,7 @@ def compare(dtype, block, lengths=(24, 24), rows=False, shares_heads=False, mask
     leaves = [torch.randn(shape, generator=generator) for shape in shapes]
     g = [torch.randn(B, H, q_length, SIZE + 4, generator=generator), torch.randn(B, H, q_length, generator=generator)]
     found = []
-    blocks.ROWS, blocks.KEPT = block, 1
+    blocks.ROWS, blocks.KEPT, blocks.SMALL = block, 1, 1
     for engine, kind in (("triton", dtype), ("reference", torch.float64)):
         own = [x.to(dtype).to(kind) for x in leaves[:3]] + [
             x.to(max(kind, torch.float32, key=lambda t: t.itemsize)) for x in leaves[3:]
@@ -106,6 +106,46 @@ def fire_at_its_threshold():
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
 
 
+def tables_over_a_grid():
+    """A table in float32 for queries in half precision: one dense bias."""
+    for name, causal, class_token in (
+        ("grid_bias", True, False),
+        ("grid_bias", False, True),
+        ("continuous_bias", False, False),
+    ):
+        torch.manual_seed(0)
+        more = {"class_token": True} if class_token else {}
+        encoding = posenc.create(name, heads=2, head_dim=16, window=(3, 5), **more)
+        for parameter in encoding.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        length = 15 + class_token
+        inputs = [torch.randn(3, 2, length, 16).bfloat16() for _ in range(3)]
+        g, results = torch.randn(3, 2, length, 16), []
+        for engine, kind in (("triton", torch.bfloat16), ("reference", torch.float64)):
+            own = [x.to(kind).requires_grad_() for x in inputs]
+            out = posenc.attend(*own, encoding.plan(Positions(length)), causal=causal, engine=engine)
+            results.append([out, *torch.autograd.grad(out, [*own, *encoding.parameters()], g.to(kind))])
+        for ours, exact in zip(*results, strict=True):
+            assert (ours.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+def gates_that_accumulate():
+    """FoX's gates sum the decays' gradients over all later tokens. Rounding of delta, which is the same for all keys of a query, must
+    cancel between the sums over keys and over queries; it left 1.7 times the gradient at 2048 tokens."""
+    torch.manual_seed(0)
+    length = 96
+    encoding = posenc.FoX(d_model=16, heads=1)
+    x, g = torch.randn(1, length, 16), torch.randn(1, 1, length, 16)
+    inputs = [torch.randn(1, 1, length, 16).bfloat16() for _ in range(3)]
+    results = []
+    for engine, kind in (("triton", torch.bfloat16), ("reference", torch.float64)):
+        own = [y.to(kind) for y in inputs]
+        out = posenc.attend(*own, encoding.plan(Positions(length), x=x), causal=True, engine=engine)
+        found = torch.autograd.grad(out, list(encoding.parameters()), g.bfloat16().to(kind))
+        results.append(torch.cat([one.flatten() for one in found]))
+    assert (results[0] - results[1]).norm() <= 6e-3 * results[1].norm()
+
+
 def compiled():
     encoding = posenc.Fire(heads=2, threshold=20.0)
     q, k, v = torch.randn(3, 1, 2, 30, 8).unbind()
@@ -130,6 +170,8 @@ def compiled():
         "constant_has_no_gradient",
         "fire_at_its_threshold",
         "compiled",
+        "tables_over_a_grid",
+        "gates_that_accumulate",
     ],
 )
 def test_interpreted(case):

@@ -100,37 +100,58 @@ class Recorded:
         self.made.append([x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args])
 
 
-@pytest.mark.parametrize("name", ["t5", "alibi", "clipped"])
+@pytest.mark.parametrize("name", ["t5", "alibi", "clipped", "shaw"])
 @pytest.mark.parametrize("keys", [16, 40])
 def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, name, keys):
     from posenc.core import launches
     from posenc.core.mask import Mask
     from posenc.engines.lowering import lower_plan
-    from posenc.engines.triton import decode_launch
+    from posenc.engines.triton import decode_launch, decode_step
 
     made: list[list] = []
     monkeypatch.setattr(launches, "_variants", {})
     monkeypatch.setattr(launcher, "compile_kernel", lambda *_: Recorded(made))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(decode_launch, "INTERPRETED", False)
+    monkeypatch.setattr(decode_step, "INTERPRETED", False)
     monkeypatch.setattr(launcher, "INTERPRETED", False)
     q, k = torch.randn(1, 4, 1, 32, dtype=torch.bfloat16), torch.randn(1, 2, 64, 32, dtype=torch.bfloat16)
     k = k[:, :, :keys]
-    plan = posenc.create(name, heads=4).plan(posenc.Positions((keys - 1, 1), keys))
+    encoding = posenc.create(name, heads=4, head_dim=32).to(torch.bfloat16)
+    plan = encoding.plan(posenc.Positions((keys - 1, 1), keys))
     with torch.no_grad():
         lowered = lower_plan(q, k, k, plan, Mask(True))
-        assert decode_launch.applies(lowered.facts) and decode_launch.Step.supports(lowered)
-        step = decode_launch.Step(q, k, lowered)
+        assert decode_launch.applies(lowered.facts) and decode_step.Step.supports(lowered)
+        step = decode_step.Step(q, k, lowered)
         assert step.run(q, k, k, plan) is None and not made, "nothing is compiled yet"
         decode_launch.run(q, k, k, lowered)
         first, made[:] = list(made), []
         assert step.run(q, k, k, plan) is not None
         assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan) is None, "another alignment, another variant"
     assert len(first) == len(made) == (1 if keys == 16 else 2)
-    fresh = ({9 + 12, 9 + 14}, {9 + 0, 9 + 1})  # out and shares, after programs, stream and what Triton takes
+    fresh = (
+        {9 + 12, 9 + 14, 9 + 21},
+        {9 + 0, 9 + 1},
+    )  # out, shares and rows, after programs, stream and what Triton takes
     for before, now, own in zip(first, made, fresh, strict=False):
         assert len(before) == len(now)
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]
+
+
+def test_the_key_of_a_step_has_every_slot():
+    """known_calls.describe_step names the slots one by one: a new one must be in its key, or refused there."""
+    from dataclasses import fields
+
+    slots = "positions shift rotate cosine append lookups scale slopes decay pair pair_axes sinks"
+    assert [x.name for x in fields(posenc.Plan)] == slots.split()
+    assert [x.name for x in fields(posenc.Lookup)] == [
+        "index",
+        "bias",
+        "dot_query",
+        "states",
+        "dot_key",
+        "add_value",
+        "query_shift",
+    ]
 
 
 def test_launches_of_triton_3_6_leave_its_python_code_out():
@@ -210,5 +231,8 @@ def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
     from posenc.engines.triton import warm_up
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
+    children = warm_up._start(2)
     with pytest.raises(RuntimeError, match="could not compile sqrt: "):
-        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, 2, False))
+        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, children, False))
+    warm_up._end(children)
+    assert all(child.poll() is not None for child in children)

@@ -132,13 +132,15 @@ def resize(case: Case, random: Random) -> Case:
 
 
 def for_hopper(case: Case, random: Random) -> Case:
-    """The same with what engines/gluon's forward kernel computes alone: half precision, heads of 64 or 128, biases and slopes."""
+    """The same with what engines/gluon's kernels compute alone: half precision, heads of 64 or 128, biases and slopes. Where gradients
+    are wanted, fresh memory holds anything: deterministic algorithms, which fill it, take other kernels."""
     size = random.choice((64, 128))
     tables = tuple(replace(table, slots=("bias",)) for table in case.tables if table.kind not in ("axis", "grid"))
+    wanted = () if random.random() < 0.3 else None
     return replace(
-        case, hopper=True, size=size, v_size=size, dtype=random.choice(("bfloat16", "bfloat16", "float16")), table_dtype="float32",
+        case, hopper=True, poison=case.poison and wanted is not None, size=size, v_size=size, dtype=random.choice(("bfloat16", "bfloat16", "float16")), table_dtype="float32",
         tables=tables, positions="run" if case.positions == "tensor" else case.positions, axes=(), decay="", shift=False, rotate=None,
-        scale=case.scale if isinstance(case.scale, float) else None, pair=False, mask="", dropout=0.0, wanted=(), lse=True, magnitude=1.0,
+        scale=case.scale if isinstance(case.scale, float) else None, pair=False, mask="", dropout=0.0, wanted=wanted, lse=True, magnitude=1.0,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, KVCache, create
+from posenc.encodings.registry import options_of
 from tests import budget, rounding
 
 ENCODINGS: dict[str, dict] = {
@@ -36,11 +37,43 @@ ENCODINGS: dict[str, dict] = {
     "sinusoidal_2d": {},
     "axial": {},
     "mrope": {},
+    "sinks": {},
+    "tempered": dict(alpha=0.5, floor=2.0),
+    "grid_bias": dict(window=(64, 10)),
+    "continuous_bias": dict(window=(64, 10), hidden=3),
+    "decomposed": dict(grid=(64, 10)),
+    "mixed_rope": {},
+    "many_axes": dict(axis_of=(0, 1, 0), text=True),
+    "fox": {},
+    "kerple": {},
+    "sandwich": {},
+    "fire": dict(threshold=4.0, hidden=5),
+    "tupe": dict(max_length=128),
+    "cape": dict(shift=0.0, jitter=0.0),
+    "pope": {},
 }
-AXES = {"sinusoidal_2d": 2, "axial": 2, "mrope": 3}
+AXES = {
+    "sinusoidal_2d": 2, "axial": 2, "mrope": 3, "grid_bias": 2, "continuous_bias": 2, "decomposed": 2, "mixed_rope": 2,
+    "many_axes": 2,
+}  # fmt: skip
+PAIRS = (
+    "rope",
+    "mrope",
+    "axial",
+    "xpos",
+    "mixed_rope",
+    "many_axes",
+    "pope",
+    "sinusoidal",
+    "sinusoidal_2d",
+    "cape",
+    "transformer_xl",
+    "xlnet",
+)
+"""Encodings whose head size is even."""
 """Of positions that are given. Others are patch numbers of a grid with COLUMNS, or those of text (mrope)."""
 COLUMNS = 5
-ABSOLUTE, CAUSAL = ("sinusoidal", "learned"), ("xpos", "relative_logits")
+ABSOLUTE, CAUSAL = ("sinusoidal", "learned"), ("xpos", "relative_logits", "fox")
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 FAILURES = ("mask", "width", "rows", "positions", "too long")
 Step = tuple  # ("feed", n) ("crop", part) ("reorder", rows) ("fail", kind) ("copy", n) ("mode", name) ("gradient", n)
@@ -87,7 +120,7 @@ def draw(random: Random) -> Case:
             batch=random.choice((1, 2, 2, 3)),
             heads=kv_heads * group,
             kv_heads=kv_heads,
-            head_dim=random.choice((2, 4, 8, 16)),
+            head_dim=random.choice((2, 4, 8, 16) if encoding in PAIRS else (1, 2, 3, 4, 7, 8, 16)),
             depth=depth,
             causal=causal,
             window=random.choice((2, 5, 20)) if random.random() < 0.2 else None,
@@ -149,6 +182,8 @@ def _valid(case: Case) -> Case:
         case = replace(case, causal=True)
     if case.depth > 1 and not case.causal:
         case = replace(case, depth=1)
+    if case.cross and case.encoding in CAUSAL:
+        case = replace(case, cross=0)
     if case.segments and case.encoding != "xlnet":
         case = replace(case, segments=False)
     if case.encoding in AXES and case.head_dim < 8:  # pairs for every axis
@@ -188,8 +223,10 @@ def _layer(case: Case, engine: str, generator: torch.Generator) -> Attention:
     options = dict(ENCODINGS[case.encoding])
     if case.encoding == "t5":  # buckets of later keys are for layers that see some
         options["causal"] = case.causal and not case.cross
-    if case.encoding in ("sinusoidal_2d", "axial") and not case.positions:
+    if case.encoding in ("sinusoidal_2d", "axial", "mixed_rope") and not case.positions:
         options["columns"] = COLUMNS
+    if "kv_heads" in options_of(case.encoding):
+        options["kv_heads"] = case.kv_heads
     position = None
     if case.encoding != "none":
         position = create(case.encoding, d_model=width, heads=case.heads, head_dim=case.head_dim, **options)
@@ -341,8 +378,10 @@ class _Sequence:
             return {name: torch.zeros_like(leaf) if one is None else one for (name, leaf), one in pairs}
 
         exact, allowed = rounding.expect(lambda: run(self.truth, torch.float64, 1), self.dtype)
+        # over a single key the gradient of a query is zero in theory, and parts that cancel leave their own rounding
+        parts = max(float(one.abs().max()) for one in exact.values() if one.numel()) * torch.finfo(self.dtype).eps
         for name, ours in run(self.stack, self.dtype, chunks).items():
-            self._assert(ours, exact[name], allowed[name], f"the gradient of {name}")
+            self._assert(ours, exact[name], allowed[name] + parts, f"the gradient of {name}")
 
     def _crop(self, length: int) -> None:
         if self.known["x"].shape[1] == 0:

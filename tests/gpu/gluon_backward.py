@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]      --only compile: all kernels that are timed
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -21,16 +21,41 @@ from tests.gpu import hopper
 
 VARIANTS: dict[str, dict] = {
     "base": {},
-    "slots 3": {"slots": 3},
-    "values in registers": {"in_registers": 1},
+    "copy engine": {"add": 3},
+    "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
+    "copy engine, slots 3": {"add": 3, "slots": 3},
+    "stages 4": {"stages": 4},
+    "two buffers": {"buffers": 2},  # heads of 64
+    "two buffers, copy engine": {"buffers": 2, "add": 3},
     "no sums": {"add": 1},
     "no dq": {"add": 0},
-    "heads 2": {"at_once": 2},
+    "no spread": {"spread": 0},
 }
-CHECKED = ("base", "values in registers")
-SHAPES = (
-    (4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (4, 16, 4096, 128, False), (2, 32, 8192, 128, True),
-    (1, 16, 16384, 64, True), (16, 12, 1024, 64, False), (8, 12, 2048, 64, False), (8, 12, 2048, 64, True), (4, 16, 2048, 128, True),
+CHECKED = ("base", "copy engine", "two buffers")
+ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
+    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine", "no sums")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "copy engine", "no spread", "two buffers", "no sums")),
+    (4, 16, 16, 4096, 64, "none", ("base", "copy engine", "no spread", "no sums")),
+    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "no spread")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "no spread")),
+    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "no spread", "no sums")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base", "no spread")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "alibi", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 padding", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 documents", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 causal documents", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 window", ("peers", "base")),
+    (8, 12, 12, 2048, 64, "t5", ("peers", "base")),
+    (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
+    (4, 16, 16, 2048, 128, "t5 causal", ("peers", "base")),
+    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "two buffers")),
+    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base")),
+    (32, 12, 12, 512, 64, "t5", ("peers", "base")),
+    (8, 12, 12, 2048, 64, "alibi causal", ("peers", "base")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base")),
 )  # fmt: skip
 
 
@@ -47,42 +72,59 @@ def checks(only):
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for terms, causal in product(("t5", "none"), (False, True)):
-        groups.append(
-            [{"kind": "check", "name": f"step {terms} {causal}", "step": True, "terms": terms, "causal": causal}]
-        )
+    for size, terms, masks in product((64, 128), hopper.TERMS, hopper.MASKS):
+        if (not masks and terms not in ("alibi", "both")) or (
+            size == 128 and masks in ("window", "band", "padding", "documents")
+        ):
+            continue
+        common = {
+            "kind": "check", "variant": "copy engine" if size == 64 and "causal" in masks else "base", "terms": terms, "causal": "causal" in masks,
+            "masks": masks, "dtype": "bfloat16", "size": size,
+        }  # fmt: skip
+        group = []
+        for batch, heads, kv_heads, lq, lk, start, layout in hopper.masked_shapes():
+            label = f"{terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
+            group.append({**common, "name": label, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
+                          "start": start, "layout": layout})  # fmt: skip
+        groups.append(group)
+    for terms, masks in (
+        *product(("t5", "none", "alibi"), ("", "causal")),
+        ("t5", "causal documents"),
+        ("both", "padding"),
+    ):
+        name = f"step {terms} {masks}"
+        groups.append([{"kind": "check", "name": name, "step": True, "terms": terms, "masks": masks}])
     groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
     return [group for group in groups if group]
 
 
 def timings(only):
     jobs = []
-    for at, (batch, heads, length, size, causal) in enumerate(SHAPES):
-        shape = {"kind": "time", "batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
-        about = f"B{batch} H{heads} L{length} D{size}{' causal' if causal else ''}"
-        rows = [("peers", "t5", True), ("base", "t5", True)]
-        if at < 2:
-            rows += [(name, "t5", True) for name in VARIANTS if name != "base" and (causal or "heads" not in name)]
-            rows += [
-                ("base", "none", False),
-                ("no sums", "none", False),
-                ("no dq", "none", False),
-                ("base", "t5", False),
-            ]
-        if at == 4:
-            rows += [("base", "none", False), ("base", "t5", False)]
-        for name, terms, wants in rows:
-            label = f"{about} | {terms}{'' if wants else ' without its gradient'} [{name}]"
-            jobs.append({**shape, "name": label, "variant": name, "terms": terms, "wants": wants})
+    for batch, heads, kv_heads, length, size, what, variants in ROWS:
+        terms, _, masks = what.partition(" ")
+        about = f"B{batch} H{heads}{'' if heads == kv_heads else f'/{kv_heads}'} L{length} D{size} | {what}"
+        for name in variants:
+            jobs.append({
+                "kind": "time", "name": f"{about} [{name}]", "variant": name, "batch": batch, "heads": heads, "kv_heads": kv_heads,
+                "length": length, "size": size, "terms": terms, "masks": masks, "causal": "causal" in masks,
+            })  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
 def warm_ups(jobs):
     found = {}
     for job in jobs:
-        key = tuple(job[x] for x in ("variant", "terms", "causal", "wants", "size"))
-        found[key] = {**job, "kind": "warm", "name": f"compile {key}", "batch": 1, "length": 256}
-    return [[job] for job in found.values() if job["variant"] != "peers" and "heads" not in job["variant"]]
+        key = tuple(job[x] for x in ("variant", "terms", "masks", "size"))
+        found[key] = {
+            **job,
+            "kind": "warm",
+            "name": f"compile {key}",
+            "batch": 1,
+            "heads": 2,
+            "kv_heads": 1,
+            "length": 1024,
+        }
+    return [[job] for job in found.values() if job["variant"] != "no spread"]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -107,20 +149,36 @@ def work():
 class Call:
     """One backward pass, with what it needs."""
 
-    def __init__(self, batch, heads, lq, lk, start, dtype, terms, causal, layout, variant, size):
+    def __init__(
+        self,
+        batch,
+        heads,
+        lq,
+        lk,
+        start,
+        dtype,
+        terms,
+        causal,
+        layout,
+        variant,
+        size,
+        kv_heads=0,
+        masks="",
+        timed=False,
+    ):
         import torch
 
         from posenc.engines.gluon.backward_launch import SCHEDULES
         from posenc.engines.triton import launch, launcher
 
-        self.causal = causal
-        self.q, self.k, self.v = hopper.make_tensors(batch, heads, heads, lq, lk, size, dtype, layout)
+        self.masks = {"causal": causal} | hopper.make_masks(masks, batch, lq, lk, timed)
+        self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads or heads, lq, lk, size, dtype, layout)
         if terms == "t5" and size == 64:
             self.q = self.q / 8
         self.plan = hopper.make_plan(terms, heads, lq, lk, start, size, causal, layout)
         for _, x in self.plan.tensors():
             x.requires_grad_()
-        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, causal)
+        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
         self.do = torch.randn_like(self.q)
         self.schedule = SCHEDULES[size]._replace(**VARIANTS.get(variant, {}))
         self.launch = launcher.launch
@@ -134,8 +192,8 @@ class Call:
 
         return sum_parts(self.launch, parts, torch.empty_like(self.x.bias))
 
-    def run(self, wants=True, launch=None):
-        """dq, dk, dv and the bias's gradient, or None."""
+    def run(self, launch=None):
+        """dq, dk, dv and the gradients of bias and slopes, or None."""
         import torch
 
         from posenc.engines.gluon.backward_launch import run_backward
@@ -144,16 +202,20 @@ class Call:
 
         grads = [empty_in_order(x, x.shape[3]) for x in (self.q, self.k, self.v)]
         with torch.no_grad():
-            parts = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, wants, self.schedule)  # fmt: skip
-            return *grads, None if parts is None else self.sum_bias(Parts(parts, 1))
+            d_bias, d_slopes = run_backward(launch or self.launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, True, True, self.schedule)  # fmt: skip
+            d_slopes = None if d_slopes is None else d_slopes.sum((0, 2, 3))
+            return *grads, None if d_bias is None else self.sum_bias(Parts(d_bias, 1)), d_slopes
 
     def run_pair(self):
         import torch
 
+        from posenc.engines import gluon
         from posenc.engines.triton.arguments import GRADIENTS
         from posenc.engines.triton.launch import run_backward
 
-        wanted = {name: name in ("q", "k", "v") or (name == "bias" and self.x.bias is not None) for name in GRADIENTS}
+        gluon.SHORTEST_BACKWARD = 1 << 30
+        has = {"bias": self.x.bias is not None, "slopes": self.x.slopes is not None}
+        wanted = {name: has.get(name, name in ("q", "k", "v")) for name in GRADIENTS}
         with torch.no_grad():
             found = run_backward(self.launch, self.do, None, self.out, self.lse, None, self.x, self.num, self.scale, 0.0, wanted)  # fmt: skip
             grads = dict(zip(GRADIENTS, found))
@@ -167,8 +229,8 @@ def check(job):
 
     if job.get("step"):
         return check_step(job)
-    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"])  # fmt: skip
-    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, causal=job["causal"])
+    call = Call(*(job[x] for x in ("batch", "heads", "lq", "lk", "start")), getattr(torch, job["dtype"]), job["terms"], job["causal"], job["layout"], job["variant"], job["size"], job.get("kv_heads", 0), job.get("masks", ""))  # fmt: skip
+    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, **call.masks)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     first = None
@@ -181,7 +243,9 @@ def check(job):
     results = dict(zip("qkv", first))
     if first[3] is not None:
         call.x.bias.backward(first[3])
-        results |= {name: x.grad for name, x in call.plan.tensors()}
+    if first[4] is not None:
+        call.x.slopes.backward(first[4])
+    results |= {name: x.grad for name, x in call.plan.tensors()}
     worst = {name: float(budget.excess(x, expected[name], allowed[name])) for name, x in results.items()}
     bad = {name: x for name, x in worst.items() if not x <= 1.0}
     if bad:
@@ -199,18 +263,19 @@ def check_step(job):
     from posenc.engines.gluon import backward_launch
     from tests import budget
 
-    gluon.FEWEST = 1
-    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 2, 4100, 4100, 64, torch.bfloat16, "transposed"))
-    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, job["causal"])
+    gluon.FEWEST = gluon.SHORTEST_BACKWARD = 1
+    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(2, 2, 1, 4100, 4100, 64, torch.bfloat16, "transposed"))
+    plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, "causal" in job["masks"])
+    masks = hopper.make_masks(job["masks"], 2, 4100, 4100)
     leaves = {"q": q, "k": k, "v": v, **{name: x.requires_grad_() for name, x in plan.tensors()}}
     g = torch.randn_like(q)
-    expected, allowed = budget.expect(q, k, v, plan, g, causal=job["causal"])
+    expected, allowed = budget.expect(q, k, v, plan, g, **masks)
     calls, run = [], backward_launch.run_backward
     backward_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
     worst = 0.0
 
     def step():
-        out = attend(q, k, v, plan, causal=job["causal"], engine="triton")
+        out = attend(q, k, v, plan, engine="triton", **masks)
         return dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)))
 
     for _ in range(4):  # the second call is recorded, the third replays
@@ -229,11 +294,12 @@ def check_step(job):
 def make_call(job):
     import torch
 
-    return Call(job["batch"], job["heads"], job["length"], job["length"], 0, torch.bfloat16, job["terms"], job["causal"], "", job["variant"], job["size"])  # fmt: skip
+    return Call(job["batch"], job["heads"], job["length"], job["length"], 0, torch.bfloat16, job["terms"], job["causal"], "", job["variant"], job["size"], job["kv_heads"], job["masks"], True)  # fmt: skip
 
 
 def warm_up(job):
-    make_call(job).run(job["wants"])
+    call = make_call(job)
+    call.run_pair() if job["variant"] == "peers" else call.run()
     return {}
 
 
@@ -248,25 +314,27 @@ def measure(job):
     if job["variant"] == "peers":
         found = {"pair": hopper.time_graph(call.run_pair)}
         q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+        causal = job["causal"] or "window" in job["masks"]
 
         def forward():
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=job["causal"])
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
         forward_ms = hopper.time_graph(forward)
         step = hopper.time_graph(lambda: torch.autograd.grad(forward(), (q, k, v), call.do))
         found |= {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
     else:
-        call.run(job["wants"])
+        call.run()
         torch.cuda.synchronize()
 
         def only(kernel, *args, **options):
             if kernel is backward:
                 call.launch(kernel, *args, **options)
 
-        found = {"ours": hopper.time_graph(lambda: call.run(job["wants"]))}
-        found["kernel"] = hopper.time_graph(lambda: call.run(job["wants"], only)) if not job["wants"] else None
-    found = {name: round(ms, 4) for name, ms in found.items() if ms is not None}
+        found = {"ours": hopper.time_graph(call.run)}
+        if job["variant"] == "base" and job["terms"] == "none":
+            found["kernel"] = hopper.time_graph(lambda: call.run(launch=only))
+    found = {name: round(ms, 4) for name, ms in found.items()}
     products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * job["size"] / (2 if job["causal"] else 1)
     ms = found.get("ours") or found["cudnn"]
     return {**found, "tflops": round(products / ms / 1e9)}
@@ -303,8 +371,8 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     if "check" not in args.skip:
-        warm = [] if "time" in args.skip else warm_ups(timings(args.only))
-        hopper.run_all(warm + checks(args.only), 12, began + 0.5 * args.seconds, checked)
+        warm = warm_ups(timings([] if "compile" in args.only else args.only))
+        hopper.run_all(warm + checks(args.only), 13, began + 0.5 * args.seconds, checked)
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)
@@ -315,7 +383,7 @@ def main() -> None:
         hopper.run_all([[job] for job in timings(args.only)], 1, began + args.seconds, timed)
     save()
     for x in timed:
-        print(f"{x['name']:70} " + " ".join(f"{a} {x[a]}" for a in ("cudnn", "pair", "ours", "kernel", "tflops", "failed", "left out") if a in x))  # fmt: skip
+        print(f"{x['name']:75} " + " ".join(f"{a} {x[a]}" for a in ("cudnn", "pair", "ours", "kernel", "tflops", "failed", "left out") if a in x))  # fmt: skip
     print(f"{time.monotonic() - began:.0f} s", flush=True)
 
 

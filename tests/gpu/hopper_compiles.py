@@ -1,12 +1,12 @@
-"""Compiles every variant of the Gluon kernel for Hopper, without a GPU, and inspects the machine code.
+"""Compiles every variant of the Gluon kernels for Hopper, without a GPU, and inspects the machine code.
 
-    python -m tests.gpu.hopper_compiles [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
+    python -m tests.gpu.hopper_compiles [--backward] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
 
 For each variant: registers, bytes spilled, shared memory, CPU seconds, instructions of a far and of a near tile and how many of
 them touch local memory. It fails where
 
 - ptxas serialises products (its warnings C7510 to C7519),
-- near tiles read a uniform register that is only set where there are far tiles. ptxas 12.8 did this with a descriptor of the queries
+- a uniform register may be read before it is set (uniform_registers.py). ptxas 12.8 did this with a descriptor of the queries
   that differed from block to block (two buffers for them): the first tiles of a text gave wrong scores, if they were near.
 """
 
@@ -27,39 +27,38 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import launch, window_launch
+from posenc.engines.gluon import backward_launch, launch, window_launch
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
+from tests.gpu.uniform_registers import find_unset
 
-TERMS = {
-    "none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes"), "content": ("table",),
-    "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
+TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+CONTENT = {
+    "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
 }  # fmt: skip
+DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
-    "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": ("doc_q", "doc_k", "doc_q_keys"),
-    "window, padding and documents": ("key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys"),
+    "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
+    "window, padding and documents": ("key_mask", "key_bounds", *DOCUMENTS),
 }  # fmt: skip
 """Causality is no variant: a limit on the right is a number."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
-    """The compiled kernel, its CPU seconds, and how many products of 16 channels or keys a near tile has."""
+def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
     q = torch.empty(1, 2, 512, size, dtype=dtype)
-    width = 16 if "states" in terms else size
+    width = row_width(size, terms)
     ids = torch.empty(1, 512, dtype=torch.int32)
     tensors = {
         "bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32), "doc_q": ids, "doc_k": ids,
         "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
+        "doc_k_queries": torch.empty(1, 512, 2, dtype=torch.int32),
         "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
     }  # fmt: skip
-    span = (
-        {"lo": -4, "hi": 4, "bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
-        if terms
-        else {"lo": FAR, "hi": FAR}
-    )
-    numbers = Numbers(right=0, left=100 if window else -1, **span)
+    lo, hi = (-4, 4) if terms else (FAR, FAR)
+    spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
+    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, **spans)
     made = []
 
     def record(kernel, programs, *args, **constants):
@@ -68,17 +67,29 @@ def compile_variant(size, terms, masks, window, dtype=torch.bfloat16):
         made.append((compiled, spent() - began))
 
     inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks)})
-    products = 12
-    if "table" in terms:
-        window_launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
-        chunks = window_launch.choose_tile(size, width, "states" in terms).keys // 64 + 1
-        products += chunks * max(width, 32) // 16
-    else:
-        launch.run_forward(record, inputs, numbers, 0.125, q, torch.empty(1, 2, 512))
-    return *made[-1], products
+    lse = torch.empty(1, 2, 512)
+    if backward:
+        backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
+        return made[1]  # between what runs before and after it
+    (window_launch if "table" in terms else launch).run_forward(record, inputs, numbers, 0.125, q, lse)
+    return made[-1]
 
 
-def inspect(compiled, products=12):
+def row_width(size, terms):
+    return 16 if "states" in terms else size
+
+
+def count_products(size, terms, backward):
+    """Products of 16 channels or keys in a far and in a near tile."""
+    far = (16 if size == 64 else 20) if backward else 12
+    if "table" not in terms:
+        return far, far
+    width = row_width(size, terms)
+    chunks = window_launch.choose_tile(size, width, "states" in terms).keys // 64 + 1
+    return far, far + chunks * max(width, 32) // 16
+
+
+def inspect(compiled, products, backward):
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
@@ -86,13 +97,14 @@ def inspect(compiled, products=12):
         code = run("cuobjdump", "-sass", cubin)
     lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
     loops = tile_loops(lines, products)
+    per_consumer = 3 if backward else 2
     return {
         "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
         "shared": compiled.metadata.shared,
-        "far": instructions(lines, loops[0]),
-        "near": instructions(lines, loops[1]),
+        "far": max(instructions(lines, loop) for loop in loops[: per_consumer - 1]),
+        "near": instructions(lines, loops[per_consumer - 1]),
         "local": max(instructions(lines, loop, "LDL", "STL") for loop in loops),
-        "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_faults(lines, loops),
+        "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_unset(lines),
     }
 
 
@@ -101,16 +113,17 @@ def run(tool, *args):
     return done.stdout + done.stderr
 
 
-def tile_loops(lines, near=12):
-    """First and last address of the loops over far and over near tiles, of each consumer in turn. near: products of a near tile."""
+def tile_loops(lines, counts):
+    """First and last address of the loops with as many products (far, near) of a consumer, in order: over far tiles (in the backward pass on the
+    right, then on the left), over near ones."""
     loops = []
     for at, text in lines:
         target = jump(text)
-        products = sum("HGMMA" in x for a, x in lines if (target or at) <= a <= at)
-        wanted = 12 if len(loops) % 2 == 0 else near  # of 16 columns or keys each
-        if target is not None and target < at < target + 0xA000 and products == wanted:
-            loops.append((target, at))
-    assert loops and len(loops) % 2 == 0, "no pairs of loops over tiles found"
+        if target is not None and target < at < target + 0xA000:
+            if sum("HGMMA" in x for a, x in lines if target <= a <= at) in counts:
+                loops.append((target, at))
+    loops = [x for x in loops if not any(x[0] <= y[0] and y[1] <= x[1] and y != x for y in loops)]
+    assert len(loops) == 6, f"{len(loops)} loops over tiles"  # two of three consumers, three of two
     return loops
 
 
@@ -124,40 +137,10 @@ def instructions(lines, loop, *names):
     return sum(any(name in text for name in names) for text in inside) if names else len(inside)
 
 
-def find_faults(lines, loops):
-    faults, begin = [], 0  # of the consumer's code
-    for far, near in zip(loops[::2], loops[1::2], strict=True):
-        skips = [(at, jump(text)) for at, text in lines if at < far[0] and far[1] < (jump(text) or 0) <= near[0]]
-        branch, target = skips[-1]
-        written = set().union(*(uniform(text)[0] for at, text in lines if branch < at < target))
-        before = set().union(*(uniform(text)[0] for at, text in lines if begin <= at < branch))
-        begin = near[1]
-        known: set[int] = set()
-        for at, text in lines:
-            if target <= at <= near[1]:
-                writes, reads = uniform(text)
-                faults += [f"UR{x} at {at:x} is not set without far tiles" for x in (reads & written) - known - before]
-                known |= writes | (reads & written)
-    return faults
-
-
-def uniform(text):
-    """Uniform registers that an instruction writes, and those that it reads."""
-    text = re.sub(r"^@!?\w+\s+", "", text.strip())
-    name, numbers = text.split()[0], [int(x) for x in re.findall(r"\bUR(\d+)\b", text)]
-    if not numbers:
-        return set(), set()
-    if "HGMMA" in name:
-        return set(), set(range(numbers[0], numbers[0] + 4))
-    if not re.match(r"(U|R2UR|S2UR)\S*\s+UR", text):
-        return set(), set(numbers)
-    wide = ".64" in name or "WIDE" in name
-    return {numbers[0], numbers[0] + wide}, set(numbers[1:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
+    parser.add_argument("--backward", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if gluon.VERSION not in gluon.TESTED:
@@ -166,12 +149,19 @@ def main() -> None:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     rows, failed = [], 0
     print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
-    for size, (name, terms), (mask, masks) in product(gluon.SIZES, TERMS.items(), MASKS.items()):
+    every = TERMS if args.backward else TERMS | CONTENT
+    for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
         if not all(part in f"{size} {name} {mask}" for part in args.only):
             continue
-        compiled, seconds, products = compile_variant(size, terms, masks, "window" in mask)
-        row = {"size": size, "terms": name, "masks": mask, **inspect(compiled, products), "seconds": round(seconds, 1)}
-        row["consumer"] = launch.REGISTERS[0]
+        compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
+        row = {
+            "size": size,
+            "terms": name,
+            "masks": mask,
+            **inspect(compiled, count_products(size, terms, args.backward), args.backward),
+            "seconds": round(seconds, 1),
+        }
+        row["consumer"] = backward_launch.SCHEDULES[size].registers[0] if args.backward else launch.REGISTERS[0]
         rows.append(row)
         failed += bool(row["faults"])
         print(f"{size} | {name} | {mask} | {row['consumer']} | {row['spilled']} | {row['shared']} | {seconds:.1f} | "

@@ -1,6 +1,6 @@
-"""The Gluon forward pass under compute-sanitizer: a small case of each kind of variant, by memcheck, racecheck and synccheck.
+"""The Gluon kernels under compute-sanitizer: a small case of each kind of variant, by memcheck, racecheck and synccheck.
 
-    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck]
+    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck] [--backward]
 
 The tools run side by side; each prints its lines as they come, and a summary stands at the end.
 """
@@ -19,6 +19,26 @@ CASES = (
     (64, "t5", ""), (64, "t5", "causal"), (64, "alibi", "causal padding"), (64, "both", "documents"), (64, "none", "window"),
     (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"),
 )  # fmt: skip
+BACKWARD = (
+    (64, "t5", False, "base"), (64, "t5", True, "copy engine"), (64, "none", False, "base"), (128, "t5", True, "base"),
+    (128, "t5", False, "copy engine"),
+)  # fmt: skip
+
+
+def work_backward() -> None:
+    import torch
+
+    from tests.gpu.gluon_backward import Call
+
+    for size, terms, causal, variant in BACKWARD:
+        call = Call(1, 2, 450, 450, 0, torch.bfloat16, terms, causal, "", variant, size)
+        grads = call.run()
+        torch.cuda.synchronize()
+        is_finite = all(x.isfinite().all() for x in grads if x is not None)
+        print(
+            f"ran {size} {terms}{' causal' if causal else ''} [{variant}]: {'finite' if is_finite else 'NOT FINITE'}",
+            flush=True,
+        )
 
 
 def work() -> None:
@@ -34,7 +54,7 @@ def work() -> None:
         print(f"ran {size} {terms} {masks}: {'finite' if out.isfinite().all() else 'NOT FINITE'}", flush=True)
 
 
-def watch(tool: str, seconds: float, results: dict[str, str]) -> None:
+def watch(tool: str, seconds: float, results: dict[str, str], backward: bool) -> None:
     command = [
         SANITIZER,
         "--tool",
@@ -46,6 +66,7 @@ def watch(tool: str, seconds: float, results: dict[str, str]) -> None:
         "-m",
         "tests.gpu.sanitize",
         "--work",
+        *(["--backward"] if backward else []),
     ]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     timer = threading.Timer(seconds, process.kill)
@@ -66,12 +87,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=55.0)
     parser.add_argument("--tools", default="memcheck,racecheck,synccheck")
     parser.add_argument("--work", action="store_true")
+    parser.add_argument("--backward", action="store_true")
     args = parser.parse_args()
     if args.work:
-        work()
+        work_backward() if args.backward else work()
         return
     results: dict[str, str] = {}
-    threads = [threading.Thread(target=watch, args=(tool, args.seconds, results)) for tool in args.tools.split(",")]
+    threads = [
+        threading.Thread(target=watch, args=(tool, args.seconds, results, args.backward))
+        for tool in args.tools.split(",")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

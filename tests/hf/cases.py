@@ -1,4 +1,4 @@
-"""Every family once, after the harness's cases: name -> a function that makes (model, (inputs, padding))."""
+"""Every case of the harness, and each once with padding: name -> a function that makes (model, (inputs, mask))."""
 
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +14,10 @@ EVERY = {
 
 
 def once(case):
-    inputs = inputs_of(case, "mixed")
-    return case.make(), (inputs, None if "decoder_input_ids" in inputs else inputs["attention_mask"])
+    """(model, (inputs, mask)); mask: where the output's tokens are real, None where all of them count."""
+    inputs = inputs_of(case, "mixed" if "left" in case.paddings else case.paddings[-1])
+    return case.make(), (inputs, None if "decoder_input_ids" in inputs else inputs.get("attention_mask"))
 
 
 CASES = {name: lambda case=case: once(case) for name, case in EVERY.items() if case.paddings != ("none",)}
+"""Those that take padding."""

@@ -11,6 +11,7 @@ import torch
 
 import posenc
 from posenc import hf
+from posenc.hf.family import first
 from tests.seeds import generator
 
 
@@ -18,8 +19,7 @@ def run(model, inputs, mask, *, backward=True):
     """(output at real tokens, gradients by name): what a model computes at padding is nobody's output."""
     model.zero_grad()
     with torch.set_grad_enabled(backward):
-        output = model(**inputs)
-    output = output[0] if isinstance(output, tuple) else output.to_tuple()[0]
+        output = first(model(**inputs))
     output = output if mask is None else output[mask.bool()]
     if not backward:
         return output, {}
@@ -35,26 +35,29 @@ def c(n):
     return 4 + 2 * sqrt(n)
 
 
-ROUNDINGS = c(64) * sqrt(2 * 8)
-"""Of an activation, relative to the largest: two layers of eight sums in series (projections, scores, softmax, values,
-norms, feed-forward) over some 64 numbers each, whose errors are independent. Ours and theirs may be wrong by as many times
-half an eps each."""
+def roundings(terms=64):
+    """Of an activation, relative to the largest: two layers of eight sums in series (projections, scores, softmax, values,
+    norms, feed-forward) over so many numbers each, whose errors are independent. Ours and theirs may be wrong by as many
+    times half an eps each."""
+    return c(terms) * sqrt(2 * 8)
+
+
 TERMS = c(32)
 """Of a gradient that cancels to nothing (a key bias's; all of a query's with one key): the terms of its last sum remain, and
 they are as large as the largest gradients of the model."""
 
 
-def outputs_agree(ours, theirs):
+def outputs_agree(ours, theirs, terms=64):
     worst, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
-    allowed = torch.finfo(theirs.dtype).eps * ROUNDINGS * size
+    allowed = torch.finfo(theirs.dtype).eps * roundings(terms) * size
     assert worst <= allowed, f"outputs are off by {worst:.2e}, allowed is {allowed:.2e}"
 
 
-def gradients_agree(ours, theirs):
+def gradients_agree(ours, theirs, terms=64):
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
     largest = max(g.norm().item() for g in theirs.values())
     for name, wanted in theirs.items():
-        allowed = torch.finfo(wanted.dtype).eps * (ROUNDINGS * wanted.norm().item() + TERMS * largest)
+        allowed = torch.finfo(wanted.dtype).eps * (roundings(terms) * wanted.norm().item() + TERMS * largest)
         worst = (ours[name] - wanted).norm().item()
         assert worst <= allowed, f"gradient of {name} is off by {worst:.2e}, allowed is {allowed:.2e}"
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers import masking_utils as theirs
 
 from posenc import hf
-from posenc.hf import interface, rules
+from posenc.hf import interface, interface_mask, rules
 from posenc.hf.interface import Mask, make_mask
 from tests.hf.compare import outputs_agree
 from tests.hf.harness import mask_of, scatter
@@ -124,11 +124,11 @@ def test_a_function_that_changed_its_meaning_is_not_read(monkeypatch):
 
     sliding_window_overlay.__module__ = theirs.__name__
     monkeypatch.setattr(theirs, "sliding_window_overlay", sliding_window_overlay)
-    interface._known.cache_clear()
+    interface_mask._known.cache_clear()
     try:
-        assert "sliding_window_overlay" not in interface._known()
+        assert "sliding_window_overlay" not in interface_mask._known()
     finally:
-        interface._known.cache_clear()
+        interface_mask._known.cache_clear()
 
 
 def test_packed_texts_are_as_if_alone(monkeypatch):
@@ -282,3 +282,24 @@ def test_a_model_without_the_interface_gets_the_mask_that_it_adds():
     named.load_state_dict(model.state_dict())
     with torch.no_grad():
         assert torch.equal(named(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_argument_that_nobody_has_read_runs_the_eager_attention(monkeypatch, compiled):
+    """A term that a later release passes by a new name is not dropped in silence."""
+    from transformers.models.llama import modeling_llama
+
+    eager = modeling_llama.eager_attention_forward
+
+    def with_a_new_term(module, query, key, value, attention_mask, scaling, dropout=0.0, novelty=None, **kwargs):
+        return eager(module, query + novelty, key, value, attention_mask, scaling, dropout, **kwargs)
+
+    model, ids = llama(), torch.randint(2, 99, (2, 9))
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_a_new_term)
+    model.set_attn_implementation("eager")
+    run = torch.compile(model, backend="eager") if compiled else model
+    with torch.no_grad():
+        theirs = model(ids, novelty=0.3).logits
+        assert (theirs - model(ids, novelty=0.0).logits).abs().max() > 1e-3
+        ours = hf.accelerate(model) and run(ids, novelty=0.3).logits
+    outputs_agree(ours, theirs)

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from posenc import hf
-from posenc.hf import interface, rules
+from posenc.hf import interface, interface_mask, rules
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.hf.harness import mask_of, outcome, scatter
 
@@ -96,8 +96,8 @@ def test_a_kept_bias_follows_its_table():
 
 
 def test_masks_are_made_once_for_all_layers(monkeypatch):
-    made, whole = [], interface._as_summand
-    monkeypatch.setattr(interface, "_as_summand", lambda *a: made.append(a) or whole(*a))
+    made, whole = [], interface_mask.as_summand
+    monkeypatch.setattr(interface_mask, "as_summand", lambda *a: made.append(a) or whole(*a))
     ids = torch.randint(2, 99, (3, 23))
     hf.accelerate(model_of("gpt_oss"))(ids, attention_mask=mask_of(ids, "left"))
     assert len(made) == 2  # one for sliding layers, one for full ones

@@ -4,8 +4,6 @@ import pytest
 from transformers import (
     BertConfig,
     BertModel,
-    GPTJConfig,
-    GPTJModel,
     LongT5EncoderModel,
     MT5Config,
     MT5EncoderModel,
@@ -14,6 +12,8 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
+    XLMConfig,
+    XLMModel,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -79,8 +79,8 @@ def test_models_without_a_term_go_through_the_interface(make, layers):
 
 
 def test_models_without_the_interface_are_refused_with_the_families():
-    model = GPTJModel(GPTJConfig(vocab_size=50, n_embd=16, n_layer=1, n_head=2, rotary_dim=4))
-    with pytest.raises(hf.UnsupportedModel, match=r"GPTJModel \(gptj\) has no attention layer that calls .* t5, "):
+    model = XLMModel(XLMConfig(vocab_size=50, emb_dim=16, n_layers=1, n_heads=2))
+    with pytest.raises(hf.UnsupportedModel, match=r"XLMModel \(xlm\) has no attention layer that calls .* t5, "):
         hf.accelerate(model)
 
 

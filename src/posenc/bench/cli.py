@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     add("--suite", choices=("attention", "hf", "uses"), default="attention", help="hf: whole transformers models, as they "
         "are and accelerated; takes --device, --repeats and --out, writes hf.json. uses: layers, models, decoding and "
         "windows at everyday sizes, each beside the best code that does the same without posenc; takes --device, --only, "
-        "--missing, --seconds, --list and --out, writes uses-DEVICE.json")  # fmt: skip
+        "--missing, --seconds, --part, --merge, --list and --out, writes uses-DEVICE.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
     add(
@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
     add("--list", action="store_true", help="name the workloads and the peers; with --suite uses its cells")
     add("--only", nargs="+", metavar="PATTERN", help="uses: the cells whose names match or contain one of these")
     add("--missing", action="store_true", help="uses: only cells without a result in the file")
-    add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450)")
+    add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450); cells without a "
+        "result come first, then the oldest")  # fmt: skip
+    add("--part", metavar="K/N", help="uses: every Nth cell from the Kth on")
+    add("--merge", nargs="+", metavar="FILE", help="uses: measure nothing, make one file of these results")
     given = parser.parse_args(arguments)
 
     import torch
@@ -53,14 +56,15 @@ def main(arguments: list[str]) -> int:
         return 0
 
     if given.suite == "uses":
-        if given.device == "cuda" and not torch.cuda.is_available() and not given.list:
+        if given.device == "cuda" and not torch.cuda.is_available() and not given.list and not given.merge:
             parser.error("--device cuda, but PyTorch finds no GPU")
         from . import uses_suite
 
         path = Path(given.out) / f"uses-{given.device}.json"
         return uses_suite.main(
-            given.device, path, only=given.only, missing=given.missing, limit=given.seconds, listed=given.list
-        )
+            given.device, path, only=given.only, missing=given.missing, limit=given.seconds, listed=given.list,
+            part=given.part, merged=given.merge,
+        )  # fmt: skip
 
     from . import report
     from .run import PEERS, run

@@ -1,6 +1,7 @@
 """The suite of uses: what people run, beside the best code that does the same without posenc, in one run.
 
-    posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480]
+    posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480] [--part 1/3]
+    posenc bench --suite uses --merge first.json second.json      parts that were measured on like machines, as one file
 
 A cell has our call and one or more others that compute the same. Outputs (and gradients of training steps) are compared
 first; a cell that disagrees or raises is reported as failed and the run goes on. Then all are timed in turns, round by
@@ -84,6 +85,16 @@ def select(cells: Iterable[Cell], only: list[str] | None) -> list[Cell]:
     return chosen
 
 
+def take_part(cells: list[Cell], part: str | None) -> list[Cell]:
+    """ "2/3": every third cell from the second on, so that long and short ones are shared evenly."""
+    if part is None:
+        return cells
+    number, _, count = part.partition("/")
+    if not number.isdigit() or not count.isdigit() or not 1 <= int(number) <= int(count):
+        raise ValueError(f"--part {part} must be a number and how many parts there are: 1/3, 2/3 or 3/3")
+    return cells[int(number) - 1 :: int(count)]
+
+
 # ---- one cell ------------------------------------------------------------------------------------------------------
 def measure(cell: Cell, device: str, budget: float = 1.0) -> dict[str, Any]:
     """A cell's record. `budget`: seconds of timing, about."""
@@ -148,11 +159,28 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
     rounds = max(3, min(200 if device == "cpu" else 15, int(budget / max(a_round, 1e-6))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
-    for number in range(rounds):
-        for name in names if number % 2 == 0 else reversed(names):
-            _prepared(contest, name)
-            taken[name].append(_once(calls[name], clock, device, inner[name]))
+    gc.collect()
+    gc.disable()  # a collection would fall into one contender's round
+    try:
+        for number in range(rounds):
+            for name in names if number % 2 == 0 else reversed(names):
+                _prepared(contest, name)
+                taken[name].append(_once(calls[name], clock, device, inner[name]))
+            if device != "cpu" and number + 1 >= STEADY_ROUNDS and all(map(is_steady, taken.values())):
+                break
+    finally:
+        gc.enable()
     return taken
+
+
+STEADY_ROUNDS = 7
+"""Rounds after which a GPU's times are enough where they agree."""
+
+
+def is_steady(times: list[float]) -> bool:
+    """Whether the middle half of the times lies within 2 %."""
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high - low < 0.02 * middle
 
 
 def _prepared(contest: Contest, name: str) -> None:
@@ -204,18 +232,25 @@ def run(
 ) -> dict[str, Any]:
     """Measure the cells one by one, writing each to `path`; results there of the same machine are kept.
 
-    limit: seconds after which no further cell starts; the rest is listed under "not run".
+    limit: seconds after which no further cell starts; the rest is listed under "not run". With a limit, cells without a result
+    come first and then those whose results are oldest: run it again until no cell is left.
     """
     result = load(path)
     if result.get("machine") != machine or result.get("device") != device:
         result = {"suite": "uses", "device": device, "machine": machine, "cells": {}}
     known = result["cells"]
+    waiting = [name for name in result.get("not run", []) if name not in {cell.name for cell in cells}]
     if missing:
         cells = [cell for cell in cells if "ratio" not in known.get(cell.name, {})]
+    if limit is not None:
+        cells = sorted(cells, key=lambda cell: _measured(known.get(cell.name, {}), result))
     began, left = time.monotonic(), []
+    gc.collect()
+    gc.freeze()  # what is loaded stays: collections between cells need not look at it
     for number, cell in enumerate(cells):
         if limit is not None and time.monotonic() - began > limit:
-            left.append(cell.name)
+            if "ratio" not in known.get(cell.name, {}):
+                left.append(cell.name)
             continue
         start, others = time.monotonic(), OtherProcesses()
         try:
@@ -228,14 +263,46 @@ def run(
         record |= {"group": cell.group, "clock": cell.clock, "took": round(time.monotonic() - start, 2)}
         record["busy"] = round(others.share(), 2)
         known[cell.name] = record
-        result["date"] = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        result["not run"] = left
+        result["date"] = record["date"] = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        result["not run"] = [
+            *waiting,
+            *[one.name for one in cells[number + 1 :] if "ratio" not in known.get(one.name, {})],
+        ]
         save(result, path)
         show(line(cell.name, record), (number + 1) / len(cells))
         release(device)
-    result["not run"] = left
+    gc.unfreeze()
+    result["not run"] = [*waiting, *left]
     save(result, path)
     return result
+
+
+def _measured(record: dict[str, Any], result: dict[str, Any]) -> str:
+    """When a cell was measured; "" where there is no figure."""
+    return str(record.get("date", result.get("date", ""))) if "ratio" in record else ""
+
+
+def merge(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Results of one device and one kind of machine as one: of a cell in several, the latest.
+
+    Raises ValueError where machines differ.
+    """
+    first = results[0]
+    merged: dict[str, Any] = {**first, "cells": {}}
+    for result in results:
+        for name in ("suite", "device", "machine"):
+            if result.get(name) != first.get(name):
+                raise ValueError(
+                    f"results of {first.get(name)} and {result.get(name)} cannot be merged; give those of one {name}"
+                )
+        for name, record in result["cells"].items():
+            known = merged["cells"].get(name)
+            if known is None or _measured(known, first) <= _measured(record, result):
+                merged["cells"][name] = {"date": result.get("date", ""), **record}
+    merged["date"] = max(str(result.get("date", "")) for result in results)
+    waiting = dict.fromkeys(name for result in results for name in result.get("not run", []))
+    merged["not run"] = [name for name in waiting if "ratio" not in merged["cells"].get(name, {})]
+    return merged
 
 
 def release(device: str) -> None:

@@ -48,8 +48,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def main(device: str, path: Path, *, only: list[str] | None, missing: bool, limit: float | None, listed: bool) -> int:
-    cells = uses.select(all_cells(device), only)
+def main(
+    device: str, path: Path, *, only: list[str] | None, missing: bool, limit: float | None, listed: bool,
+    part: str | None = None, merged: list[str] | None = None,
+) -> int:  # fmt: skip
+    try:
+        if merged:
+            result = uses.merge([uses.load(Path(name)) for name in merged])
+            uses.save(result, path)
+            print(uses.summary(result))
+            print(f"wrote {path}")
+            return 0
+        cells = uses.take_part(uses.select(all_cells(device), only), part)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if listed:
         print("\n".join(cell.name for cell in cells))
         return 0

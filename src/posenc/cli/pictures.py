@@ -385,6 +385,54 @@ def pope(options: Options) -> list[str]:
     )
 
 
+def latent(options: Options) -> list[str]:
+    rank, nope, rope_ = (
+        options.whole(name, size) for name, size in (("kv_rank", 512), ("nope_dim", 128), ("rope_dim", 64))
+    )
+    heads, value = 16, options.whole("v_dim", 128)
+    whole, kept = heads * (nope + rope_ + value), rank + rope_
+    bar = max(8, min(56, terminal.width() - 30))
+    return titled(
+        f"Numbers that a cache holds for each token, with {heads} heads of {nope} + {rope_} channels and values of {value}:",
+        [
+            "keys and values  " + "█" * bar + f" {whole}",
+            "latent and r     " + "█" * max(1, round(bar * kept / whole)) + f" {kept}",
+        ],
+    )
+
+
+def cope(options: Options) -> list[str]:
+    words = ["the", "cat", "saw", "it", ".", "the", "dog", "ran", "."]
+    gates = [1.0 if word == "." else 0.05 for word in words]
+    counts = [sum(gates[j:]) for j in range(len(words))]
+    return titled(
+        "Gates of a query that counts sentences: positions are steps at the full stops, the table is read in between:",
+        [
+            "token     " + "".join(f"{word:>6}" for word in words),
+            "gate      " + "".join(f"{gate:6.2f}" for gate in gates),
+            "position  " + "".join(f"{count:6.2f}" for count in counts),
+        ],
+    )
+
+
+def stick_breaking(options: Options) -> list[str]:
+    reach = 32
+    curves = {f"β = {b:g}": [b * (1 - b) ** d for d in range(reach + 1)] for b in (0.5, 0.2, 0.05)}
+    return titled(
+        "Weight over distance where every key asks for the same share β; the nearest takes its share first:",
+        terminal.chart(curves, ("i-j = 1", "", f"{reach + 1}"), low=0.0, high=0.5, rows=11),
+    )
+
+
+def path(options: Options) -> list[str]:
+    reach = 16
+    curves = {f"β = {b:g}": [(1 - b) ** d for d in range(reach + 1)] for b in (0.1, 0.5, 1.9)}
+    return titled(
+        "Share of a key along w that is left over distance where every token has the same w and β; past 1 it changes sign:",
+        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=-1.0, high=1.0, rows=11),
+    )
+
+
 def _grid(size: Any) -> tuple[int, int]:
     if (
         not isinstance(size, (tuple, list))
@@ -426,6 +474,10 @@ PICTURES: dict[str, Callable[[Options], list[str]]] = {
     "tupe": tupe,
     "cape": sinusoidal,
     "pope": pope,
+    "latent": latent,
+    "cope": cope,
+    "stick_breaking": stick_breaking,
+    "path": path,
 }
 
 

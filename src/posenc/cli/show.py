@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import documentation
 from ..core.errors import OptionError
 from ..encodings import spec
-from ..encodings.registry import ENCODINGS, SIZES, EncodingInfo, info
+from ..encodings.registry import ENCODINGS, OWN_ATTENTION, SIZES, EncodingInfo, info
 from . import pictures, terminal
 
 if TYPE_CHECKING:
@@ -42,8 +42,15 @@ def list_command(arguments: list[str]) -> int:
         print(LIST_HELP)
         return 0
     header = ("name", "family", "enters", "parameters", "extrapolates", "used by")
-    rows = [(c.name, c.family, c.enters, c.parameters, c.extrapolates, c.used_by) for c in ENCODINGS.values()]
-    print("\n".join(terminal.table(header, rows)))
+    for cards in (ENCODINGS, OWN_ATTENTION):
+        rows = [(c.name, c.family, c.enters, c.parameters, c.extrapolates, c.used_by) for c in cards.values()]
+        if cards is OWN_ATTENTION:
+            print(
+                "",
+                *map(terminal.dim, terminal.wrap("attention of its own, no encoding of a layer:", terminal.width())),
+                sep="\n",
+            )
+        print("\n".join(terminal.table(header, rows)))
     print(terminal.dim("\nposenc show NAME: formula, options and a picture"))
     return 0
 
@@ -56,6 +63,9 @@ def show_command(arguments: list[str]) -> int:
         return 0
     if len(arguments) > 1:
         raise OptionError(f"show takes one encoding at a time, got {' '.join(arguments)!r}")
+    if arguments[0].lower() in OWN_ATTENTION:
+        print("\n".join(page(OWN_ATTENTION[arguments[0].lower()], {})))
+        return 0
     text = spec.normalise(arguments[0])
     spec.check(text)
     encoding, extension = spec.split_extension(text)
@@ -72,7 +82,7 @@ def page(which: EncodingInfo, given: dict[str, Any], extension: str | None = Non
     if unknown:
         raise OptionError(f"{which.name} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
     bold, dim = terminal.bold, terminal.dim
-    lines = [f"{bold(which.name)}  {dim('posenc.' + which.class_name)}", "", f"  {which.formula}", ""]
+    lines = [f"{bold(which.name)}  {dim(which.public_name)}", "", f"  {which.formula}", ""]
     facts = (
         ("family", which.family),
         ("enters", which.enters),
@@ -139,7 +149,7 @@ class Source:
 def read_source(which: EncodingInfo) -> Source:
     """The docstring and options of a class, parsed from its file: importing it would import torch."""
     tree = _module(which.module)
-    found = _class(tree, which.class_name)
+    found = _class(tree, which.class_name) or _function(tree, which.class_name)
     if found is None:
         raise OptionError(f"posenc.{which.class_name} is not in {which.module}")
     options, defaults = [], {}
@@ -166,6 +176,10 @@ def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
+def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    return next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+
+
 def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
     """Replace an alias of a Literal by the Literal, so that the choices are visible: Layout is Literal['half', ...]."""
     if not isinstance(annotation, ast.Name):
@@ -179,17 +193,24 @@ def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.exp
     return annotation
 
 
-def _arguments(tree: ast.Module, node: ast.ClassDef) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
-    """(name, annotation, default) of each argument of the class's __init__, or of its nearest base in the same file."""
+def _arguments(
+    tree: ast.Module, node: ast.ClassDef | ast.FunctionDef
+) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
+    """(name, annotation, default) of each argument of a function, or of the class's __init__, or of its nearest base in the
+    same file."""
+    if isinstance(node, ast.FunctionDef):
+        return _arguments_of(node.args, node.args.args)
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            a = item.args
-            plain = a.args[1:]
-            padded = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
-            pairs = [*zip(plain, padded), *zip(a.kwonlyargs, a.kw_defaults)]
-            return [(argument.arg, argument.annotation, default) for argument, default in pairs]
+            return _arguments_of(item.args, item.args.args[1:])
     for base in node.bases:
         parent = _class(tree, base.id) if isinstance(base, ast.Name) else None
         if parent is not None:
             return _arguments(tree, parent)
     return []
+
+
+def _arguments_of(a: ast.arguments, plain: list[ast.arg]) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
+    padded = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
+    pairs = [*zip(plain, padded), *zip(a.kwonlyargs, a.kw_defaults)]
+    return [(argument.arg, argument.annotation, default) for argument, default in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -14,6 +15,9 @@ from .memo import STEP, may_keep
 from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
+
+KEPT = ("_remembered", "_phases")
+"""What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
 
 
 class Host(Protocol):
@@ -81,8 +85,15 @@ class Encoding(_Recorded):
     """Whether the phases of a run are rows of those of a longer run."""
     adds_terms = False
     """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
+    acts_inside = False
+    """Whether there is a rotation or a term. Set for each class."""
+    rotates_or_plans = False
+    """Whether `plan` is more than `terms`: a rotation, or a plan of its own. Set for each class."""
     keeps = False
     """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
+    steady_terms = False
+    """Whether the tables and slopes of `terms` are the encoding's own parameters or constants, or views of them, the same for all
+    runs: steps of decoding then use those of the step before. A subclass with other `terms` says so again."""
     causal_only = False
     """Whether it describes the past alone, so that a layer that is not causal must not use it."""
     _device_marker: Tensor
@@ -92,7 +103,11 @@ class Encoding(_Recorded):
         cls.embeds = cls.embed is not Encoding.embed
         cls.rotates = cls.rotation is not Encoding.rotation
         cls.adds_terms = cls.terms is not Encoding.terms or cls.plan is not Encoding.plan
+        cls.acts_inside = cls.rotates or cls.adds_terms
+        cls.rotates_or_plans = cls.rotates or cls.plan is not Encoding.plan
         cls.keeps = cls.keep is not Encoding.keep
+        if ("terms" in cls.__dict__ or "plan" in cls.__dict__) and "steady_terms" not in cls.__dict__:
+            cls.steady_terms = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +132,7 @@ class Encoding(_Recorded):
         if self.rotates_by_rows and q.is_cpu and may_keep(q.device) and not torch.is_grad_enabled():
             row = start % STEP
             if row + length <= STEP:  # the phases of all these steps are made once, and found at once
-                whole = self.rotation(consecutive(start - row, STEP, start - row, STEP))
+                whole = self._rotation_of_steps(start - row)
                 rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
                 if rotated is not None:
                     return *rotated, v
@@ -126,6 +141,17 @@ class Encoding(_Recorded):
             return q, k, v
         rotation.check(q, k, v)
         return rotation.every(q, k, v)
+
+    def _rotation_of_steps(self, first: int) -> Rotation | None:
+        """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
+        marker = self._buffers["_device_marker"]  # another one where the module was moved
+        known = self.__dict__.get("_phases")
+        if known is not None and known[0] == first and known[1] is marker:
+            return known[2]
+        whole = self.rotation(consecutive(first, STEP, first, STEP))
+        if not self._parameters:
+            self.__dict__["_phases"] = first, marker, whole
+        return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
         """The terms added to scores and values. x: the queries' input [B, Lq, d_model]; host: the attention layer."""
@@ -145,6 +171,41 @@ class Encoding(_Recorded):
         more: dict[str, Any] = {} if kept is None else {"kept": kept}
         plan = self.terms(positions, x=x, host=host, **more)
         return plan if rotation is None else plan.with_rotation(rotation)
+
+    # ---- what a caller keeps of it -------------------------------------------------------------------------------------
+    def remember(self, what: Hashable, made: Any) -> None:
+        """Keep what was made of the terms of this encoding, where they are steady: one thing of each kind."""
+        own = self.__dict__
+        if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
+            return
+        if "_remembered" not in own or not self._stands(own["_remembered"][0]):
+            places = [(table, None if table is None else table.data_ptr()) for table in own["_parameters"].values()]
+            own["_remembered"] = places, {}
+        own["_remembered"][1][what] = made
+
+    def recall(self, what: Hashable) -> Any:
+        """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
+        numbers may have changed."""
+        found = self.__dict__.get("_remembered")
+        return found[1].get(what) if found is not None and self._stands(found[0]) else None
+
+    def _stands(self, places: list[tuple[Tensor | None, int | None]]) -> bool:
+        """Whether the parameters are these, at these places."""
+        tables = self._parameters
+        if len(tables) != len(places):
+            return False
+        for table, (known, place) in zip(tables.values(), places):
+            if table is not known or (table is not None and table.data_ptr() != place):
+                return False
+        return True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for kept in KEPT:
+            self.__dict__.pop(kept, None)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in KEPT}
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

@@ -18,6 +18,11 @@ def apply_function(function: type[torch.autograd.Function], *inputs):
     return _with_context(function).apply(*inputs)
 
 
+def direct_apply(function: type[torch.autograd.Function]) -> Callable:
+    """function.apply for eager code outside of torch.func: PyTorch's own looks at each argument first, for torch.func."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
 @cache
 def _with_context(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """The same function in the form whose forward takes ctx."""

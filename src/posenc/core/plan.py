@@ -28,7 +28,7 @@ from .precision import no_autocast
 from .rotation import Rotation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Lookup:
     """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
 
@@ -47,10 +47,19 @@ class Lookup:
     add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
     query_shift: Tensor | None = None  # [H or 1, E], added to the states (or q) of dot_query; the pre-pass folds it
 
-    def __post_init__(self):
-        if self.dot_query is None and (self.states is not None or self.query_shift is not None):
-            name = "query_shift" if self.states is None else "states"
+    def __init__(
+        self, index: Index | Grid, bias: Tensor | None = None, dot_query: Tensor | None = None,
+        states: Tensor | None = None, dot_key: Tensor | None = None, add_value: Tensor | None = None,
+        query_shift: Tensor | None = None,
+    ):  # fmt: skip
+        # written out, as in Plan: a frozen dataclass's own sets each field by a call, and every layer makes one in each step
+        if dot_query is None and (states is not None or query_shift is not None):
+            name = "query_shift" if states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
+        self.__dict__.update(
+            index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
+            query_shift=query_shift,
+        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
@@ -60,7 +69,7 @@ class Lookup:
                 yield name, tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Plan:
     """One layer's positional terms; see the module's formula. Encodings make plans, engines run them.
 
@@ -86,6 +95,17 @@ class Plan:
     pair_axes: bool | None = None  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
     # after the engine
     sinks: Tensor | None = None  # [H]: a score without a value beside those of the keys
+
+    def __init__(
+        self, positions: Positions, shift: Tensor | None = None, rotate: Rotation | None = None,
+        cosine: Tensor | None = None, append: tuple[Tensor, Tensor] | None = None, lookups: tuple[Lookup, ...] = (),
+        scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
+        pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
+    ):  # fmt: skip
+        self.__dict__.update(
+            positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups, scale=scale,
+            slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
+        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
@@ -123,6 +143,12 @@ class Plan:
         """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, rotate=rotation)
+        return new
+
+    def at(self, positions: Positions) -> Plan:
+        """The same terms at other positions."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, positions=positions)
         return new
 
     def take_shift(self, q: Tensor) -> tuple[Tensor, Plan]:

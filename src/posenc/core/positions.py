@@ -50,6 +50,8 @@ def _reach(q: Side, k: Side) -> tuple[int, int]:
     # row by row: rows of a batch may lie far apart
     q_lo, q_hi = _ends(q)
     k_lo, k_hi = (q_lo, q_hi) if k is q else (x.to(q_lo.device) for x in _ends(k))
+    if 0 in (q_lo.numel(), k_lo.numel()):  # an empty batch
+        return 0, 0
     if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # an error, which `attend` explains
         q_lo, q_hi, k_lo, k_hi = q_lo.amin(), q_hi.amax(), k_lo.amin(), k_hi.amax()
     lo, hi = torch.stack(((k_lo - q_hi).amin(), (k_hi - q_lo).amax())).tolist()
@@ -250,15 +252,30 @@ class Positions:
 def consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
     """Positions of two runs, kept: layers and steps ask for the same ones."""
     if torch.compiler.is_compiling():
-        return _consecutive.__wrapped__(q_start, q_length, k_start, k_length)
+        if q_start == k_start and q_length == k_length:
+            return Positions(Run(q_start, q_length))
+        return Positions(Run(q_start, q_length), Run(k_start, k_length))
     return _consecutive(q_start, q_length, k_start, k_length)
 
 
 @lru_cache(maxsize=64)
 def _consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
-    if q_start == k_start and q_length == k_length:
-        return Positions(Run(q_start, q_length))
-    return Positions(Run(q_start, q_length), Run(k_start, k_length))
+    """Positions of runs that need no validation: a decoding step makes new ones."""
+    q = k = _run(q_start, q_length)
+    if q_start != k_start or q_length != k_length:
+        k = _run(k_start, k_length)
+    made = Positions.__new__(Positions)
+    made.__dict__.update(
+        _bounds={}, q_axes=(q,), k_axes=(k,), q=q, k=k, runs=(q, k), offset=k_start - q_start, q_length=q_length,
+        k_length=k_length, _reach=None, _total=None,
+    )  # fmt: skip
+    return made
+
+
+def _run(start: int, length: int) -> Run:
+    run = Run.__new__(Run)
+    run.__dict__.update(start=start, length=length)
+    return run
 
 
 def _length(side: Side) -> int:

@@ -22,6 +22,8 @@ import triton.language as tl
 from . import launches
 
 NOTHING = nullcontext()
+current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
+"""torch.cuda.current_device without a look whether CUDA is initialised."""
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
 """(pairs of a tile; heads that share one load of the phases, at most; warps), where all channels are rotated and where some
@@ -101,8 +103,8 @@ def rotate_tensors(
     """One or two tensors [B, H, L, D] of one length and head size, rotated by cos, sin [B or 1, L, pairs]; each result has the
     strides of its input. inverse: rotated by the negative angles.
     """
-    key = (layout, inverse, *[(x.shape, x.stride(), x.dtype, x.data_ptr() & 15) for x in (*tensors, cos, sin)])
-    ready = _ready.get((tensors[0].device, key))
+    key = _describe(tensors, cos, sin, layout, inverse)
+    ready = _ready.get(key)
     if ready is not None:
         return ready.run(tensors, cos, sin)
     given = (*tensors, cos, sin)
@@ -143,29 +145,60 @@ def rotate_tensors(
         if found is not None:
             if len(_ready) >= 1024:
                 _ready.clear()
-            _ready[q.device, key] = _Ready(*found, tiles * groups * batch, args, q.device)
+            _ready[key] = Ready(*found, tiles * groups * batch, args, q.device, layout, inverse)
     return outs
 
 
-class _Ready:
+def _describe(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str, inverse: bool):
+    """Everything on which a launch depends, besides the addresses."""
+    facts = [layout, inverse, cos.get_device(), cos.shape, cos.stride(), cos.dtype, sin.shape, sin.stride(), sin.dtype]
+    facts += (cos.data_ptr() & 15, sin.data_ptr() & 15)
+    for x in tensors:
+        facts += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15)
+    return tuple(facts)
+
+
+def find_ready(tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor, layout: str) -> "Ready | None":
+    """The launch of an earlier rotation like this one."""
+    return _ready.get(_describe(tensors, cos, sin, layout, False))
+
+
+class Ready:
     """A launch for tensors of known shapes and strides: only addresses are new."""
 
-    def __init__(self, launch: Callable, between: tuple, programs: int, args: tuple, device: torch.device):
+    def __init__(
+        self, launch: Callable, between: tuple, programs: int, args: tuple, device: torch.device, layout: str, inverse: bool
+    ):  # fmt: skip
         self.launch, self.between, self.programs, self.device = launch, between, programs, device
+        self.index, self.layout, self.inverse = device.index, layout, inverse
         self.q_strides, self.k_strides, self.rest = args[2:8], args[10:16], args[18:]
+        self.gradients: dict[tuple, Ready] = {}
+        """The launches that rotate gradients back, by the strides of these."""
 
-    def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor):
+    def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outs = tuple([torch.empty_like(x) for x in tensors])
-        with _on_device(self.device):
+        with NOTHING if current_device() == self.index else torch.cuda.device(self.device):
             self.launch(
-                self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.device.index), *self.between,
+                self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.index), *self.between,
                 tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),
                 *self.k_strides, cos.data_ptr(), sin.data_ptr(), *self.rest,
             )  # fmt: skip
         return outs
 
+    def rotate_back(self, grads: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor):
+        """The gradients of `run`, of the same shapes as its results, by the same phases."""
+        key = tuple([fact for x in grads for fact in (x.stride(), x.dtype, x.data_ptr() & 15)])
+        ready = self.gradients.get(key)
+        if ready is not None:
+            return ready.run(grads, cos, sin)
+        found = rotate_tensors(grads, cos, sin, self.layout, not self.inverse)
+        ready = _ready.get(_describe(grads, cos, sin, self.layout, not self.inverse))
+        if ready is not None and len(self.gradients) < 16:
+            self.gradients[key] = ready
+        return found
 
-_ready: dict[tuple, _Ready] = {}
+
+_ready: dict[tuple, Ready] = {}
 
 
 def _compile(args: tuple, warps: int):

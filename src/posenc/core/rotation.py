@@ -168,7 +168,15 @@ def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) 
 
 def _rotate(tensors: tuple[Tensor, ...], cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, ...]:
     """In eager code; as an autograd function where a derivative may be wanted."""
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+    is_dual = forward_ad._current_level >= 0
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if tensors[0].is_cuda and not is_dual:
+        from .rotary_kernel import find_ready
+
+        ready = find_ready(tensors, cos, sin, layout)
+        if ready is not None:
+            return _apply_ready(ready, cos, sin, *tensors) if wanted else ready.run(tensors, cos, sin)
+    if is_dual or wanted:
         return _apply_one_pass(cos, sin, layout, False, *tensors)
     return _rotate_eagerly(tensors, cos, sin, layout, False)
 
@@ -247,6 +255,24 @@ def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tup
     return tuple([None if x is None else next(rotated) for x in tensors])
 
 
+class _Again(torch.autograd.Function):
+    """`_OnePass` on a GPU for tensors like earlier ones (rotary_kernel.Ready), without forward-mode differentiation."""
+
+    @staticmethod
+    def forward(ctx, ready, cos: Tensor, sin: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        ctx.ready, ctx.layout = ready, ready.layout
+        ctx.set_materialize_grads(False)
+        return ready.run(tensors, cos, sin)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
+        if grads[0] is None or grads[-1] is None or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            return None, None, None, *_rotate_given(grads, ctx, not ctx.ready.inverse)
+        return None, None, None, *ctx.ready.rotate_back(grads, *ctx.saved_tensors)
+
+
+_apply_ready = super(torch.autograd.Function, _Again).apply
 _apply_one_pass = super(torch.autograd.Function, _OnePass).apply
 """Function.apply looks at each argument first, for torch.func; `_eager` is not inside one."""
 

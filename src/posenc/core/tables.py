@@ -6,8 +6,11 @@ table  t0 t1 t2                expanded   t0 t0 t1 t2 t2
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .constants import constant
 from .functions import apply_function, cache_in_eager_mode
@@ -73,6 +76,40 @@ def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[in
     return before, after, sources, filled if any(filled) else None
 
 
+def select_rows(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
+    """`expand_table` in eager code, inside functions that have a gradient of their own: `sum_rows`."""
+    if index.rows is None and index.lo <= lo and hi <= index.hi:
+        return table[:, lo - index.lo : hi - index.lo + 1]
+    return table.index_select(1, _rows_on(index, lo, hi, table.device))
+
+
+@lru_cache(maxsize=64)
+def _rows_on(index: Index, lo: int, hi: int, device: torch.device) -> Tensor:
+    """`constant`, found without a look at each row."""
+    return constant(rows_of(index, lo, hi), device)
+
+
+def sum_rows(grad: Tensor, index: Index, lo: int, hi: int, n: int) -> Tensor:
+    """[X, hi - lo + 1, ..] -> [X, n, ..]: the sum over the distances that read each row, in a fixed order."""
+    if index.rows is None and index.lo <= lo and hi <= index.hi:  # a row for each distance
+        first, last = lo - index.lo, n - (hi + 1 - index.lo)
+        return pad(grad, (*[0, 0] * (grad.dim() - 2), first, last)) if first or last else grad
+    before, after, sources, filled = _readers(index, lo, hi, n)
+    if before or after:
+        last = grad.shape[1] - after
+        whole, grad = grad, grad[:, before:last].clone()
+        if before:
+            grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
+        if after:
+            grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
+    picked = grad.index_select(1, constant(sources, grad.device))
+    if filled is not None:
+        shape = [1] * picked.dim()
+        shape[1] = len(filled)
+        picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
+    return picked.unflatten(1, (n, -1)).sum(2)
+
+
 class _Expand(torch.autograd.Function):
     """index_select along dim 1 whose gradient is a gather and a sum: PyTorch's own adds atomically, in any order."""
 
@@ -92,17 +129,4 @@ class _Expand(torch.autograd.Function):
         index, lo, hi = ctx.distances
         if torch.compiler.is_compiling():
             grad, lo, hi = _within_span(grad, index, lo, hi), index.lo, index.hi
-        before, after, sources, filled = _readers(index, lo, hi, ctx.n)
-        if before or after:
-            last = grad.shape[1] - after
-            whole, grad = grad, grad[:, before:last].clone()
-            if before:
-                grad[:, :1] += whole[:, :before].sum(1, keepdim=True)
-            if after:
-                grad[:, -1:] += whole[:, last:].sum(1, keepdim=True)
-        picked = grad.index_select(1, constant(sources, grad.device))
-        if filled is not None:
-            shape = [1] * picked.dim()
-            shape[1] = len(filled)
-            picked = picked.masked_fill(constant(filled, grad.device).view(shape), 0.0)
-        return picked.unflatten(1, (ctx.n, -1)).sum(2), None, None, None
+        return sum_rows(grad, index, lo, hi, ctx.n), None, None, None

@@ -30,6 +30,8 @@ class Clipped(Encoding):
         torch.Size([4, 17])
     """
 
+    steady_terms = True
+
     def __init__(
         self,
         *,
@@ -77,6 +79,8 @@ class T5(Encoding):
         >>> posenc.T5(heads=4).plan(posenc.Positions(8)).lookups[0].bias.shape  # [H, n]
         torch.Size([4, 32])
     """
+
+    steady_terms = True
 
     def __init__(
         self,
@@ -161,6 +165,8 @@ class ALiBi(Encoding):
         >>> posenc.ALiBi(heads=4).plan(posenc.Positions(8)).slopes  # [H]
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
+
+    steady_terms = True
 
     def __init__(self, *, heads: int, learnable: bool = False):
         super().__init__()

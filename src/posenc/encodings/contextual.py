@@ -21,11 +21,15 @@ from torch.utils.checkpoint import checkpoint
 from ..core.mask import as_bool_mask
 
 NEG_INF = float("-inf")
+ROWS = 128
+"""Queries of a block, ..."""
+NUMBERS = 1 << 25
+"""... or on a GPU as many as give a block so many scores: a few large operations instead of many small ones."""
 
 
 def cope(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, *, scale: float | None = None, scale_positions: bool = False,
-    key_mask: Tensor | None = None, block: int = 128,
+    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Contextual position encoding: a key's position is the number of gates that opened since.
 
@@ -36,6 +40,8 @@ def cope(
     scale            default 1/sqrt(D)
     scale_positions  multiply q·e by the scale too: the authors' code does, their listing and x-transformers do not
     key_mask         bool [B, Lk], True for real keys; padding opens no gate
+    documents        int [B, Lk], an id for each token: only keys of the query's document are visible, and counted
+    block            queries at a time; None: 128, on a GPU as many as fill it
 
     q [B, H, Lq, D], k, v [B, Hkv, Lk, D]. Raises ValueError for shapes that do not fit.
 
@@ -61,12 +67,12 @@ def cope(
         s = s + by_count.gather(-1, low) * (1.0 - share) + by_count.gather(-1, high) * share
         return _softmax(s, visible) @ v
 
-    return _blocks(run, q, k, v, [rows], key_mask, block, strict=False)
+    return _blocks(run, q, k, v, [rows], key_mask, documents, block, strict=False)
 
 
 def stick_breaking(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, include_current: bool = False,
-    key_mask: Tensor | None = None, block: int = 128,
+    key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Stick-breaking attention: no softmax, and no other positions.
 
@@ -74,6 +80,8 @@ def stick_breaking(
 
     include_current   a query sees its own token too: t and j up to i
     key_mask          bool [B, Lk], True for real keys; padding takes nothing
+    documents         int [B, Lk], an id for each token: other documents' keys take nothing
+    block             queries at a time; None: 128, on a GPU as many as fill it
 
     Returns the output and what is left of each query's stick, [B, H, Lq], 1 - Σ_j a_ij, which models give to the query's
     own value or to nothing.
@@ -94,22 +102,24 @@ def stick_breaking(
         weights = (logsigmoid(z) + total - rest).masked_fill(~visible, NEG_INF).exp()
         return torch.cat((weights @ v, total[..., :1].exp()), -1)
 
-    both = _blocks(run, q, k, v, [], key_mask, block, strict=not include_current)
+    both = _blocks(run, q, k, v, [], key_mask, documents, block, strict=not include_current)
     return both[..., :-1], both[..., -1]
 
 
 def path(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, gates: Tensor | None = None,
-    scale: float | None = None, block: int = 64,
+    scale: float | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None, block: int = 64,
 ) -> Tensor:  # fmt: skip
     """PaTH attention: between a key and a query stands a product of one reflection-like matrix for each token.
 
         s_ij = scale q_i^T (H_i H_{i-1} ... H_{j+1}) k_j,     H_t = I - β_t w_t w_t^T
 
-    w       [B, Hkv, Lk, D], of length 1 (torch.nn.functional.normalize)
-    beta    [B, Hkv, Lk], between 0 and 2; zeros leave attention without positions
-    gates   log f [B, H, Lk]: PaTH-FoX, whose sums Σ_{t = j+1 .. i} log f_t are inside the scale, as in
-            flash-linear-attention
+    w          [B, Hkv, L, D], of length 1 (torch.nn.functional.normalize)
+    beta       [B, Hkv, L], between 0 and 2; zeros leave attention without positions
+    gates      log f [B, H, L]: PaTH-FoX, whose sums Σ_{t = j+1 .. i} log f_t are inside the scale, as in
+               flash-linear-attention
+    key_mask   bool [B, L], True for real tokens; padding has no matrix and is not seen
+    documents  int [B, L], an id for each token, those of a document side by side: other documents are not seen
 
     Queries and keys are the same tokens; decode with `path_step`. Blocks of `block` tokens: products inside a block by a
     triangular system, across blocks by carrying queries back through one D × D matrix a block.
@@ -135,12 +145,17 @@ def path(
     group = q.shape[1] // k.shape[1]
     inputs = [x.to(precision).repeat_interleave(group, 1) for x in (k, v, w)]
     beta = beta.to(precision).repeat_interleave(group, 1)
+    real = None if key_mask is None else _real(key_mask, k)[:, None]
+    ids = None if documents is None else _ids(documents, k)[:, None]
+    if real is not None:
+        beta = beta * real
+        gates = None if gates is None else gates * real
     total = None if gates is None else gates.double().cumsum(-1)
     parts = [_path_block(*(x[:, :, i : i + block] for x in (*inputs, beta))) for i in range(0, k.shape[2], block)]
     outs = []
     for n, start in enumerate(range(0, q.shape[2], block)):
         rows = slice(start, min(start + block, q.shape[2]))
-        arguments = (q[:, :, rows].to(precision), n, rows, parts, inputs[1], total, scale, block)
+        arguments = (q[:, :, rows].to(precision), n, rows, parts, inputs[1], total, scale, real, ids)
         keep = torch.is_grad_enabled()
         outs.append(checkpoint(_path_rows, *arguments, use_reentrant=False) if keep else _path_rows(*arguments))
     return torch.cat(outs, 2).to(q.dtype)
@@ -181,7 +196,7 @@ def path_step(
 
 
 # ---- parts ------------------------------------------------------------------------------------------------------------
-def _check(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, block: int | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {list(getattr(x, 'shape', ()))}")
@@ -192,8 +207,26 @@ def _check(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
             f"{q.shape[1]} query heads must be a multiple of {k.shape[1]} key heads, and {q.shape[2]} queries the last of "
             f"{k.shape[2]} keys"
         )
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise ValueError(f"block={block!r} must be an integer, 1 or more: queries at a time")
+
+
+def _real(key_mask: Tensor, k: Tensor) -> Tensor:
+    """bool [B or 1, Lk]"""
+    return _of_tokens("key_mask", as_bool_mask(key_mask, "key_mask"), k)
+
+
+def _ids(documents: Tensor, k: Tensor) -> Tensor:
+    """int [B or 1, Lk]"""
+    if not isinstance(documents, Tensor) or documents.is_floating_point() or documents.dtype == torch.bool:
+        raise ValueError(f"documents must be integer ids [B, Lk], got {getattr(documents, 'dtype', type(documents))}")
+    return _of_tokens("documents", documents, k)
+
+
+def _of_tokens(name: str, x: Tensor, k: Tensor) -> Tensor:
+    if x.dim() != 2 or x.shape[0] not in (1, k.shape[0]) or x.shape[1] != k.shape[2]:
+        raise ValueError(f"{name} must be [{k.shape[0]}, {k.shape[2]}], one for each key, got {list(x.shape)}")
+    return x.to(k.device)
 
 
 def _blocks(
@@ -203,15 +236,19 @@ def _blocks(
     v: Tensor,
     more: list[Tensor],
     key_mask: Tensor | None,
-    block: int,
+    documents: Tensor | None,
+    block: int | None,
     strict: bool,
 ) -> Tensor:
     """run(q, k, v, *more, visible) over blocks of queries, in float32 or better; strict: a query does not see itself."""
     precision = torch.promote_types(q.dtype, torch.float32)
     heads, keys = q.shape[1], k.shape[2]
+    if block is None:
+        block = max(ROWS, NUMBERS // max(1, q.shape[0] * heads * keys)) if q.is_cuda else ROWS
     k, v = (x.to(precision).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     tables = [x.to(precision) for x in more]
-    real = None if key_mask is None else as_bool_mask(key_mask, "key_mask")[:, None, None]
+    real = None if key_mask is None else _real(key_mask, k)[:, None, None]
+    ids = None if documents is None else _ids(documents, k)[:, None]
     slots = torch.arange(keys, device=q.device)
     first, parts = keys - q.shape[2], []
     for start in range(0, q.shape[2], block):
@@ -219,6 +256,8 @@ def _blocks(
         last = first + stop  # no query of this block sees a key from here on
         visible = slots[:last] < slots[first + start : last, None] + int(not strict)
         visible = visible if real is None else visible & real[..., :last]
+        if ids is not None:
+            visible = visible & (ids[:, :, first + start : last, None] == ids[:, :, None, :last])
         arguments = (q[:, :, start:stop].to(precision), k[:, :, :last], v[:, :, :last], *tables, visible)
         keep = torch.is_grad_enabled()
         parts.append(checkpoint(run, *arguments, use_reentrant=False) if keep else run(*arguments))
@@ -251,8 +290,9 @@ def _path_block(k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, 
 
 
 def _path_rows(
-    q: Tensor, n: int, rows: slice, parts: list, v: Tensor, total: Tensor | None, scale: float, block: int
-) -> Tensor:
+    q: Tensor, n: int, rows: slice, parts: list, v: Tensor, total: Tensor | None, scale: float, real: Tensor | None,
+    ids: Tensor | None,
+) -> Tensor:  # fmt: skip
     """The output of one block of queries."""
     k, w, scaled, inner, _, _ = parts[n]
     dots = (q @ w.mT).tril()
@@ -266,4 +306,8 @@ def _path_rows(
     if total is not None:
         s = s + (total[..., rows, None] - total[..., None, : rows.stop]).to(s.dtype)
     visible = torch.arange(rows.stop, device=q.device) <= torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+    if real is not None:
+        visible = visible & real[..., None, : rows.stop]
+    if ids is not None:
+        visible = visible & (ids[..., rows, None] == ids[..., None, : rows.stop])
     return _softmax(s * scale, visible) @ v[:, :, : rows.stop]

@@ -54,11 +54,16 @@ class EncodingInfo:
     @property
     def module(self) -> str:
         module = self.target.split(":")[0]
-        return module if self.name in _REGISTERED else f"posenc.encodings.{module}"
+        return module if self.name in _REGISTERED or module.startswith("posenc.") else f"posenc.encodings.{module}"
 
     @property
     def class_name(self) -> str:
         return self.target.split(":")[1]
+
+    @property
+    def public_name(self) -> str:
+        """posenc.FoX, posenc.contextual.cope"""
+        return f"posenc.{'contextual.' if self.module.endswith('.contextual') else ''}{self.class_name}"
 
     def load(self) -> type[Encoding]:
         return _REGISTERED.get(self.name) or getattr(importlib.import_module(self.module), self.class_name)
@@ -165,6 +170,26 @@ ENCODINGS: dict[str, EncodingInfo] = {
     )
 }  # fmt: skip
 
+OWN_ATTENTION: dict[str, EncodingInfo] = {
+    one.name: one
+    for one in (
+        EncodingInfo("latent", "posenc.nn.latent:LatentAttention", "latent attention, rotary", "queries and keys",
+             "low-rank projections", "as its rotation does", "DeepSeek V2 and V3, and models after them",
+             "s = (q^r·R(j)W_kr x_j + q^n·W_uk c_j) / √(nope_dim + rope_dim),  c_j = norm(W_dkv x_j)"),
+        EncodingInfo("cope", "posenc.encodings.contextual:cope", "contextual", "scores", "n × d_head",
+             "counts end at the table's last row", "CoPE",
+             "s_ij = q·k / √d + q_i·e[p_ij],  p_ij = Σ_{t=j..i} sigmoid(q_i·k_t / √d)"),
+        EncodingInfo("stick_breaking", "posenc.encodings.contextual:stick_breaking", "contextual", "in place of the softmax", "none",
+             "yes: near keys take their share first", "Stick-Breaking Attention",
+             "a_ij = β_ij Π_{t=j+1..i-1} (1 - β_it),  β = sigmoid(q·k / √d)"),
+        EncodingInfo("path", "posenc.encodings.contextual:path", "contextual, multiplicative", "scores", "the model's projections of w and β",
+             "partly; with forgetting gates (PaTH-FoX) yes", "PaTH Attention",
+             "s_ij = q_i^T (H_i H_{i-1} ⋯ H_{j+1}) k_j / √d,  H_t = I - β_t w_t w_t^T"),
+    )
+}  # fmt: skip
+"""Attention whose positions fit no plan: a layer (latent) and functions of q, k and v, which `Attention` does not take by name."""
+
+
 ENCODINGS_BY_CLASS: dict[str, EncodingInfo] = {one.class_name: one for one in ENCODINGS.values()}
 SIZES = ("d_model", "heads", "head_dim")
 
@@ -200,6 +225,11 @@ def info(name: str) -> EncodingInfo:
     if name not in ENCODINGS:
         near = difflib.get_close_matches(str(name).lower(), ENCODINGS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
+        if name in OWN_ATTENTION:
+            own = OWN_ATTENTION[name]
+            raise ValueError(
+                f"{name} is no encoding of a layer; call {own.public_name}; the encodings are {', '.join(ENCODINGS)}"
+            )
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]
 

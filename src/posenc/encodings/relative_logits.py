@@ -77,7 +77,7 @@ class RelativeLogits(Encoding):
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if x is None:
             raise ValueError("relative_logits conditions on the input; give plan(positions, x=input)")
-        states = self.r_proj(x).unflatten(-1, (self.heads, self.d_rel)).transpose(1, 2)
+        states = self.r_proj(x).view(*x.shape[:2], self.heads, self.d_rel).transpose(1, 2)
         return self.plan_states(positions, states)
 
     def plan_states(self, positions: Positions, states: Tensor) -> Plan:
@@ -94,7 +94,10 @@ def plan_bank(
     # rows run from the far past to 0, with one of zeros on either side; only those that occur are made
     zeros = int(first == 0), int(last == bank.shape[1] + 2)
     start, stop = bank.shape[1] + 1 - (last - zeros[1]), bank.shape[1] + 1 - (first + zeros[0])
-    table = nn.functional.pad(bank[:, start:stop].flip(1).t(), (0, 0, *zeros))[None]
+    table = bank[:, start:stop].flip(1).t()
+    if any(zeros):
+        table = nn.functional.pad(table, (0, 0, *zeros))
+    table = table[None]
     # r·bank is added unscaled, while a plan's dots stand inside the scale
     lookup = Lookup(index, dot_query=table, states=states / scale)
     if temper is None:

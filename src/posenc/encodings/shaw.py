@@ -63,6 +63,7 @@ class Shaw(Encoding):
             raise OptionError("per_head=True needs heads")
         require_choice("outside", outside, ("clip", "zero"))
         self.left, self.right, self.outside, self.std = left, right, outside, std
+        self.steady_terms = outside == "clip"  # otherwise tables are padded anew
         edge = int(outside == "zero")
         self.index = index.clip(left + edge, right + edge)
         shape = require_table("the table", tables, left + 1 + right, head_dim)

@@ -2,6 +2,7 @@
 
 t5                            an encoding
 t5:buckets=64,causal=true     an encoding and its options
+grid_bias:window=(8,8)        a tuple
 rope+yarn:8,beta_fast=4       an encoding and a context extension; a bare value is the extension's factor
 """
 
@@ -44,7 +45,7 @@ def parse_options(text: str, *, bare: str | None = None) -> Spec:
     """
     name, colon, tail = text.strip().partition(":")
     options: dict[str, Any] = {}
-    for part in tail.split(",") if colon else []:
+    for part in _split(tail) if colon else []:
         option, equals, given = part.partition("=")
         if not equals and bare is not None and bare not in options and part.strip():
             option, given = bare, part
@@ -52,6 +53,18 @@ def parse_options(text: str, *, bare: str | None = None) -> Spec:
             raise OptionError(f"{part!r} in {text!r} is not OPTION=VALUE; write {name}:option=value,option=value")
         options[option.strip()] = value(given.strip())
     return Spec(name, options)
+
+
+def _split(text: str) -> list[str]:
+    """At commas, but not those inside parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def split_extension(text: str) -> tuple[str, str | None]:

@@ -64,8 +64,8 @@ class Tempered(Wrapper):
 def temperatures(
     positions: Positions, device: torch.device, dtype: torch.dtype, alpha: float, floor: float, form: Form
 ) -> Tensor:
-    """The queries' factors, [Lq] or [B, 1, Lq]."""
-    i = positions.q_positions(device).to(torch.promote_types(dtype, torch.float32))
+    """The queries' factors, [Lq] or [B, 1, Lq]. Positions before 0, those of left padding, count as 0."""
+    i = positions.q_positions(device).to(torch.promote_types(dtype, torch.float32)).clamp(min=0.0)
     if form == "llama4":
         growth = ((i + 1.0) / floor).floor().log1p()
     elif form == "ministral3":

@@ -32,8 +32,7 @@ def _waves(
 
 def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
     """bias - shift, float32 or better: a plan's queries carry `shift`, so (q + bias)·table is a query_shift of the difference."""
-    precision = torch.promote_types(bias.dtype, torch.float32)
-    return bias.to(precision) - shift.to(precision)
+    return bias.to(torch.promote_types(bias.dtype, torch.float32)) - shift
 
 
 _memo = Memo(most=16, numbers=1 << 23)

@@ -4,6 +4,10 @@
 
 Which row a pair reads depends on the positions alone; it is worked out once for each tensor of positions and kept. So is which
 pairs read each row: the table's gradient is a gather and a sum, in one order, where PyTorch's own would sort or add atomically.
+A row that many pairs read is summed in parts of 256, so that it makes the others no longer:
+
+    pairs of row 0   0 1 2 3 | 4 5 6 .      parts 0, 1 ──▶ row 0         (parts of four)
+    pairs of row 1   7 8 . .                part 2     ──▶ row 1
 """
 
 from __future__ import annotations
@@ -14,18 +18,45 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..core.functions import apply_function
+from ..core.functions import apply_function, transform_reason
 from ..core.index import Grid, Index
 from ..core.positions import Positions, Run, Side
 from .lowering import LoweredPlan, add
 
-LARGEST = 1 << 24  # numbers in a dense bias, of all heads
+LARGEST = 1 << 26  # numbers in a dense bias, of all heads: 128 MiB in half precision
+ON_CPU = 1 << 24
+WIDTH = 256  # pairs of a partial sum of the table's gradient
 ALIGNED = 16  # rows of the bias begin at multiples of so many elements, as PyTorch's kernels need
 
 
 def supports(lowered: LoweredPlan) -> str | None:
-    """Why a plan's terms are no dense bias, or None."""
+    """Why a plan's terms are no dense bias in the dtype of the queries, or None."""
+    facts, plan = lowered.facts, lowered.plan
+    if plan.decay is not None and any(x.dtype != facts.dtype for x in plan.decay):
+        return "decays would be rounded"
+    exact = (facts.dtype, *((torch.bfloat16, torch.float16) if facts.dtype == torch.float32 else ()))
+    if any(lookup.bias is not None and lookup.bias.dtype not in exact for lookup in plan.lookups):
+        return f"a table would be rounded to {facts.dtype}"
+    return _reason(lowered)
+
+
+def is_worth(lowered: LoweredPlan) -> bool:
+    """Whether tables over a grid in float32 are a dense bias for the fused kernels, whose queries have half its digits: the kernels
+    would else add the gradient of each pair to its row one by one."""
+    facts = lowered.facts
+    return (
+        facts.positions == "tokens" and facts.bias_span is not None and facts.dtype.itemsize == 2 and facts.q_length > 1
+        and not (facts.padding or facts.documents or facts.has_dense_mask or facts.left is not None or facts.dropout)
+        and facts.right in (None, 0) and (facts.right is None or facts.q_length <= facts.k_length)
+        and 0 not in (facts.batch, facts.k_length) and not torch.compiler.is_compiling() and _reason(lowered) is None
+        and transform_reason() is None
+    )  # fmt: skip
+
+
+def _reason(lowered: LoweredPlan) -> str | None:
+    """Why a plan's terms are no dense bias at all, or None."""
     facts, plan = lowered.facts, lowered.plan
     if facts.has_content or any(x.dot_query is not None or x.dot_key is not None for x in plan.lookups):
         return "the plan's terms depend on queries, keys or values"
@@ -33,15 +64,13 @@ def supports(lowered: LoweredPlan) -> str | None:
         return "the plan's terms depend on queries, keys or values"
     if facts.pair or facts.slopes or facts.scale == "tensor":
         return "only tables and decays become a dense bias"
-    if plan.decay is not None and any(x.shape[0] > 1 or x.dtype != facts.dtype for x in plan.decay):
-        return "decays differ between the rows of the batch, or would be rounded"
+    if plan.decay is not None and any(x.shape[0] > 1 for x in plan.decay):
+        return "decays differ between the rows of the batch"
     if not facts.further_axes and not plan.positions.is_constant:
         return "positions may be others in the next call"
-    if facts.heads * facts.q_length * facts.k_length > LARGEST:
-        return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {LARGEST} numbers"
-    exact = (facts.dtype, *((torch.bfloat16, torch.float16) if facts.dtype == torch.float32 else ()))
-    if any(lookup.bias is not None and lookup.bias.dtype not in exact for lookup in plan.lookups):
-        return f"a table would be rounded to {facts.dtype}"
+    largest = LARGEST if facts.device.type == "cuda" else ON_CPU
+    if facts.heads * facts.q_length * facts.k_length > largest:
+        return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {largest} numbers"
     sides = [side for axis in _axes(plan.lookups) for side in _sides(plan.positions, axis)]
     if any((side.start.dim() if isinstance(side, Run) else side.dim() - 1) for side in sides if not _is_plain(side)):
         return "positions differ between the rows of the batch"
@@ -54,31 +83,37 @@ def supports(lowered: LoweredPlan) -> str | None:
     return None
 
 
-def make_bias(q: Tensor, lowered: LoweredPlan) -> Tensor:
-    """[1, H or 1, Lq, Lk] in q's dtype."""
+def make_bias(q: Tensor, lowered: LoweredPlan, dtype: torch.dtype | None = None) -> Tensor:
+    """[1, H or 1, Lq, Lk] in a dtype, q's by default; -inf where causality hides a key."""
     positions, facts = lowered.plan.positions, lowered.facts
     total: Tensor | None = None
     for lookup in lowered.plan.lookups:
         assert lookup.bias is not None
-        table = lookup.bias.to(q.dtype)
+        table = lookup.bias.to(q.dtype if dtype is None else dtype)
         if torch.compiler.is_compiling():
             total = add(total, table[:, lookup.index.of(positions, q.device)])
         else:
             pairs = _kept.pairs(positions, lookup.index, q.device)
             total = add(total, apply_function(_Gather, table, pairs, facts.q_length, facts.k_length))
     assert total is not None
+    bias = total[None]
     if lowered.plan.decay is not None:
         c_q, c_k = lowered.plan.decay
-        return total[None] + (c_q[..., :, None] - c_k[..., None, :])
-    return total[None]
+        bias = bias + (c_q[..., :, None] - c_k[..., None, :])
+    if lowered.mask.causal:
+        allowed = lowered.mask.allowed(facts.q_length, facts.k_length, q.device)
+        bias = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
+    return bias
 
 
 class Pairs(NamedTuple):
     """rows: int64 [Lq · K], the table's row of each pair, K keys being padded to a multiple of 16;
-    readers: int64 [n, most], the pairs that read each row, filled up with a pair that counts nothing."""
+    readers: int64 [parts, up to WIDTH], the pairs of each partial sum, filled up with a pair that counts nothing;
+    parts: int64 [n, most], the partial sums of each row, filled up with one of nothing; None: each row is one."""
 
     rows: Tensor
     readers: Tensor
+    parts: Tensor | None
 
 
 class _Gather(torch.autograd.Function):
@@ -94,13 +129,17 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        heads = grad.shape[0]
         precision = torch.promote_types(grad.dtype, torch.float32)
-        flat = grad.new_zeros(heads, grad.shape[1] * grad.shape[2] + 1, dtype=precision)
-        flat[:, :-1] = grad.reshape(heads, -1)
-        n, most = ctx.pairs.readers.shape
-        summed = flat.index_select(1, ctx.pairs.readers.view(-1)).view(heads, n, most).sum(2)
+        summed = _sum_read(grad.flatten(1), ctx.pairs.readers, precision)
+        if ctx.pairs.parts is not None:
+            summed = _sum_read(summed, ctx.pairs.parts, precision)
         return summed.to(grad.dtype), None, None, None
+
+
+def _sum_read(x: Tensor, readers: Tensor, precision: torch.dtype) -> Tensor:
+    """x [H, m], a zero after it, at readers [n, most], summed: [H, n]."""
+    n, most = readers.shape
+    return pad(x, (0, 1)).index_select(1, readers.view(-1)).view(-1, n, most).sum(2, dtype=precision)
 
 
 # ---- which pairs read which row ----------------------------------------------------------------------------------------
@@ -141,16 +180,33 @@ _kept = _Kept(most=64)
 
 def _make_pairs(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:
     rows = index.of(positions, device)
-    k_length = rows.shape[1]
-    padded = torch.nn.functional.pad(rows, (0, -k_length % ALIGNED))
+    padded = pad(rows, (0, -rows.shape[1] % ALIGNED))
     flat = rows.flatten()
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=index.n)
-    most = max(1, int(counts.max()))
-    place = torch.arange(flat.numel(), device=device) - (counts.cumsum(0) - counts)[flat[order]]
-    readers = torch.full((index.n, most), flat.numel(), device=device)
-    readers[flat[order], place] = order
-    return Pairs(padded.flatten(), readers)
+    place = _places(counts, flat[order])
+    if int(counts.max()) <= WIDTH:
+        return Pairs(padded.flatten(), _table(flat[order], place, order, index.n), None)
+    each = (counts + WIDTH - 1) // WIDTH  # partial sums of a row
+    first = each.cumsum(0) - each
+    part = first[flat[order]] + place // WIDTH
+    number = int(each.sum())
+    owner = torch.repeat_interleave(torch.arange(index.n, device=device), each)
+    parts = _table(owner, _places(each, owner), torch.arange(number, device=device), index.n)
+    return Pairs(padded.flatten(), _table(part, place % WIDTH, order, number), parts)
+
+
+def _places(counts: Tensor, rows: Tensor) -> Tensor:
+    """The number of each entry within its row; rows are in order."""
+    return torch.arange(rows.numel(), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+
+
+def _table(rows: Tensor, places: Tensor, entries: Tensor, n: int) -> Tensor:
+    """[n, most]: the entries of each row at their places; elsewhere their number, which counts nothing."""
+    most = int(places.max()) + 1 if places.numel() else 1
+    made = torch.full((n, most), entries.numel(), device=rows.device)
+    made[rows, places] = entries
+    return made
 
 
 def _identity(side: Side):

@@ -38,8 +38,10 @@ MOST = 1024
 FEW, DECODING = 16, "decoding"
 """So many queries without a gradient are a decoding step."""
 SHIFTED = "shifted"
-"""In the key of a plan with shifts, which are added to queries and tables before the engine runs."""
+"""In the key of a plan with shifts, which `attend` adds to queries and scores where the triton engine does not."""
 _known = Memo(MOST, MOST)
+_steps: dict[tuple, Any] = {}
+"""Decoding steps (triton/decode_step.py) by the key of `describe_step`."""
 
 
 def describe(
@@ -117,35 +119,117 @@ def find(key: tuple) -> Known | None:
     return _known.get(key)
 
 
+def run_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tensor | None:
+    """The output of a decoding step like an earlier one, without a mask but causality, for any number of keys; else None."""
+    if not _steps or not (plan.lookups or plan.slopes is not None):
+        return None
+    if torch.is_grad_enabled() or plan.positions.q_length > FEW:
+        return None
+    key = describe_step(q, k, v, plan, causal)
+    step = None if key is None else _steps.get(key)
+    return None if step is None else step.run(q, k, v, plan)
+
+
+def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> tuple | None:
+    """The key of a decoding step: what `describe` has in its key, for the few slots that a Step serves."""
+    positions, lookups, slopes, scale = plan.positions, plan.lookups, plan.slopes, plan.scale
+    if positions.offset is None or len(positions.q_axes) > 1 or len(lookups) > 1:
+        return None
+    if not (
+        plan.rotate is None and plan.shift is None and plan.cosine is None and plan.append is None and plan.decay is None
+        and plan.pair is None and plan.sinks is None and (scale is None or type(scale) is float)
+    ):  # fmt: skip
+        return None
+    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN or q is None or k is None or v is None:
+        return None
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0:
+        return None
+    k_shape, v_shape, k_length, dtype, device = k.shape, v.shape, positions.k_length, q.dtype, q.get_device()
+    if len(k_shape) != 4 or len(v_shape) != 4 or not k_shape[2] == v_shape[2] == k_length:
+        return None
+    if k.dtype is not dtype or v.dtype is not dtype or k.get_device() != device or v.get_device() != device:
+        return None
+    index = tables = None
+    if lookups:
+        x = lookups[0]
+        if not (x.states is None and x.dot_key is None and x.add_value is None and x.query_shift is None):
+            return None
+        index, bias, table = x.index, x.bias, x.dot_query
+        if type(bias) not in PLAIN or type(table) not in PLAIN:
+            return None
+        tables = (
+            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+            None if table is None else (table.shape, table.dtype, table.get_device()),
+        )
+    sloped = None
+    if slopes is not None:
+        if type(slopes) not in PLAIN:
+            return None
+        sloped = slopes.shape, slopes.dtype, slopes.get_device()
+    return (
+        index, tables, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
+        k_length == positions.q_length, k_shape[0], k_shape[1], k_shape[3], v_shape[0], v_shape[1], v_shape[3],
+    )  # fmt: skip
+
+
+def _keep_step(key: tuple | None, step) -> None:
+    if key is None:
+        return
+    if len(_steps) >= MOST:
+        _steps.clear()
+    _steps[key] = step
+
+
 def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor, v: Tensor) -> None:
     """After the engine has run the call. q, k and v: as the engine got them."""
     if getattr(engine, "reads_raw_plan", False):
         return
     call = step = None
-    decodes, shifts = DECODING in key, SHIFTED in key
+    if SHIFTED in key:
+        return  # `prepare_shifted` has kept it, where it could
+    decodes = DECODING in key
     if engine is triton:
         from .triton import decode_launch, prepared
 
         if decode_launch.applies(lowered.facts):
-            step = decode_launch.Step(q, v, lowered) if decodes and decode_launch.Step.supports(lowered) else None
+            from .triton.decode_step import Step
+
+            step = Step(q, v, lowered) if decodes and Step.supports(lowered) else None
+            if step is not None and key[0] == "auto" and lowered.mask.window is None:
+                _keep_step(describe_step(q, k, v, lowered.plan, lowered.mask.causal), step)
         else:
             call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
             if call is None:
                 return
-    if shifts and call is None:
-        return
-    _known.put(key, Known(engine, lowered.facts, call, step, decodes, shifts), 1)
+    _known.put(key, Known(engine, lowered.facts, call, step, decodes), 1)
+
+
+def prepare_shifted(
+    key: tuple, engine: Engine, plan: Plan, lowered: LoweredPlan, tensors: list[Tensor | None]
+) -> Known | None:
+    """Before the engine runs a plan with shifts for the first time: what runs it, where the triton engine adds them itself."""
+    if engine is not triton or SHIFTED not in key:
+        return None
+    from .triton import decode_launch, prepared
+
+    call = None if decode_launch.applies(lowered.facts) else prepared.find_shifted(plan, tensors, lowered)
+    if call is None:
+        return None
+    known = Known(engine, lowered.facts, call, None, False)
+    _known.put(key, known, 1)
+    return known
 
 
 class Known:
     """What was decided: the engine and its facts; call, step: what the triton engine has prepared; decodes: for any number of
     keys."""
 
-    __slots__ = ("call", "decodes", "engine", "facts", "shifts", "step")
+    __slots__ = ("call", "decodes", "engine", "facts", "step")
 
-    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool, shifts: bool):
+    def __init__(self, engine: Engine, facts: Facts, call, step, decodes: bool):
         self.engine, self.facts, self.call, self.step, self.decodes = engine, facts, call, step, decodes
-        self.shifts = shifts
 
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
@@ -155,11 +239,6 @@ class Known:
         assert v is not None
         call = self.call
         if call is not None:
-            if self.shifts:  # as `attend` does before it runs an engine
-                if plan.shift is not None:
-                    q = q + plan.shift.to(q.dtype)[:, None, :]
-                plan, mask = plan.fold_query_shifts(q), make_mask(q, k, **masks)
-                return call.run(plan, mask, triton.prepared.collect(q, k, v, plan, mask))  # loaded, as the call is
             if call.program is not None:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
@@ -184,3 +263,4 @@ class Known:
 def forget() -> None:
     """When the engines change."""
     _known.clear()
+    _steps.clear()

@@ -17,31 +17,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
-from ..core.tables import expand_table
 from . import rules_cpu, triton
-from .cpu import block_sizes, decode, dense
+from .cpu import block_sizes, decode, dense, dense_terms
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """The output, or None: take the long way."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
-    on_gpu = not q.is_cpu
-    if on_gpu and plan is not None and (plan.lookups or plan.slopes is not None):
-        return None  # the triton engine's
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
-    if on_gpu and not (q.is_cuda and k.is_cuda and v.is_cuda and q.get_device() == k.get_device() == v.get_device()):
-        return None
-    if not on_gpu and not (k.is_cpu and v.is_cpu):
+    if q.is_cuda:
+        return _run_on_gpu(q, k, v, plan, causal)
+    if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     q_shape, k_shape, dtype = q.shape, k.shape, q.dtype
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or 0 in q_shape or 0 in k_shape:
@@ -50,31 +48,31 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     k_batch, kv_heads, k_length, k_size = k_shape
     if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
         return None
-    if dtype not in DTYPES and not (on_gpu and dtype == torch.float16):
-        return None
-    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu") or forward_ad._current_level >= 0:
+    if dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
         return None
     mask = scale = None
     if plan is not None:
         if not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = plan.scale
-        if plan.shift is not None:
-            if plan.shift.shape != (heads, size) or not plan.shift.is_floating_point():
+        if plan.shift is not None or plan.rotate is not None:
+            moved = _shift_and_rotate(q, k, v, plan)
+            if moved is None:
                 return None
-            q = q + plan.shift.to(dtype)[:, None]
-        if plan.rotate is not None:
-            plan.rotate.check(q, k, v)
-            q, k, v = plan.rotate.every(q, k, v)
+            q, k, v = moved
         if plan.lookups or plan.slopes is not None:
             mask = _mask(q, plan, causal, heads == kv_heads, k_length)
             if mask is None:
                 return None
     if mask is None and causal and 1 != q_length != k_length:
         return None
-    if not on_gpu and hides_nan(q, k_length):
+    if hides_nan(q, k_length):
         return None
-    if mask is not None and mask.requires_grad:
+    if isinstance(mask, tuple):
+        tables, indices, *facts = mask
+        factor = size**-0.5 if scale is None else float(scale)
+        out = dense.attend_with_bias(q, k, v, tables, indices, tuple(facts), factor)
+    elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
         out = fused_attention(
@@ -83,6 +81,46 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     if mask is not None and causal and q_length > 1 and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
+
+
+def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """PyTorch's attention for a plan without terms; the triton engine has the others."""
+    q_shape, k_shape, dtype, device = q.shape, k.shape, q.dtype, q.get_device()
+    if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
+        return None
+    batch, heads, q_length, size = q_shape
+    k_batch, kv_heads, k_length, k_size = k_shape
+    if k_batch != batch or k_size != size or not (batch and heads and q_length and k_length and size and kv_heads):
+        return None
+    if k.get_device() != device or v.get_device() != device or dtype not in GPU_DTYPES:
+        return None
+    if heads % kv_heads or (causal and 1 != q_length != k_length) or torch.is_autocast_enabled("cuda"):
+        return None
+    scale: float | None = None
+    if plan is not None:
+        if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
+            return None
+        scale = None if plan.scale is None else float(plan.scale)
+        if plan.shift is not None or plan.rotate is not None:
+            moved = _shift_and_rotate(q, k, v, plan)
+            if moved is None:
+                return None
+            q, k, v = moved
+    causal = causal and q_length > 1
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale)
+    return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=True)
+
+
+def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor] | None:
+    if plan.shift is not None:
+        if plan.shift.shape != (q.shape[1], q.shape[3]) or not plan.shift.is_floating_point():
+            return None
+        q = q + plan.shift.to(q.dtype)[:, None]
+    if plan.rotate is None:
+        return q, k, v
+    plan.rotate.check(q, k, v)
+    return plan.rotate.every(q, k, v)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
@@ -100,8 +138,8 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     )  # fmt: skip
 
 
-def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | None:
-    """All terms and causality as one mask, where they fit."""
+def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | tuple | None:
+    """All terms and causality as one mask, where they fit; biases that need a gradient as what `make_bias` takes."""
     batch, heads, q_length, size = q.shape
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
@@ -147,11 +185,14 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
         facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
         mask = None if trains else dense.find_bias(*facts)
         if mask is None:
-            if any(holds_nan(table) for table in tables):
-                return None
-            mask = dense.make_bias(*facts) if trains else dense.keep_bias(*facts)
+            for table in tables:
+                if holds_nan(table):
+                    return None
+            if trains and content is None:
+                return facts
+            mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
-        mask = dense.limits_of(None, right, q_length, k_length, precision)
+        mask = dense_terms.limits_of(None, right, q_length, k_length, precision)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale
@@ -176,16 +217,36 @@ def _products(
         return None
     if not (table.is_cpu and states.is_cpu and table.is_floating_point() and states.is_floating_point()):
         return None
-    if holds_nan(table):
+    if not is_token and holds_nan(table):
         return None
     if lookup.query_shift is not None:
         if lookup.query_shift.shape != (heads, states.shape[3]):
             return None
         states = states + lookup.query_shift.to(states.dtype)[:, None]
     if is_token:
-        dots = (states.to(precision) * scale) @ table.to(precision).transpose(1, 2)
-        return decode.expand_by_distance(dots.flatten(0, 2), batch, index, offset, k_length)
-    lowest, highest = offset - q_length + 1, offset + k_length - 1
-    lo, hi = dense.reached((index.lo, index.hi), lowest, highest)
-    products = dense.multiply(states, expand_table(table, index, lo, hi).to(precision), scale)
-    return dense.by_pair(products, lo - lowest, highest - hi, k_length)
+        dots = decode.multiply_rows(states.to(precision), table.to(precision), scale)
+        if holds_nan(dots):  # as a table does that holds NaN in any row
+            return None
+        return decode.expand_by_distance(dots, batch, index, offset, k_length)
+    return dense_terms.multiply_by_distance(states, table, index, offset - q_length + 1, k_length, scale, precision)
+
+
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
+    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
+        return None
+    _, heads, q_length, _ = q.shape
+    k_shape, dtype = k.shape, q.dtype
+    _, kv_heads, k_length, _ = k_shape
+    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
+        return None
+    on_cpu = q.is_cpu
+    if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
+        return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
+        return None
+    if heads == kv_heads:
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)

@@ -32,8 +32,8 @@ def supports(lowered: LoweredPlan) -> str | None:
         reason = dense_bias.supports(lowered)
         if reason is not None:
             return f"PyTorch's attention takes a dense bias only: {reason}"
-        if lowered.mask.causal:
-            return "PyTorch's attention takes a dense bias or causality, not both"
+        if lowered.mask.causal and facts.device.type != "cuda":
+            return "on a CPU, PyTorch's attention takes a dense bias or causality, not both"
     if facts.padding or facts.documents or facts.has_dense_mask or lowered.mask.window is not None:
         return "causality is the only mask it takes"
     reason = transform_reason(plain_grad=True)
@@ -44,7 +44,8 @@ def supports(lowered: LoweredPlan) -> str | None:
     if 0 in (facts.batch, facts.q_length, facts.k_length, facts.head_dim):
         return "a tensor is empty"
     # PyTorch aligns causality at the top left, posenc at the bottom right: the same only for a square, or one query
-    if lowered.mask.causal and facts.q_length != 1 and facts.q_length != facts.k_length:
+    is_inside = facts.has_terms and facts.q_length < facts.k_length  # then causality is part of the bias
+    if lowered.mask.causal and facts.q_length != 1 and facts.q_length != facts.k_length and not is_inside:
         return "causal attention of fewer queries than keys is aligned differently there"
     return None
 
@@ -73,7 +74,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     scale = lowered.scale
     assert isinstance(scale, float)
     causal = False
-    if lowered.mask.causal and q.shape[2] > 1:  # a branch, as in `fused_attention`
+    if lowered.mask.causal and q.shape[2] > 1 and not lowered.facts.has_terms:  # a branch, as in `fused_attention`
         causal = True
     if causal and scale < 0.0:  # PyTorch's CPU kernel multiplies masked scores, -inf, with it
         q, scale = -q, -scale

@@ -72,8 +72,8 @@ def plan(positions: Positions, *, module: Any, waves: Tensor | None, dtype: torc
 
 
 def plan_waves(positions: Positions, table: Tensor, u: Tensor, v: Tensor, scale: float) -> Plan:
-    """table [2 L - 1, H * d], the projected waves from i - j = L - 1 down to 1 - L; u and v [H, d]."""
-    length = positions.q_length
+    """table [2 L - 1, H * d], the projected waves from i - j = L - 1 down to 1 - L, of L keys; u and v [H, d]."""
+    length = positions.k_length
     rows = table.unflatten(-1, (u.shape[0], -1)).transpose(0, 1)
     lookup = Lookup(Index(1 - length, length - 1), dot_query=rows, query_shift=beyond_shift(v, u))
     return Plan(positions, shift=u, lookups=(lookup,), scale=scale)

@@ -2,48 +2,56 @@
 
     s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   0 <= i - j < max_distance, else nothing is added;   causal
 
-The layers call the attention interface. `rel_logits_proj` makes r·bank dense, [B, H, L, L], in every layer; its forward is
+Inkling 2 has τ in r already and a sink for each query, which the interface adds. The layers call the attention interface. `rel_logits_proj` makes r·bank dense, [B, H, L, L], in every layer; its forward is
 replaced and gives r itself, which the layer multiplies by τ, as it does q.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.inkling import modeling_inkling
 
 from .. import Positions
 from ..core import index
 from ..encodings.relative_logits import plan_bank
-from .family import Family, InterfaceLayer, tiny_text
+from .family import Family, InterfaceLayer, scatter, tiny_text, variants
 from .interface import Mask, is_free, prefers_original
 from .layer import zeros_beside
 
 
-@dataclass(frozen=True, eq=False)
 class Mixture:
     """r [B, Lq, H, d_rel], which stands for the dense bias: the layer multiplies it by τ [1, 1, Lq, 1] in float32."""
 
-    states: Tensor
-    make: Callable[[Tensor], Tensor]  # r -> the dense bias
+    def __init__(self, states: Tensor, make: Callable[[Tensor], Tensor]):
+        self.states, self.make = states, make  # make: r -> the dense bias
 
     @property
     def dtype(self) -> torch.dtype:
         return self.states.dtype
 
     def float(self) -> Mixture:
-        return replace(self, states=self.states.float())
+        return Mixture(self.states.float(), self.make)
 
     def to(self, dtype: torch.dtype) -> Mixture:
-        return replace(self, states=self.states.to(dtype))
+        return Mixture(self.states.to(dtype), self.make)
 
-    def __mul__(self, factor: Tensor) -> Mixture:
-        return replace(self, states=self.states * factor.transpose(1, 2))
+    def times(self, factor: Tensor) -> Mixture:
+        return Mixture(self.states * factor.transpose(1, 2), self.make)
+
+    __mul__ = times
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None) -> Mixture:
+        """How torch.compile multiplies it by a tensor, in either order."""
+        if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__"):
+            return NotImplemented
+        one, other = args
+        return one.times(other) if isinstance(one, Mixture) else other.times(one)
 
     def dense(self) -> Tensor:
         return self.make(self.states)
@@ -62,8 +70,7 @@ def _dense(original: Callable, query_positions: Tensor, key_positions: Tensor, s
     return original(states, query_positions, key_positions)
 
 
-class Attention(InterfaceLayer):
-    original = modeling_inkling.InklingAttention
+class Layer(InterfaceLayer):
     encoding = "relative_logits"
     relies_on = {"forward": ("hidden_states", "attention_mask", "conv_mask", "past_key_values")}
     attributes = ("rel_extent", "rel_logits_proj", "is_sliding", "scaling", "attention_dropout")
@@ -92,16 +99,41 @@ class Attention(InterfaceLayer):
         return module.num_heads, module.head_dim, plan, {"causal": True, "window": window}
 
 
-def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers.models.inkling.configuration_inkling import InklingTextConfig
-
-    config = InklingTextConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, swa_num_attention_heads=2, swa_num_key_value_heads=1, swa_head_dim=8,
-        sliding_window_size=5, rel_extent=7, d_rel=4, log_scaling_n_floor=5, local_layer_ids=[1],
-        mlp_layer_types=["dense", "dense"], pad_token_id=0, eos_token_id=1, bos_token_id=2,
-    )  # fmt: skip
-    return modeling_inkling.InklingTextModel(config), tiny_text()
+class FullLayer(Layer):
+    relies_on = {
+        "forward": (
+            "hidden_states", "key_hidden_states", "value_hidden_states", "attention_mask", "conv_mask", "past_key_values"
+        )
+    }  # fmt: skip
 
 
-FAMILY = Family(tiny, parts=(Attention,))
+PARTS = (
+    *variants(
+        Layer, "inkling.modeling_inkling.InklingAttention", "inkling2.modeling_inkling2.Inkling2SlidingAttention"
+    ),
+    *variants(FullLayer, "inkling2.modeling_inkling2.Inkling2FullAttention"),
+)
+SIZES = dict(
+    vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    swa_num_attention_heads=2, swa_num_key_value_heads=1, swa_head_dim=8, sliding_window_size=5, rel_extent=7, d_rel=4,
+    log_scaling_n_floor=5, pad_token_id=0, eos_token_id=1, bos_token_id=2,
+)  # fmt: skip
+
+
+def tiny(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    if folder == "inkling":
+        more = dict(intermediate_size=16, local_layer_ids=[1], mlp_layer_types=["dense", "dense"])
+        name = "Inkling"
+    else:
+        more = dict(
+            moe_intermediate_size=8, n_routed_experts=2, num_experts_per_tok=1, layer_types=["hybrid", "hybrid_sliding"],
+            unpadded_vocab_size=32, n_layers_per_attn_res_block=1,
+        )  # fmt: skip
+        name = "Inkling2"
+    found = import_module(f"transformers.models.{folder}.configuration_{folder}")
+    config = getattr(found, f"{name}TextConfig")(**{**SIZES, **more, **options})
+    model = getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), f"{name}TextModel")
+    return scatter(model(config)), tiny_text()
+
+
+FAMILY = Family(tiny, parts=PARTS)

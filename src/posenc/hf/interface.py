@@ -4,25 +4,23 @@
     AutoModel.from_pretrained(name, attn_implementation="posenc")
     model.set_attn_implementation("posenc")
 
-`make_mask` is what transformers calls once in a forward pass, `attention` in every layer. A mask that transformers describes
-by its functions (causal, sliding window, packed texts, padding) becomes a `Mask`, which holds no [L, L] tensor; any other
-becomes the dense one that "sdpa" makes. A call without positional terms and with a mask that PyTorch's kernels take is
-transformers' own "sdpa" function. Terms come from the layers that `accelerate` prepares (`posenc_layer`, see family.py), or
-dense as `position_bias`.
+`make_mask` (interface_mask.py) is what transformers calls once in a forward pass, `attention` in every layer. A call without
+positional terms and with a mask that PyTorch's kernels take is transformers' own "sdpa" function. Terms come from the layers
+that `accelerate` prepares (`posenc_layer`, see family.py), or dense as `position_bias`. A layer that passes an argument which
+its own eager attention takes and nobody here has read runs that eager attention.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._pytree import tree_map
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import output_capturing
 
@@ -30,271 +28,38 @@ from .. import Plan, Positions, attend
 from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
 from ..functional import scores
-from . import rules
+from . import construction, rules
+from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
 from .layer import log_once
+
+__all__ = ["NO_TERMS", "Mask", "attention", "is_free", "make_mask", "nothing_padded", "prefers_original"]
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
-ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git", "glm_moe_dsa"})
-"""Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface."""
 NO_TERMS: Any = object()
 """What `plan_of` returns for a call without terms, whatever its `position_bias` is."""
-ROWS = 128
-"""Queries of a block of causal scores: what the mask hides of other keys is not computed."""
-ALL = slice(None)
 PRECISE = (torch.float32, torch.float64)
-
-
-class Mask:
-    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask."""
-
-    def __init__(
-        self, batch: int, queries: tuple[int, int], keys: tuple[int, int], key_mask: Tensor | None, *, causal: bool,
-        window: tuple[int, int | None] | None, documents: Tensor | None, device: Any,
-    ):  # fmt: skip
-        self.batch, self.queries, self.keys = batch, queries, keys  # (first position, length)
-        self.key_mask, self.causal, self.window, self.documents = key_mask, causal, window, documents
-        self.device_of_mask = device
-        self.has_padding = key_mask is not None and not nothing_padded(key_mask)
-        self.kept: Tensor | None = None
-        self.biased: tuple[Tensor, Tensor] | None = None
-        self.fused: tuple[Any, tuple[Tensor | None, bool] | None] | None = None
-        self.summand: tuple[Any, Tensor | None] | None = None
-
-    @property
-    def positions(self) -> Positions:
-        return Positions(self.queries, self.keys)
-
-    def options(self, *, shares: bool = False) -> dict[str, Any]:
-        """`attend`'s mask arguments. `shares`: this is one rank's part of a sequence, and ranks need the same form."""
-        found: dict[str, Any] = {"causal": self.causal and (shares or self.queries[1] > 1)}
-        if self.key_mask is not None and (shares or self.has_padding):
-            found["key_mask"] = self.key_mask
-        if self.window is not None and self.window[0] + 1 < self.keys[1]:
-            found["window"] = self.window
-        if self.documents is not None:
-            found["documents"] = self.documents
-        return found
-
-    def dense(self) -> Tensor:
-        """bool [B, 1, Lq, Lk], made once; [B, 1, 1, Lk] where padding is all that it masks."""
-        if self.kept is None:
-            found = self.options()
-            q = torch.arange(self.queries[1], device=self.device_of_mask)[:, None] + self.queries[0]
-            k = torch.arange(self.keys[1], device=self.device_of_mask) + self.keys[0]
-            left, right = found.get("window", (None, None))
-            mask = None
-            if found["causal"]:
-                mask = k <= q
-            if left is not None:
-                mask = k >= q - left if mask is None else mask & (k >= q - left)
-            if right is not None:
-                mask = k <= q + right if mask is None else mask & (k <= q + right)
-            if "documents" in found:
-                same = (self.documents[:, :, None] == self.documents[:, None, :])[:, None]  # type: ignore[index]
-                mask = same if mask is None else mask & same
-            if "key_mask" in found:
-                real = found["key_mask"][:, None, None, :]
-                mask = real if mask is None else mask & real
-            if mask is None:
-                mask = torch.ones(1, 1, dtype=torch.bool, device=self.device_of_mask)
-            self.kept = mask.expand(self.batch, 1, -1, self.keys[1])
-        return self.kept
-
-    def with_bias(self, bias: Tensor) -> Tensor:
-        """The dense bias, -inf where masked; made once for layers that share a bias, unless it needs gradients: layers that
-        are computed again in the backward pass would then have different graphs."""
-        if self.biased is not None and self.biased[0] is bias:
-            return self.biased[1]
-        made = (bias if self.hides_nothing() else _add(self.dense(), bias)).contiguous()
-        if not (bias.requires_grad and torch.is_grad_enabled()):
-            self.biased = (bias, made)
-        return made
-
-    def hides_nothing(self) -> bool:
-        return self.options() == {"causal": False}
-
-    def for_kernel(self, dtype: torch.dtype, has_sink: bool = False) -> tuple[Tensor | None, bool] | None:
-        """(mask, is_causal) of PyTorch's attention on a CPU, made once for all layers; None: an engine is faster. has_sink:
-        there is one more key, for everybody."""
-        if self.fused is None or self.fused[0] != (dtype, has_sink):
-            self.fused = (dtype, has_sink), self._for_kernel(dtype, has_sink)
-        return self.fused[1]
-
-    def _for_kernel(self, dtype: torch.dtype, has_sink: bool) -> tuple[Tensor | None, bool] | None:
-        options, pairs = self.options(), self.queries[1] * self.keys[1]
-        causal = options.pop("causal")
-        if not options and (not causal or (self.queries[1] == self.keys[1] and not has_sink)):
-            return None, causal
-        is_padding = not causal and options.keys() == {"key_mask"}
-        if not is_padding and not rules.keeps_dense_mask(self.batch, pairs, "documents" in options):
-            return None
-        made = _as_summand(self.dense(), dtype, -float("inf"))  # the kernel would make it of bool in every layer
-        return nn.functional.pad(made, (0, 1)) if has_sink else made, False
-
-    def for_formula(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to scores, made once for all layers: transformers' lowest number where masked, for a query without a
-        visible key gives a mean then. None: nothing is masked."""
-        if self.summand is None or self.summand[0] != dtype:
-            made = None if self.hides_nothing() else _as_summand(self.dense(), dtype, torch.finfo(dtype).min)
-            self.summand = dtype, made
-        return self.summand[1]
-
-    def blocks(self) -> list[tuple[slice, slice]]:
-        """(queries, the keys that they may see) of each block of a causal text."""
-        options, length = self.options(), self.queries[1]
-        if not options["causal"] or length != self.keys[1] or length <= 2 * ROWS:
-            return [(ALL, ALL)]
-        left, _ = options.get("window", (length, None))
-        starts = range(0, length, ROWS)
-        return [(slice(i, i + ROWS), slice(max(0, i - left), min(i + ROWS, length))) for i in starts]
-
-    def whole(self) -> Tensor:
-        return self.dense().expand(self.batch, 1, self.queries[1], self.keys[1])
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        return self.whole().to(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.whole(), name)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.whole()[index]
-
-    def __invert__(self) -> Tensor:
-        return ~self.whole()
-
-    def __and__(self, other: Tensor) -> Tensor:
-        return self.whole() & other
-
-    def __or__(self, other: Tensor) -> Tensor:
-        return self.whole() | other
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args, kwargs = tree_map(
-            lambda x: x.whole() if isinstance(x, Mask) else x, (args, kwargs or {})
-        )  # torch.cat: in a list
-        return function(*args, **kwargs)
-
-
-def nothing_padded(mask: Tensor) -> bool:
-    """Whether it is known that every token is real: read on a CPU only, where that costs no synchronisation."""
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
-
-
-def make_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
-    mask_function: Callable = masking_utils.causal_mask_function, attention_mask: Tensor | None = None,
-    local_size: int | None = None, **kwargs: Any,
-) -> Mask | Tensor | None:  # fmt: skip
-    """What transformers' mask functions ask for: a `Mask`, or the dense mask of "sdpa" where none can say it."""
-    if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
-        return attention_mask
-    config = kwargs.get("config")
-    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
-    if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
-        adds_mask = True
-        log_once(
-            f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
-            "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
-        )
-    if adds_mask:
-        return masking_utils.eager_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
-        )  # fmt: skip
-    found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
-    if (
-        found is not None
-        and (found["causal"] or found["window"] is not None)
-        and q_offset + q_length != kv_offset + kv_length
-    ):
-        found = None  # `attend` aligns the last query with the last key
-    if found is None:
-        return masking_utils.sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
-        )  # fmt: skip
-    key_mask = attention_mask
-    if key_mask is not None:
-        key_mask = masking_utils.prepare_padding_mask(key_mask, kv_length, kv_offset)[
-            :, kv_offset : kv_offset + kv_length
-        ]
-        key_mask = key_mask.expand(batch_size, -1)
-    return Mask(
-        batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
-    )
-
-
-@cache
-def _has_interface(config: type) -> bool:
-    """Whether the models of a configuration can call the interface: others add their masks to their scores."""
-    name = config.__module__.replace(".configuration_", ".modeling_")
-    module = sys.modules.get(name) if name.startswith("transformers.models.") else None
-    return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
-
-
-def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """causal, window and documents of a mask function, or None."""
-    found: dict[str, Any] = {"causal": False, "window": None, "documents": None}
-    if function is masking_utils.causal_mask_function:
-        return {**found, "causal": True}
-    if function is masking_utils.bidirectional_mask_function:
-        return found
-    if not torch.compiler.is_compiling():
-        return found if _read_closure(function, found) else None
-    # a compiled call cannot look into a closure; without other overlays causal layers have a window and nothing else
-    config = kwargs.get("config")
-    window = getattr(config, "sliding_window", None)
-    plain = kwargs.get("allow_is_causal_skip") and not getattr(config, "attention_chunk_size", None)
-    if plain and local_size is not None and local_size == window and getattr(config, "is_causal", True):
-        return {**found, "causal": True, "window": (local_size - 1, None)}
-    return None
-
-
-def _read_closure(function: Callable, found: dict[str, Any]) -> bool:
-    if function is masking_utils.causal_mask_function:
-        found["causal"] = True
-        return True
-    if function is masking_utils.bidirectional_mask_function:
-        return True
-    name = getattr(function, "__qualname__", "").split(".<locals>")[0]
-    if getattr(function, "__module__", None) != masking_utils.__name__ or name not in _known():
-        return False
-    cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
-    if name == "and_masks":
-        return all(_read_closure(one, found) for one in cells["mask_functions"])
-    if name == "packed_sequence_mask_function" and found["documents"] is None:
-        found["documents"] = cells["packed_sequence_mask"]
-        return True
-    if found["window"] is not None or (found["documents"] is not None and name == "packed_sequence_mask_function"):
-        return False
-    size = cells["sliding_window"]
-    found["window"] = (size - 1, None) if name == "sliding_window_overlay" else (size, size)
-    return True
-
-
-@cache
-def _known() -> frozenset[str]:
-    """The mask functions of transformers that mean here what `_read_closure` reads in them."""
-    q, k = torch.arange(7)[:, None], torch.arange(7)[None, :]
-    zero, texts = torch.zeros(1, 1, dtype=torch.long), torch.tensor([[0, 0, 0, 1, 1, 2, 2]])
-    wanted = {
-        "sliding_window_overlay": (3, k > q - 3),
-        "sliding_window_bidirectional_overlay": (3, (q - k).abs() <= 3),
-        "packed_sequence_mask_function": (texts, texts[0][q] == texts[0][k]),
-    }
-    known = {"and_masks"}
-    for name, (argument, mask) in wanted.items():
-        make = getattr(masking_utils, name, None)
-        variable = "packed_sequence_mask" if name.startswith("packed") else "sliding_window"
-        made = None if make is None else make(argument)
-        if made is not None and made.__code__.co_freevars == (variable,) and torch.equal(made(zero, zero, q, k), mask):
-            known.add(name)
-    return frozenset(known)
+KNOWN = frozenset(
+    [
+        "position_ids",
+        "sliding_window",
+        "cache",
+        "output_attentions",
+        "s_aux",
+        "sinks",
+        "softcap",
+        "indices",
+        "block_indices",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+        "deterministic",
+        "use_cache",
+        "position_embeddings",
+    ]
+)
+"""Further arguments that are read here, or that change nothing."""
 
 
 def attention(
@@ -305,6 +70,9 @@ def attention(
     if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
         lower = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(lower), key.to(lower), value.to(lower)
+    others = tuple(name for name in kwargs if name not in KNOWN and kwargs[name] is not None)
+    if others and _is_for_eager(type(module).__module__, type(module).__name__, others):
+        return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -315,21 +83,24 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    wants = bool(kwargs.get("output_attentions")) or _are_collected()
+    wants = bool(kwargs.get("output_attentions")) or are_collected()
     make = None
     if layer is not None:
         make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
         if make is NO_TERMS:
             make = position_bias = None
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
+    sinks = kwargs.get("sinks") if sinks is None else sinks  # [H], or each query's own, [B, H, Lq, 1]
+    if sinks is not None and sinks.dim() == 1 and make is not None:
+        sinks = sinks.view(1, -1, 1, 1)
     plain = make is None and not wants and engine == "auto" and context is None
     plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
     if plain and query.is_cpu and kwargs.get("cache") is None and not torch.compiler.is_compiling():
         if sinks is None:
             out = _on_cpu(query, key, value, attention_mask, position_bias, causal, scaling, dropout, softcap)
         else:
-            extra = position_bias is not None or softcap is not None or dropout > 0.0
-            out = None if extra else _beside_sink(query, key, value, attention_mask, sinks, scaling)
+            extra = softcap is not None or dropout > 0.0
+            out = None if extra else _beside_sink(query, key, value, attention_mask, position_bias, sinks, scaling)
         if out is not None:
             return out.transpose(1, 2).contiguous(), None
     options = _options(attention_mask, query, key, causal, context is not None)
@@ -338,16 +109,20 @@ def attention(
         if isinstance(attention_mask, Mask) and context is None and bias.shape[-1] == key.shape[2]:
             options = {"mask": attention_mask.with_bias(bias)}
         else:
-            options["mask"] = _add(options.get("mask"), bias)
+            options["mask"] = add_bias(options.get("mask"), bias)
     plain = plain and softcap is None and sinks is None
     if plain and (kwargs.get("cache") is not None or _is_sdpa(options, query, key)):
         return _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs)
     if make is None:
-        make = partial(Plan, scale=scaling, sinks=sinks)
+        make = partial(Plan, scale=scaling, sinks=sinks if sinks is None or sinks.dim() == 1 else None)
     if context is not None:
         from ..parallel.functional import attend as attend_together
         from ..parallel.terms import FixedPlan
 
+        if sinks is not None and sinks.dim() > 1:
+            raise ValueError(
+                f"{type(module).__name__} has a sink for each query, which context_parallel cannot share; leave it out"
+            )
         if wants:
             raise ValueError(
                 "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; "
@@ -365,14 +140,47 @@ def attention(
         return out.transpose(1, 2).contiguous(), None
     plan = make(_positions(attention_mask, query, key))
     if wants or softcap is not None:
-        out, weights = _by_scores(query, key, value, plan, options, dropout, softcap)
+        out, weights = _by_scores(query, key, value, plan, options, dropout, softcap, sinks)
         return out, weights if wants else None
-    return attend(query, key, value, plan, dropout=dropout, engine=engine, **options).transpose(1, 2).contiguous(), None
+    if sinks is not None and sinks.dim() > 1:
+        # softmax beside one more score: e^s / (Z + e^sink) = e^s / Z · sigmoid(log Z - sink)
+        out, lse = attend(query, key, value, plan, dropout=dropout, engine=engine, return_lse=True, **options)
+        out = out * torch.sigmoid(lse[..., None] - sinks).to(out.dtype)
+    else:
+        out = attend(query, key, value, plan, dropout=dropout, engine=engine, **options)
+    return out.transpose(1, 2).contiguous(), None
 
 
-def _are_collected() -> bool:
+@torch.compiler.assume_constant_result
+def _is_for_eager(file: str, layer: str, names: tuple[str, ...]) -> bool:
+    """Whether the eager attention of this layer's file takes one of these arguments."""
+    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
+    taken = [] if eager is None else [name for name in inspect.signature(eager).parameters if name in names]
+    if taken:
+        log_once(f"{layer} passes {', '.join(taken)}, which posenc does not know: its own eager attention runs")
+    return bool(taken)
+
+
+def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, kwargs):
+    if isinstance(mask, Mask):
+        mask = mask.whole()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = as_summand(mask, query.dtype, torch.finfo(query.dtype).min)
+    if position_bias is not None:
+        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
+        kwargs = {**kwargs, "position_bias": bias}
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def are_collected() -> bool:
     """Whether transformers collects probabilities by hooks in this forward pass: not every model passes output_attentions on."""
-    collected = None if COLLECTED is None else COLLECTED.get()
+    if COLLECTED is None:
+        return False
+    if torch.compiler.is_compiling():  # a graph cannot read a context variable; transformers keeps a plain one for it
+        collected = getattr(COLLECTED, "global_var", None)
+    else:
+        collected = COLLECTED.get()
     return collected is not None and any("attentions" in name for name in collected)
 
 
@@ -414,13 +222,6 @@ def _options(mask: Any, query: Tensor, key: Tensor, causal: bool, shares: bool) 
             f"attention_mask must be a tensor [B, 1 or H, Lq, Lk] here, got {shape}; give the model [B, L]"
         )
     return {"mask": mask}
-
-
-def _add(mask: Tensor | None, bias: Tensor) -> Tensor:
-    if mask is None:
-        return bias
-    # transformers' own number: a query without a visible key gives a mean, not NaN
-    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
 def _positions(mask: Any, query: Tensor, key: Tensor) -> Positions:
@@ -476,13 +277,13 @@ def _on_cpu(
     learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     is_precise = q.dtype in PRECISE and (bias is None or bias.dtype == q.dtype)
     if softcap is None and not (is_precise and (learns or dropout)):
-        return _by_kernel(q, k, v, mask.with_bias(bias) if compact else _add(mask, bias), False, scale, dropout)
+        return _by_kernel(q, k, v, mask.with_bias(bias) if compact else add_bias(mask, bias), False, scale, dropout)
     if compact:
         # the gradient of a part of the bias would be as large as the whole
         blocks, added = [(ALL, ALL)] if learns else mask.blocks(), mask.for_formula(q.dtype)
     else:
         is_bool = mask is not None and mask.dtype == torch.bool
-        blocks, added = [(ALL, ALL)], _as_summand(mask, q.dtype, torch.finfo(q.dtype).min) if is_bool else mask
+        blocks, added = [(ALL, ALL)], as_summand(mask, q.dtype, torch.finfo(q.dtype).min) if is_bool else mask
     done = [
         _by_formula(q[:, :, rows], k[:, :, keys], v[:, :, keys], _cut(bias, rows, keys), _cut(added, rows, keys), scale, softcap, dropout)
         for rows, keys in blocks
@@ -490,7 +291,9 @@ def _on_cpu(
     return done[0] if len(done) == 1 else torch.cat(done, 2)
 
 
-def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scale: float | None) -> Tensor | None:
+def _beside_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, sinks: Tensor, scale: float | None
+) -> Tensor | None:
     """[B, H, L, D] with the sink as one more key, whose value is zero: the queries have a channel more, sink / scale, which is 1 in
     that key and 0 in the others. So masks stay the same for all heads and layers, and the sinks learn through the queries."""
     if type(mask) is not Mask or (mask.queries[1], mask.keys[1]) != (q.shape[2], k.shape[2]) or q.dtype not in PRECISE:
@@ -498,8 +301,14 @@ def _beside_sink(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Tensor, scal
     found = mask.for_kernel(q.dtype, has_sink=True)
     if found is None:
         return None
+    if bias is not None:
+        bias = bias if isinstance(bias, Tensor) else bias.dense()
+        if bias.shape[-1] != k.shape[2]:
+            return None
+        found = nn.functional.pad(mask.with_bias(bias), (0, 1)), False
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    channel = (sinks.to(q.dtype) / scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    sinks = sinks if sinks.dim() > 1 else sinks.view(1, -1, 1, 1)
+    channel = (sinks.to(q.dtype) / scale).expand(*q.shape[:3], 1)
     corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
     key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
     out = _by_kernel(
@@ -540,10 +349,6 @@ def _cut(x: Tensor | None, rows: slice, keys: slice) -> Tensor | None:
     return x[:, :, rows if x.shape[2] > 1 else ALL, keys]
 
 
-def _as_summand(mask: Tensor, dtype: torch.dtype, lowest: float) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
-
-
 def _is_sdpa(options: dict[str, Any], query: Tensor, key: Tensor) -> bool:
     """Whether PyTorch's kernels take these masks without a dense one."""
     others = [name for name in options if name != "causal" and options[name] is not None]
@@ -562,7 +367,7 @@ def _by_sdpa(module, query, key, value, options, scaling, dropout, kwargs):
     )  # fmt: skip
 
 
-def _by_scores(q, k, v, plan, options, dropout, softcap) -> tuple[Tensor, Tensor]:
+def _by_scores(q, k, v, plan, options, dropout, softcap, sinks) -> tuple[Tensor, Tensor]:
     """The output and the probabilities, out of dense scores, which may be capped before the mask is added."""
     log_once("output_attentions or softcap: these calls compute dense scores")
     added = options.get("mask")
@@ -571,7 +376,7 @@ def _by_scores(q, k, v, plan, options, dropout, softcap) -> tuple[Tensor, Tensor
     if softcap is not None:
         dense = torch.where(dense == float("-inf"), dense, (dense / softcap).tanh() * softcap)
         dense = dense if added is None else dense + added
-    weights = torch.nan_to_num(dense.softmax(-1)) if plan.sinks is None else _beside_sinks(dense, plan.sinks)
+    weights = torch.nan_to_num(dense.softmax(-1)) if sinks is None else _beside_sinks(dense, sinks)
     weights = weights.to(q.dtype)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     out = nn.functional.dropout(weights, dropout) @ v
@@ -579,9 +384,10 @@ def _by_scores(q, k, v, plan, options, dropout, softcap) -> tuple[Tensor, Tensor
 
 
 def _beside_sinks(dense: Tensor, sinks: Tensor) -> Tensor:
-    sink = sinks.to(dense.dtype)[:, None, None].expand(*dense.shape[:3], 1)
+    sink = (sinks if sinks.dim() > 1 else sinks[:, None, None]).to(dense.dtype).expand(*dense.shape[:3], 1)
     return torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1]
 
 
+construction.register(NAME)
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, make_mask)

@@ -146,7 +146,7 @@ class Pages(torch.nn.Module):
 
     def forward(self, states: Tensor, bbox: Tensor, attention_mask: Tensor, **kwargs: Any) -> tuple[Tensor]:
         mask = (1.0 - attention_mask[:, None, None, :].to(states.dtype)) * torch.finfo(states.dtype).min
-        places = torch.arange(states.shape[1])[None].expand(states.shape[:2])
+        places = torch.arange(states.shape[1], device=states.device)[None].expand(states.shape[:2])
         return (self.encoder(states, mask, bbox=bbox, position_ids=places, **kwargs).last_hidden_state,)
 
 

@@ -1,25 +1,29 @@
-"""Vision, speech and sink models on a CPU, as they are and accelerated: forward pass and training step, time and memory.
+"""Every family at published widths, as it is and accelerated: forward pass and training step, time and memory.
 
     python -m posenc.hf.measure_families --out bench/results/hf-families.json --missing       after an interruption: the rest
-    python -m posenc.hf.measure_families --table bench/results/hf-families.json        as the documentation has it
+    python -m posenc.hf.measure_families --device cuda --warm -j 12                           compile the kernels, in 12 processes
+    python -m posenc.hf.measure_families --device cuda --out bench/results/hf-families-h200.json
+    python -m posenc.hf.measure_families --table bench/results/hf-families.json               as the documentation has it
 
-Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are processor time of this
-process, minima of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own.
-How busy the machine was (its load, and how long the model took) stands beside the figures: most models took one to three
-minutes on two busy cores, SAM at 1024² four.
+Few layers, random weights. On a CPU: float32, one thread unless --threads is given; times are processor time of this process, minima
+of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own. How
+busy the machine was (its load, and how long the model took) stands beside the figures. On a GPU: bfloat16, eight times as many rows;
+times are medians of alternating calls, the host's work included, and memory is the allocator's peak above the loaded model.
 Outputs are compared before anything is reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import multiprocessing
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,174 +33,12 @@ import posenc
 
 from ..core import files
 from .family import first
-from .measure import _compare, _peak, _reset_peak, _resident
+from .measure import _compare, _peak, _reset_peak, _resident, _rms
+from .measure_models import MODELS, Made
 
-Made = tuple[Any, dict[str, Any]]
-
-
-def pixels(rows: int, side: int) -> dict[str, Any]:
-    return {"pixel_values": torch.randn(rows, 3, side, side)}
-
-
-def swin(side: int, window: int, rows: int) -> Made:
-    from transformers import SwinConfig, SwinModel
-
-    config = SwinConfig(image_size=side, window_size=window, depths=[2, 2, 2, 2], drop_path_rate=0.0)
-    return SwinModel(config), pixels(rows, side)
-
-
-def swinv2() -> Made:
-    from transformers import Swinv2Config, Swinv2Model
-
-    config = Swinv2Config(image_size=256, window_size=8, depths=[2, 2, 2, 2], drop_path_rate=0.0)
-    return Swinv2Model(config), pixels(2, 256)
-
-
-def donut() -> Made:
-    from transformers import DonutSwinConfig, DonutSwinModel
-
-    config = DonutSwinConfig(
-        image_size=640, window_size=10, embed_dim=128, depths=[2, 2], num_heads=[4, 8], drop_path_rate=0.0
-    )
-    return DonutSwinModel(config), pixels(1, 640)
-
-
-def beit(side: int) -> Made:
-    from transformers import BeitConfig, BeitModel
-
-    config = BeitConfig(image_size=side, num_hidden_layers=3, use_relative_position_bias=True, drop_path_rate=0.0)
-    return BeitModel(config), pixels(1, side)
-
-
-def sam(side: int) -> Made:
-    from transformers import SamVisionConfig
-    from transformers.models.sam.modeling_sam import SamVisionEncoder
-
-    config = SamVisionConfig(image_size=side, num_hidden_layers=2, global_attn_indexes=[1])
-    config._attn_implementation = "sdpa"
-    return SamVisionEncoder(config), pixels(1, side)
-
-
-def vitdet() -> Made:
-    from transformers import VitDetConfig, VitDetModel
-
-    config = VitDetConfig(
-        image_size=640, pretrain_image_size=640, num_hidden_layers=2, window_block_indices=[0], window_size=14,
-        use_relative_position_embeddings=True,
-    )  # fmt: skip
-    return VitDetModel(config), pixels(1, 640)
-
-
-def wavlm(seconds: int) -> Made:
-    from transformers import WavLMConfig, WavLMModel
-
-    return WavLMModel(WavLMConfig(num_hidden_layers=3, layerdrop=0.0)), {
-        "input_values": torch.randn(1, 16000 * seconds)
-    }
-
-
-def gpt_oss(length: int) -> Made:
-    from transformers import GptOssConfig, GptOssModel
-
-    config = GptOssConfig(
-        vocab_size=1000, hidden_size=1024, intermediate_size=512, num_hidden_layers=2, num_attention_heads=16,
-        num_key_value_heads=4, head_dim=64, num_local_experts=2, num_experts_per_tok=1, sliding_window=128,
-    )  # fmt: skip
-    return GptOssModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
-
-
-def states(rows: int, length: int, width: int) -> Any:
-    return torch.randn(rows, length, width)
-
-
-def speecht5(rows: int, frames: int) -> Made:
-    from transformers import SpeechT5Config
-    from transformers.models.speecht5.modeling_speecht5 import SpeechT5EncoderWithoutPrenet
-
-    config = SpeechT5Config(encoder_layers=3, encoder_layerdrop=0.0)
-    return SpeechT5EncoderWithoutPrenet(config), {"input_values": states(rows, frames, 768)}
-
-
-def vits(rows: int, tokens: int) -> Made:
-    from transformers import VitsConfig
-    from transformers.models.vits.modeling_vits import VitsTextEncoder
-
-    encoder = VitsTextEncoder(VitsConfig(num_hidden_layers=3, layerdrop=0.0, attn_implementation="eager"))
-    ids, mask = torch.randint(1, 38, (rows, tokens)), torch.ones(rows, tokens)
-    return encoder, {"input_ids": ids, "padding_mask": mask[..., None], "attention_mask": mask}
-
-
-def sew_d(seconds: int) -> Made:
-    from transformers import SEWDConfig, SEWDModel
-
-    return SEWDModel(SEWDConfig(num_hidden_layers=3)), {"input_values": torch.randn(1, 16000 * seconds)}
-
-
-def falcon(length: int) -> Made:
-    from transformers import FalconConfig, FalconModel
-
-    config = FalconConfig(
-        vocab_size=1000, hidden_size=2048, num_attention_heads=32, num_hidden_layers=1, alibi=True, multi_query=False,
-        parallel_attn=False, bias=True,
-    )  # fmt: skip
-    return FalconModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
-
-
-def layoutlmv3(words: int) -> Made:
-    from transformers import LayoutLMv3Config, LayoutLMv3Model
-
-    boxes = torch.randint(0, 500, (1, words, 4)) + torch.tensor([0, 0, 500, 500])
-    return LayoutLMv3Model(LayoutLMv3Config(num_hidden_layers=3, max_position_embeddings=514)), {
-        "input_ids": torch.randint(3, 1000, (1, words)), "bbox": boxes, **pixels(1, 224)
-    }  # fmt: skip
-
-
-def fastspeech2(frames: int) -> Made:
-    from transformers import FastSpeech2ConformerConfig
-    from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
-
-    config = FastSpeech2ConformerConfig(decoder_layers=2)
-    return FastSpeech2ConformerEncoder(config, config.decoder_config), {"input_tensor": states(1, frames, 384)}
-
-
-def parakeet(seconds: int) -> Made:
-    from transformers import ParakeetEncoder, ParakeetEncoderConfig
-
-    config = ParakeetEncoderConfig(num_hidden_layers=2, layerdrop=0.0)
-    return ParakeetEncoder(config), {"input_features": states(1, 100 * seconds, config.num_mel_bins)}
-
-
-MODELS: dict[str, Callable[[], Made]] = {
-    "Swin-T, 2 × 224²": lambda: swin(224, 7, 2),
-    "Swin, windows of 12², 384²": lambda: swin(384, 12, 1),
-    "Swin v2-T, 2 × 256²": swinv2,
-    "Donut's Swin, 640²": donut,
-    "BEiT-B, 224²": lambda: beit(224),
-    "BEiT-B, 512²": lambda: beit(512),
-    "SAM-B, 512²": lambda: sam(512),
-    "SAM-B, 1024²": lambda: sam(1024),
-    "ViTDet-B, 640²": vitdet,
-    "WavLM-B, 10 s": lambda: wavlm(10),
-    "WavLM-B, 30 s": lambda: wavlm(30),
-    "SpeechT5's encoder, 5 s": lambda: speecht5(1, 250),
-    "SpeechT5's encoder, 4 × 5 s": lambda: speecht5(4, 250),
-    "SpeechT5's encoder, 20 s": lambda: speecht5(1, 1000),
-    "VITS's text encoder, 150 tokens": lambda: vits(1, 150),
-    "VITS's text encoder, 4 × 300 tokens": lambda: vits(4, 300),
-    "VITS's text encoder, 600 tokens": lambda: vits(1, 600),
-    "SEW-D, 10 s": lambda: sew_d(10),
-    "SEW-D, 30 s": lambda: sew_d(30),
-    "Falcon with ALiBi, 512 tokens": lambda: falcon(512),
-    "Falcon with ALiBi, 2048 tokens": lambda: falcon(2048),
-    "LayoutLMv3-B, 128 words": lambda: layoutlmv3(128),
-    "LayoutLMv3-B, 512 words": lambda: layoutlmv3(512),
-    "FastSpeech2-Conformer's decoder, 600 frames": lambda: fastspeech2(600),
-    "Parakeet, 20 s": lambda: parakeet(20),
-    "Parakeet, 60 s": lambda: parakeet(60),
-    "gpt-oss (narrow), 512 tokens": lambda: gpt_oss(512),
-    "gpt-oss (narrow), 2048 tokens": lambda: gpt_oss(2048),
-}
 WAYS = ("original", "accelerated")
+ROWS = 8
+"""How many times as many rows a GPU gets."""
 
 
 def load(name: str, way: str) -> Made:
@@ -222,6 +64,68 @@ def forward(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 def step(model: Any, inputs: dict[str, Any]) -> None:
     model.zero_grad()
     first(model(**inputs)).square().mean().backward()
+
+
+def real(output: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+    """The output at real tokens."""
+    mask = inputs.get("attention_mask")
+    return output[mask.bool()] if mask is not None and mask.shape == output.shape[:2] else output
+
+
+def on_card(name: str, times: int) -> dict[str, Any]:
+    """`measure` on a GPU; times=0: a call of each, so that kernels are compiled."""
+    from .. import hf
+
+    model, inputs = load(name, "original")
+    inputs = {
+        key: x.cuda().repeat(ROWS, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
+        for key, x in inputs.items()
+    }
+    low = {
+        key: x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in inputs.items()
+    }
+    model = model.cuda()
+    truth = real(forward(model, inputs), inputs) if times else None
+    models = {"original": model.bfloat16()}
+    models["accelerated"] = hf.accelerate(copy.deepcopy(models["original"]))
+    outputs = {way: real(forward(models[way], low), inputs) for way in WAYS}
+    for way in WAYS:
+        step(models[way], low)
+    if truth is None:
+        return {}
+    error, allowed = _rms(outputs["accelerated"], truth), 2.0 * _rms(outputs["original"], truth)
+    if not error <= allowed:
+        raise RuntimeError(f"{name}: bfloat16 outputs are off by {error:.1e}, twice the original's is {allowed:.1e}")
+    result: dict[str, Any] = {"error": error, "original_error": allowed / 2.0}
+    for what, call in (("forward", forward), ("step", step)):
+        taken: dict[str, list[float]] = {way: [] for way in WAYS}
+        peaks = {}
+        for way in WAYS:
+            models[way].zero_grad()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            call(models[way], low)
+            peaks[way] = torch.cuda.max_memory_allocated() - before
+        for _ in range(times):
+            for way in WAYS:
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call(models[way], low)
+                torch.cuda.synchronize()
+                taken[way].append(time.perf_counter() - start)
+        for way in WAYS:
+            cell = {"seconds": statistics.median(taken[way]), "extra_bytes": peaks[way]}
+            result.setdefault(way, {})[what] = cell
+    return result
+
+
+def warm(name: str) -> str:
+    try:
+        on_card(name, 0)
+    except Exception as error:
+        return f"{name}: {type(error).__name__}: {str(error)[:200]}"
+    return f"{name}: compiled"
 
 
 def memory(name: str, way: str, what: str) -> int:
@@ -258,7 +162,7 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
     models = {way: load(name, way) for way in WAYS}
     inputs = models["original"][1]
     result: dict[str, Any] = {
-        "error": _compare(name, forward(models["accelerated"][0], inputs), forward(models["original"][0], inputs))
+        "error": _compare(name, *(real(forward(models[way][0], inputs), inputs) for way in ("accelerated", "original")))
     }
     for what, call in (("forward", forward), ("step", step)):
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -283,7 +187,10 @@ def table(result: dict[str, Any], heads: tuple[str, ...] = ("model", "forward", 
         cells = []
         for what in ("forward", "step"):
             old, new = one["original"][what], one["accelerated"][what]
-            pair = [f"{1000 * cell['seconds']:.0f} ms, {cell['extra_bytes'] / 2**20:.0f} MiB" for cell in (old, new)]
+            pair = [
+                f"{1000 * cell['seconds']:.{0 if cell['seconds'] > 0.02 else 1}f} ms, {cell['extra_bytes'] / 2**20:.0f} MiB"
+                for cell in (old, new)
+            ]
             ratio = f"{old['seconds'] / new['seconds']:.2f} ×, {old['extra_bytes'] / max(new['extra_bytes'], 1):.1f} ×"
             cells.append(f"{pair[0]} → {pair[1]} ({ratio})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -297,6 +204,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--warm", action="store_true", help="on a GPU: one call of each, so that kernels are compiled")
+    parser.add_argument("-j", type=int, default=1, help="processes of --warm")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON; models that it has are kept")
     parser.add_argument("--missing", action="store_true", help="leave out the models that --out has")
     parser.add_argument("--table", type=Path, help="print the table of this result instead")
@@ -309,16 +219,30 @@ def main(arguments: list[str] | None = None) -> None:
     if given.table:
         print(table(json.loads(given.table.read_text(encoding="utf-8"))))
         return
+    if given.warm:
+        with multiprocessing.get_context("spawn").Pool(given.j) as pool:
+            for line in pool.imap_unordered(warm, given.models):
+                print(line, flush=True)
+        return
     import transformers
 
+    on_gpu = given.device == "cuda"
+    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, {given.threads} threads"
     result: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {given.threads} threads", "models": {},
+        "machine": machine, "models": {},
         "versions": {"posenc": posenc.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }  # fmt: skip
     if given.out and given.out.is_file():
         result["models"] = json.loads(given.out.read_text(encoding="utf-8"))["models"]
     for name in [one for one in given.models if not given.missing or one not in result["models"]]:
-        result["models"][name] = measure(name, given.times, given.threads)
+        try:
+            found = on_card(name, given.times) if on_gpu else measure(name, given.times, given.threads)
+        except Exception as error:
+            if not on_gpu:
+                raise
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            continue
+        result["models"][name] = found
         print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
         if given.out:
             given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,14 @@
-"""FastSpeech2-Conformer and Parakeet: Transformer-XL's terms (conformer.py) in layers of their own.
+"""FastSpeech2-Conformer, Parakeet and Nemotron's streaming encoder: Transformer-XL's terms (conformer.py) in layers of their own.
 
     s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
 
 FastSpeech2ConformerAttention (modeling_fastspeech2_conformer.py 354-463 of transformers 5.22) calls no interface. Parakeet's layer does,
 but hands it the second term as a mask, [B, H, L, L]; its forward is what is replaced. In Parakeet a padded frame sees nothing: the
-original gives it the mean of all values.
+original gives it the mean of all values. Nemotron's layer is Parakeet's with a cache, whose frames come first, and a mask of chunks,
+which stays dense:
+
+    cached frames    new frames            keys     0 .. Lk - 1
+    . . . . . . .    q q q q               queries  Lk - Lq .. Lk - 1
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from transformers.models.parakeet import modeling_parakeet
 from .. import Plan, Positions
 from . import interface, masks, rules
 from .conformer import plan_waves
-from .family import Family, InterfaceLayer, scatter, tiny_text
+from .family import Family, InterfaceLayer, scatter, tiny_text, variants
 from .interface import Mask, nothing_padded
 from .layer import Layer, split, zeros_beside
 
@@ -74,6 +78,29 @@ def forward(module: Any, original: Callable, hidden_states, position_embeddings,
     return module.o_proj(out.flatten(2)), probabilities
 
 
+def forward_streaming(
+    module: Any,
+    original: Callable,
+    hidden_states,
+    position_embeddings,
+    attention_mask=None,
+    past_key_values=None,
+    **kwargs,
+):
+    length = hidden_states.shape[1]
+    keys = (position_embeddings.shape[1] + 1) // 2
+    if kwargs.get("output_attentions") or interface.prefers_original(module, length, keys, hidden_states.device):
+        return original(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+    q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, module.layer_idx)
+    out, probabilities = interface.attention(
+        module, q, k, v, attention_mask, scaling=module.scaling,
+        dropout=module.attention_dropout if module.training else 0.0, position_bias=position_embeddings, **kwargs,
+    )  # fmt: skip
+    return module.o_proj(out.flatten(2)), probabilities
+
+
 def plan(positions: Positions, *, module: Any, waves: Tensor) -> Plan:
     return plan_waves(positions, module.relative_k_proj(waves[0]), module.bias_u, module.bias_v, module.scaling)
 
@@ -96,6 +123,16 @@ class Parakeet(InterfaceLayer):
         return module.config.num_attention_heads, module.head_dim, made, {}
 
 
+class Streaming(Parakeet):
+    relies_on = {"forward": ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")}
+    replaces = {"forward": forward_streaming}
+
+
+STREAMING = variants(
+    Streaming, "nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention"
+)
+
+
 class Phonemes(nn.Module):
     """FastSpeech2-Conformer's encoder; the model around it predicts how long its output is."""
 
@@ -111,22 +148,29 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     from transformers import FastSpeech2ConformerConfig, ParakeetEncoderConfig
 
     if folder == "fastspeech2_conformer":
-        config: Any = FastSpeech2ConformerConfig(
+        config = FastSpeech2ConformerConfig(
             vocab_size=32, hidden_size=16, encoder_layers=2, encoder_num_attention_heads=2, encoder_linear_units=16,
             encoder_kernel_size=3,
         )  # fmt: skip
         cls = modeling_fastspeech2_conformer.FastSpeech2ConformerEncoder
         encoder = cls(config, config.encoder_config, use_encoder_input_layer=True)
         return scatter(Phonemes(encoder)), tiny_text(650)
-    config = ParakeetEncoderConfig(
+    sizes: Any = dict(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, conv_kernel_size=3, num_mel_bins=16,
         subsampling_conv_channels=4, scale_input=False, layerdrop=0.0,
     )  # fmt: skip
+    if folder == "parakeet":
+        encoder = modeling_parakeet.ParakeetEncoder(ParakeetEncoderConfig(**sizes))
+    else:
+        from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
+
+        sizes.update(num_key_value_heads=2, sliding_window=21, default_num_lookahead_tokens=2)
+        encoder = NemotronAsrStreamingEncoder(NemotronAsrStreamingEncoderConfig(**sizes))
     mask = torch.ones(2, 1340, dtype=torch.long)
     mask[1, 900:] = 0
-    return scatter(modeling_parakeet.ParakeetEncoder(config)), {
+    return scatter(encoder), {
         "input_features": torch.randn(2, 1340, 16), "attention_mask": mask
     }  # fmt: skip
 
 
-FAMILY = Family(tiny, parts=(FastSpeech2ConformerAttention, Parakeet))
+FAMILY = Family(tiny, parts=(FastSpeech2ConformerAttention, Parakeet, *STREAMING))

@@ -14,8 +14,6 @@ from pathlib import Path
 from .family import FOLDERS
 
 SINKS = "attention sinks, through the interface"
-OPEN = "not done: "
-"""Could be done the way of another family."""
 REFUSED = "refused: "
 """No plan and no compact bias expresses it, or it would gain nothing."""
 
@@ -24,10 +22,8 @@ TERMS = {
         ("gpt_oss", "flint", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter", "hy_v4", "deepseek_v4"),
         SINKS,
     ),
-    "nemotron_asr_streaming": OPEN + "as parakeet, in chunks with a cache of frames",
     "phi4_multimodal": REFUSED + "the table of its audio encoder is read once for all layers, and reaches the interface as a mask, "
     "in chunks of 500 frames: nothing to gain",
-    "cpmant": OPEN + "buckets of distance within a segment and a table of segment pairs, made once for all layers; one model uses it",
     "prophetnet": REFUSED + "each predicted stream has buckets and scores of its own",
     "funnel": REFUSED + "pooled queries have another stride than the keys, so that no distance names a pair",
     "bros": REFUSED + "each pair of boxes has a vector of its own, which the queries multiply",
@@ -99,7 +95,7 @@ def page() -> str:
         "# Positional terms inside attention, model by model",
         "",
         f"All {len(texts)} folders of transformers {transformers.__version__} that have modeling code, by",
-        "`python -m posenc.hf.survey`. *Refused* gives the reason; *not done* could be done, and is not.",
+        "`python -m posenc.hf.survey`. *Refused* gives the reason.",
         "",
         f"## A term inside attention ({len([f for f in known if f in texts])})",
         "",

@@ -22,6 +22,7 @@ from transformers.models.umt5 import modeling_umt5
 
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
+from ..core.functions import cache_in_eager_mode
 from ..core.tables import expand_table
 from ..nn import blocks
 from . import rules
@@ -74,8 +75,14 @@ def before_layer(module: Any, args: tuple, kwargs: dict[str, Any]):
     return args, kwargs
 
 
+@cache_in_eager_mode(maxsize=64)
+def every_distance(lo: int, hi: int) -> Index:
+    """An index is validated when it is made, and every layer needs this one for every token."""
+    return Index(lo, hi)
+
+
 def plan_bias(positions: Positions, *, index: Index, bias: Tensor, scale: float) -> Plan:
-    lookups = () if not bias.shape[-1] else (Lookup(Index(index.lo, index.hi), bias=bias),)
+    lookups = () if not bias.shape[-1] else (Lookup(every_distance(index.lo, index.hi), bias=bias),)
     return Plan(positions, lookups=lookups, scale=scale)
 
 

@@ -74,7 +74,7 @@ def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | N
     more = []
     if stronger is not None:
         bold = _sure_of_order(stronger, evidence.text_task(stronger) or {}, words, "sure stronger")
-        more += [words("chance"), _seeds_here(task, words)]
+        more += [words("chance"), _seeds_here(results, task, words)]
     elif task["seeds"] == 1:
         bold = _sure_with_one_seed(results, task, words)
     else:
@@ -199,7 +199,7 @@ def _sure_of_order(results: Results, task: dict[str, Any], words: Words, key: st
     """Whether the two best encodings at the largest size differ by more than chance."""
     ranked = [s for s in verdict.standings(results, task) if s.far is not None and "+" not in s.encoding]
     ranked = ranked or [s for s in verdict.standings(results, task) if s.far is not None]
-    values = {"seeds": seeds(task, words), "size": length(task, max(task["test"]), words)}
+    values = {"seeds": seeds(results, task, words), "size": length(task, max(task["test"]), words)}
     first = ranked[0]
     if len(ranked) == 1:
         return words("sure alone", first=first.encoding, **values)
@@ -222,11 +222,11 @@ def _sure_with_one_seed(results: Results, task: dict[str, Any], words: Words) ->
     return words("sure one", noise=verdict.HOLDS[metric], unit=words(f"{metric} unit"), clear=clear)
 
 
-def _seeds_here(task: dict[str, Any], words: Words) -> str:
+def _seeds_here(results: Results, task: dict[str, Any], words: Words) -> str:
     if task["seeds"] == 1:
         metric = metric_of(task)
         return words("this one seed", noise=verdict.HOLDS[metric], unit=words(f"{metric} unit"))
-    return words("this seeds", seeds=seeds(task, words))
+    return words("this seeds", seeds=seeds(results, task, words))
 
 
 def _published(results: Results, words: Words, key: str) -> str:
@@ -244,8 +244,14 @@ def length(task: dict[str, Any], size: int, words: Words) -> str:
     return words("bytes" if metric_of(task) == "loss" else "size", size=size)
 
 
-def seeds(task: dict[str, Any], words: Words) -> str:
-    return words("seeds 1") if task["seeds"] == 1 else words("seeds n", count=task["seeds"])
+def seeds(results: Results, task: dict[str, Any], words: Words) -> str:
+    """How many seeds there are so far: a run in parts may have fewer than it asks for."""
+    least, most = results.seed_numbers(task)
+    if most == 0:
+        least = most = task["seeds"]
+    if least != most:
+        return words("seeds range", least=least, most=most)
+    return words("seeds 1") if most == 1 else words("seeds n", count=most)
 
 
 def what(task: dict[str, Any], words: Words) -> str:

@@ -104,7 +104,16 @@ class Transformer(nn.Module):
             x = self.encoding.embed(x, posenc.Positions(tokens.shape[1] if positions is None else positions))
         for block in self.blocks:
             x = block(x, None if self.causal else key_mask)
-        return self.head(self.norm(x))
+        return self._logits(self.norm(x))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """The head. On a GPU its rows are filled up to a multiple of 8: matrix products of other sizes are several times slower."""
+        weight = self.head.weight
+        more = -weight.shape[0] % 8
+        if not x.is_cuda or not more:
+            return self.head(x)
+        padded = nn.functional.pad(weight, (0, 0, 0, more))
+        return nn.functional.linear(x, padded)[..., : weight.shape[0]]
 
     def extend(self, encoding: str, extension: str, longest: int) -> None:
         """Apply a context extension in every layer; the weights do not change."""

@@ -116,7 +116,7 @@ def _stronger(language: str) -> list[Markup]:
     assert task is not None
     about = words(
         "stronger about", gpu=answer.gpu(run), parameters=answer.parameters(run, task, words),
-        train=answer.length(task, task["train"], words), steps=task["steps"], seeds=answer.seeds(task, words),
+        train=answer.length(task, task["train"], words), steps=task["steps"], seeds=answer.seeds(run, task, words),
     )  # fmt: skip
     whole = fold(words("details stronger"), tag("p", about), *_every_length(run, task, words))
     return [whole, *_published(run, words)]
@@ -297,7 +297,7 @@ def _text_table(results: Results, task: dict[str, Any], words: Words) -> list[st
     size = answer.length(task, task["train"], words)
     rows = [
         words("trained to", task=f"{task['task']}, {answer.what(task, words)}", axis=words(f"{metric} axis"), size=size,
-              seeds=answer.seeds(task, words))
+              seeds=answer.seeds(results, task, words))
     ]  # fmt: skip
     standings = verdict.standings(results, task)
     wide = max([columns(s.encoding) for s in standings] + [columns(words("encoding"))])

@@ -120,10 +120,15 @@ class Results:
 
     def seeds(self, task: dict[str, Any]) -> str:
         """How many seeds the encodings were trained with, in words."""
-        trained = {encoding.split("+")[0] for encoding in self.encodings(task)}
-        numbers = sorted({len(self.training(task, encoding)) for encoding in trained})
-        shown = " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "0"
+        least, most = self.seed_numbers(task)
+        shown = str(most) if least == most else f"{least} to {most}"
         return f"{shown} seed{'s' * (shown != '1')}"
+
+    def seed_numbers(self, task: dict[str, Any]) -> tuple[int, int]:
+        """The fewest and the most seeds that an encoding was trained with so far."""
+        trained = {encoding.split("+")[0] for encoding in self.encodings(task)}
+        numbers = [len(self.training(task, encoding)) for encoding in trained]
+        return (min(numbers), max(numbers)) if numbers else (0, 0)
 
     def rates(self, task: dict[str, Any], encoding: str) -> dict[float, Mean | str]:
         """The learning-rate check: score at the training size for each rate, first seed only."""

@@ -218,7 +218,7 @@ def setup(results: Results, words: Words) -> Markup:
         sentence = words(
             "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=words("layers 1") if task["layers"] == 1 else words("layers n", count=task["layers"]),
             width=task["width"], heads=task["heads"], parameters=answer.parameters(results, task, words),
-            steps=task["steps"], data=data, seeds=answer.seeds(task, words), lr=task["lr"],
+            steps=task["steps"], data=data, seeds=answer.seeds(results, task, words), lr=task["lr"],
         )  # fmt: skip
         found.append(tag("p", sentence))
     text = results.experiment.get("text") or {}

@@ -29,6 +29,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "trained size": ("training size", "训练规模"),
     "seeds 1": ("one seed", "一个随机种子"),
     "seeds n": ("{count} seeds", "{count} 个随机种子"),
+    "seeds range": ("{least} to {most} seeds", "{least} 到 {most} 个随机种子"),
     # ---- tasks
     "task text": ("predict the next byte of real text", "预测真实文本的下一个字节"),
     "task copy": ("write the sequence again", "重写序列"),

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
-from ..core.mask import MaskOptions
 from ..core.plan import Plan
-from ..core.positions import Positions, consecutive
+from ..core.positions import Positions
 from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
+from . import plain_forward
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
 from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
@@ -145,7 +143,7 @@ class Attention(nn.Module):
         ):  # fmt: skip
             slot = None if cache is None else self._slot(cache, x, cross=False)
             if (slot is None or not slot.marks) and not self._modules["encoding"].keeps:  # type: ignore[union-attr]
-                return self._plain(x, slot)
+                return plain_forward.forward(self, x, slot)
         if self.context_parallel is not None:
             from .context_parallel import forward
 
@@ -211,57 +209,6 @@ class Attention(nn.Module):
             memory: Tensor | None = None,
             cache: KVCache | LayerCache | GraphCache | None = None,
         ) -> Tensor: ...
-
-    def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
-        """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""
-        # nn.Module looks submodules up last of all, which takes as long as a small operation
-        modules: dict[str, Any] = self._modules
-        encoding = modules["encoding"]
-        is_eager = not torch.compiler.is_compiling()
-        batch, queries, _ = x.shape
-        past = 0 if slot is None else slot.length
-        if encoding.embeds:
-            x = encoding.embed_run(x, past)
-        project, rows = _call, x
-        if is_eager and type(x) in (Tensor, nn.Parameter) and not _has_any_global_hook():
-            project, rows = _project, x.flatten(0, 1)  # as a matrix product takes it: once for all three
-        q, k, v = [
-            self._heads(project(modules[name], rows, batch, queries), batch, queries)
-            for name in ("q_proj", "k_proj", "v_proj")
-        ]
-        on_cpu = is_eager and self.engine == "auto" and q.is_cpu
-        rotates_here = encoding.rotates and not encoding.length_dependent
-        rotates_here = rotates_here and (slot is not None or (on_cpu and not encoding.adds_terms))
-        plan = None  # where nothing is left to do in attention
-        if encoding.adds_terms or encoding.rotates != rotates_here or not on_cpu or q.shape[1] != self.heads:
-            every = consecutive(past, queries, 0, past + queries)
-            plan = (encoding.terms if rotates_here else encoding.plan)(every, x=x, host=self)
-            if q.shape[1] != self.heads:
-                plan = self._own_heads(plan, q)
-        if rotates_here:
-            if plan is not None:
-                q, plan = plan.take_shift(q)
-            q, k, v = encoding.rotate_run(q, k, v, past)
-        appended = None
-        if slot is not None:
-            appended = slot.append(k, v, differentiable=is_training(self, q))
-            k, v = appended.k, appended.v
-        if plan is not None:
-            k, v = _as_appended(k, v, plan)
-        masks: MaskOptions = {"causal": self.causal}
-        if self.window is not None:
-            masks["window"] = self.window
-        out = attend(q, k, v, plan, dropout=self.dropout if self.training else 0.0, engine=self.engine, **masks)
-        if queries > 1:
-            out = out.transpose(1, 2)
-        width = q.shape[1] * v.shape[3]  # either way a token's numbers lie side by side
-        out = out.reshape(batch, queries, width) if project is _call else out.reshape(batch * queries, width)
-        out = project(modules["o_proj"], out, batch, queries)
-        if out.dim() == 2:
-            out = out.view(batch, queries, out.shape[1])
-        if slot is not None and appended is not None:
-            slot.commit(appended, {})  # last: an error above leaves the cache unchanged
-        return out
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         slot = find_slot(cache, self, x, cross)
@@ -335,7 +282,7 @@ class Attention(nn.Module):
     def _attend(self, q, k, v, plan, causal, key_mask, documents, mask) -> Tensor:
         if q.shape[1] != self.heads:
             plan = self._own_heads(plan, q)
-        k, v = _as_appended(k, v, plan)
+        k, v = plain_forward.as_appended(k, v, plan)
         out = attend(
             q, k, v, plan, causal=causal, window=self.window, key_mask=key_mask, documents=documents, mask=mask,
             dropout=self.dropout if self.training else 0.0, engine=self.engine,
@@ -355,32 +302,13 @@ class Attention(nn.Module):
             raise ValueError(f"q_proj gives other than {self.heads} heads of {self.head_dim}; it must give all of them")
         return mesh
 
-    def _heads(self, projected: Tensor, batch: int | None = None, length: int | None = None) -> Tensor:
-        """[B, L, heads * D], or with B and L given [B * L, heads * D] -> [B, heads, L, D]."""
-        if batch is None or length is None:
-            batch, length = projected.shape[:2]
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[B, L, heads * D] -> [B, heads, L, D]."""
+        batch, length = projected.shape[:2]
         heads = projected.shape[-1] // self.head_dim
         if length == 1:  # the same numbers in the same order
             return projected.view(batch, heads, 1, self.head_dim)
         return projected.view(batch, length, heads, self.head_dim).transpose(1, 2)
-
-
-def _project(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Tensor:
-    """projection(x) of x [B, L, n], given as rows [B * L, n]. A plain linear map without hooks is called as a function and gives
-    rows: a module's own call takes a tenth of the product's time where x is a token."""
-    own = projection.__dict__
-    if (
-        type(projection) is not nn.Linear or "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
-        or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    ):  # fmt: skip
-        return projection(rows.view(batch, length, rows.shape[1]))
-    parameters = own["_parameters"]
-    return linear(rows, parameters["weight"], parameters["bias"])
-
-
-def _call(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Tensor:
-    """projection(rows), which are [B, L, n] here."""
-    return projection(rows)
 
 
 def _cached_context(
@@ -399,11 +327,3 @@ def _cached_context(
     if not compiling and k.is_inference() and not torch.is_inference_mode_enabled():  # autograd may not save those
         k, v, facts = k.clone(), v.clone(), {name: fact.clone() for name, fact in facts.items()}
     return k, v, facts
-
-
-def _as_appended(k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Keys and values with a head for each head of channels that the plan appends to the keys (grouped queries)."""
-    if plan.append is None or plan.append[1].shape[1] <= k.shape[1]:
-        return k, v
-    groups = plan.append[1].shape[1] // k.shape[1]
-    return k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

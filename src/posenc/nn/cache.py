@@ -119,6 +119,26 @@ class LayerCache:
         stored = self._written(self._k, k, length), self._written(self._v, v, length)
         return Appended(stored[0].narrow(2, 0, length), stored[1].narrow(2, 0, length), stored, length, True)
 
+    def append_in_place(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The short way of `append`, for eager code without gradients: everything, where it fits into storage that only this slot
+        knows; None elsewhere. `length`, once it is set, makes it the slot's."""
+        stored_k, stored_v = self._k, self._v
+        if not self._own or stored_k is None or stored_v is None or torch.is_grad_enabled():
+            return None
+        rows, heads, count, size = k.shape
+        old_rows, old_heads, room, old_size = stored_k.shape
+        start = self.length
+        end = start + count
+        if rows != old_rows or heads != old_heads or size != old_size or end > room or v.shape[:3] != k.shape[:3]:
+            return None
+        if v.shape[3] != stored_v.shape[3] or k.dtype != stored_k.dtype or v.dtype != stored_v.dtype:
+            return None
+        if k.device != stored_k.device or v.device != stored_v.device:
+            return None
+        stored_k[:, :, start:end] = k
+        stored_v[:, :, start:end] = v
+        return stored_k.narrow(2, 0, end), stored_v.narrow(2, 0, end)
+
     def _written(self, stored: Tensor, new: Tensor, length: int) -> Tensor:
         """Storage with `new` past the tokens so far: this slot's own where it has room."""
         if self._k is not None and (not self._own or length > stored.shape[2]):

@@ -1,11 +1,15 @@
-"""Inkling's text model against transformers."""
+"""Inkling's text models against transformers."""
+
+import importlib.util
 
 import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingForCausalLM
 
+from posenc.hf import inkling
 from tests.hf.harness import Case, pairs, run_check
 from tests.hf.test_inkling import make
+from tests.hf.tiny import tiny_case
 
 
 def batch():
@@ -22,6 +26,8 @@ CASES = {
         generates={"greedy": {}, "beams": dict(num_beams=2)},
     )
 }
+if importlib.util.find_spec("transformers.models.inkling2"):  # since 5.23
+    CASES["inkling2"] = tiny_case(inkling, "inkling2", layers=2, way="interface, rel_logits_proj.forward replaced")
 
 
 @pytest.mark.parametrize(("case", "check"), pairs(CASES))

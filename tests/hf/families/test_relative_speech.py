@@ -1,18 +1,21 @@
-"""FastSpeech2-Conformer's encoder and Parakeet's against transformers."""
+"""FastSpeech2-Conformer's encoder, Parakeet's and Nemotron's streaming one against transformers."""
 
+import copy
 import inspect
 
 import pytest
 import torch
-from transformers import ParakeetEncoder
+from transformers import NemotronAsrStreamingEncoder, ParakeetEncoder
 from transformers.models.parakeet.modeling_parakeet import ParakeetEncoderAttention
 
+from posenc import hf
 from posenc.hf import relative_speech
+from tests.hf.compare import outputs_agree
 from tests.hf.harness import Case, pairs, run_check
 from tests.hf.tiny import batch, make
 
 
-class Frames(ParakeetEncoder):
+class Frames:
     """Real frames only: a padded one sees nothing in the original, but has gradients."""
 
     def forward(self, input_features, attention_mask, **kwargs):
@@ -20,10 +23,21 @@ class Frames(ParakeetEncoder):
         return (found.last_hidden_state * found.attention_mask[..., None],)
 
 
-def frames():
-    model = make(relative_speech, "parakeet")
-    found = Frames(model.config).eval()
+class ParakeetFrames(Frames, ParakeetEncoder):
+    pass
+
+
+class StreamingFrames(Frames, NemotronAsrStreamingEncoder):
+    def forward(self, input_features, attention_mask, **kwargs):
+        return super().forward(input_features, attention_mask, num_lookahead_tokens=2, **kwargs)
+
+
+def frames(folder="parakeet", cls=ParakeetFrames):
+    model = make(relative_speech, folder)
+    found = cls(model.config).eval()
     found.load_state_dict(model.state_dict())
+    for module in found.modules():
+        getattr(module, "left_pad", None)  # a property that the original keeps when it is first read
     return found
 
 
@@ -36,6 +50,10 @@ CASES = {
         frames, lambda: batch(relative_speech, "parakeet"), layers=2, way="interface, forward replaced",
         paddings=("none", "right"),  # the original counts real frames
     ),
+    "nemotron_asr_streaming": Case(
+        lambda: frames("nemotron_asr_streaming", StreamingFrames), lambda: batch(relative_speech, "nemotron_asr_streaming"),
+        layers=2, way="interface, forward replaced", paddings=("none", "right"),
+    ),
 }  # fmt: skip
 if "finfo" not in inspect.getsource(ParakeetEncoderAttention.forward):  # until transformers 5.16 padded frames gave NaN
     del CASES["parakeet"]
@@ -44,3 +62,20 @@ if "finfo" not in inspect.getsource(ParakeetEncoderAttention.forward):  # until 
 @pytest.mark.parametrize(("case", "check"), pairs(CASES))
 def test_family(case, check):
     run_check(CASES[case], check)
+
+
+def test_a_stream_of_chunks_continues_its_cache():
+    """Three frames at a time, as a recogniser hears them: the original's caches, the original's frames."""
+    model = make(relative_speech, "nemotron_asr_streaming")
+    sound = torch.randn(2, 192, 16)
+    found = []
+    for one in (model, hf.accelerate(copy.deepcopy(model))):
+        parts, caches = [], {}
+        with torch.no_grad():
+            for chunk in sound.split(24, dim=1):
+                out = one(chunk, use_cache=True, num_lookahead_tokens=2, **caches)
+                caches = {"past_key_values": out.past_key_values, "padding_cache": out.padding_cache}
+                parts.append(out.last_hidden_state)
+        found.append(torch.cat(parts, 1))
+    assert found[0].shape[1] > 20
+    outputs_agree(found[1], found[0])

@@ -35,6 +35,7 @@ from .rope import (
 from .scaling import Scaling
 
 _rotations = Memo(most=32, numbers=1 << 22)
+"""Of consecutive patches or tokens, for the layers and steps that ask again."""
 
 Convention = Literal["pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"]
 
@@ -453,7 +454,28 @@ class Sinusoidal2D(Encoding):
         self._digits = split_frequencies(inverse_frequencies(d_model // 2, float(base)))
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
-        at = tuple(positions_of(side, x.device) for side in positions.q_axes)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        side = positions.q_axes[0]
+        if (
+            len(positions.q_axes) > 1
+            or not isinstance(side, Run)
+            or type(side.start) is not int
+            or not may_keep(x.device)
+        ):
+            return (x + self._vectors(positions, x.device, dtype)).to(x.dtype)
+        key = (
+            "2d", side.start, side.length, self._digits, self.first, self.prefix, self.columns, x.device, x.dtype
+        )  # fmt: skip
+        table = _rotations.get(key)
+        if table is None:
+            with torch.inference_mode(False), torch.no_grad():
+                table = self._vectors(positions, x.device, dtype)
+            _rotations.put(key, table, table.numel())
+        return (x + table).to(x.dtype)
+
+    def _vectors(self, positions: Positions, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """[B or 1, L, d_model]"""
+        at = tuple(positions_of(side, device) for side in positions.q_axes)
         if len(at) == 1 and self.columns is not None:
             at = row_and_column(at[0], self.columns)
         if len(at) != 2:
@@ -461,8 +483,7 @@ class Sinusoidal2D(Encoding):
                 f"rows and columns are two axes, got {len(at)}; give positions [B, L, 2], "
                 "or columns=, for patches that are numbered row by row"
             )
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        digits = digits_on_device(self._digits, x.device)
+        digits = digits_on_device(self._digits, device)
         parts = []
         for axis in at if self.first == "rows" else at[::-1]:
             cos, sin = compute_phases(axis.unsqueeze(-1), digits, dtype)
@@ -470,4 +491,4 @@ class Sinusoidal2D(Encoding):
         table = torch.cat(parts, dim=-1)
         if self.prefix:
             table = torch.cat((torch.zeros_like(table[:, : self.prefix]), table[:, self.prefix :]), dim=1)
-        return (x + table).to(x.dtype)
+        return table

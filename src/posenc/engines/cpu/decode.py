@@ -86,12 +86,30 @@ def _bias_by_distance(plan: Plan, lowest: int, count: int, precision: torch.dtyp
     return table
 
 
-def expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
-    """[X, n] -> [batch, X / batch, 1, count]: the table by distance, from the lowest on.
+def multiply_rows(states: Tensor, table: Tensor, scale: float) -> Tensor:
+    """scale states·tableᵀ of one query: [B, H, 1, E], [H or 1, n, E] -> [B * H, n], by one product that scales as it goes. As
+    matrices: ten times as fast as [B, H, 1, n]."""
+    batch, heads, _, width = states.shape
+    nothing = states.new_empty(())  # with beta 0 it is not read
+    if table.shape[0] == 1:
+        return torch.addmm(nothing, states.reshape(batch * heads, width), table[0].t(), beta=0, alpha=scale)
+    if batch == 1:
+        return torch.baddbmm(nothing, states[0], table.transpose(1, 2), beta=0, alpha=scale).squeeze(1)
+    return ((states * scale) @ table.transpose(1, 2)).flatten(0, 2)
 
-    Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache.
+
+def expand_by_distance(table: Tensor, batch: int, index: Index | Grid, lowest: int, count: int) -> Tensor:
+    """[X, n] -> [batch, X / batch, 1, count]: the table by distance, from the lowest on; perhaps a view of it.
+
+    Whole blocks are copied at memory speed and by all cores, each of which then has its heads in its own cache; few numbers are
+    picked one by one.
     """
     size, each = block_sizes.COPY_BLOCK, table.shape[0] // batch
+    is_exact = isinstance(index, Index) and index.rows is None and index.lo <= lowest and lowest + count - 1 <= index.hi
+    if is_exact and table.stride(1) == 1:  # a row for each distance: a view
+        return table.narrow(1, lowest - index.lo, count).view(batch, each, 1, count)
+    if table.shape[0] * count <= block_sizes.PICKED:
+        return table.index_select(1, _find_rows(index, lowest, count, table.device)).view(batch, each, 1, count)
     first, last = lowest // size, (lowest + count - 1) // size
     rows, copies = _distance_blocks(index, first, last, size, batch * each, table.device)
     table = table.index_select(1, rows)
@@ -131,6 +149,8 @@ def _mask_limits(
     """-inf outside the limits, which are relative to the distance of the last query to the last key."""
     if table is None:
         table = torch.zeros(1, 1, 1, rows + keys - 1, dtype=precision, device=q.device)
+    else:
+        table = table.clone()  # it may be a view of a parameter
     last = keys - 1
     if left is not None and last > left:
         table[..., : last - left] = NEG_INF
@@ -149,9 +169,8 @@ def _add_content(
             continue
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
-            dots = (states.to(precision) * scale) @ lookup.dot_query.to(precision).transpose(1, 2)
-            # as a matrix: ten times as fast as [B, H, 1, n]
-            mask = add(mask, expand_by_distance(dots.flatten(0, 2), len(dots), lookup.index, lowest, keys))
+            dots = multiply_rows(states.to(precision), lookup.dot_query.to(precision), scale)
+            mask = add(mask, expand_by_distance(dots, len(states), lookup.index, lowest, keys))
         if lookup.dot_key is not None:
             found = _key_dots(q.shape[1], k.to(precision), lookup.dot_key.to(precision), lookup.index, lowest)
             mask = add(mask, found * scale)

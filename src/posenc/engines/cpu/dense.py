@@ -1,8 +1,4 @@
-"""Short texts: all terms as one mask [B or 1, H, Lq, Lk], and one call of PyTorch's attention.
-
-    bias by distance [H, n]        ─ Toeplitz ─▶  [H, Lq, Lk]        n = Lq + Lk - 1 distances,
-    states·table [B, H, Lq, n]     ─ skew ─────▶  [B, H, Lq, Lk]     key j of query i stands at j - i + Lq - 1
-    k·table      [B, H, Lk, n]     ─ skew ─────▶  [B, H, Lk, Lq]ᵀ
+"""Short texts: all terms as one mask [B or 1, H, Lq, Lk] (dense_terms.py), and one call of PyTorch's attention.
 
 A mask of biases alone that needs no gradient is kept, with copies of the tables it was made of: it is used again where the
 tables' numbers are the same, whichever way they were or were not changed since. Kept masks are bounded in number and size.
@@ -11,21 +7,19 @@ tables' numbers are the same, whichever way they were or were not changed since.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache, wraps
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from ...core.functions import direct_apply
 from ...core.index import Index
-from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
-from ...core.tables import expand_table
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
-from .ops import refuse_second_derivatives
 
 ALL = slice(None)
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
@@ -65,40 +59,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
 def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
     """PyTorch's attention, whose gradient reaches the mask too."""
     # the kernels read channels, and keys of a mask, side by side
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
     grouped = q.shape[1] != k.shape[1]
     if mask is not None and ((gradient and mask.requires_grad) or grouped):  # grouped: the same bits without a gradient
-        return _Attend.apply(q, k, v, mask, scale)
+        return _apply_attend(q, k, v, mask, scale)
     if gradient and not grouped:
-        return _Fused.apply(q, k, v, mask, scale)
+        return _apply_fused(q, k, v, mask, scale)
     return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-
-
-def first_derivatives_only(backward):
-    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
-    derivatives vanish in silence where the incoming gradient is a constant."""
-
-    @wraps(backward)
-    def call(ctx, *grads):
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return results
-        found = tuple([x for x in results if x is not None])
-        marked = iter(_FirstOnly.apply(*[x.detach().requires_grad_() for x in found]))
-        return tuple([None if x is None else next(marked) for x in results])
-
-    return call
-
-
-class _FirstOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([x.clone() for x in tensors])
-
-    backward = staticmethod(refuse_second_derivatives)
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
@@ -120,7 +90,7 @@ def _bias(lowered: LoweredPlan) -> Tensor | None:
     tables = tuple(table for _, table in found)
     if plan.slopes is not None:
         tables = (*tables, plan.slopes)
-    indices = tuple([index for index, _ in found])
+    indices: tuple = tuple([index for index, _ in found])  # no Grid: the positions have one axis
     facts_of_mask = (offset, q_length, k_length, *limits, precision)
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         return make_bias(tables, indices, *facts_of_mask)
@@ -169,7 +139,20 @@ def row_of_query(
 ) -> Tensor | None:
     """[1, H, 1, count]: the bias of one query whose distances are `lowest` and on; a view of a kept row that serves the next
     steps too. None where a table holds NaN. tables: a bias for each index, then the slopes."""
-    first, last = lowest // STEP * STEP, -(-(lowest + count) // STEP) * STEP
+    whole = whole_row(tables, indices, lowest, count, precision)
+    return None if whole is None else whole.narrow(3, lowest - first_of_row(lowest), count)
+
+
+def first_of_row(lowest: int) -> int:
+    """The first distance of the row that `whole_row` keeps."""
+    return lowest // STEP * STEP
+
+
+def whole_row(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], lowest: int, count: int, precision: torch.dtype
+) -> Tensor | None:
+    """[1, H, 1, at least count], kept: from `first_of_row(lowest)` on."""
+    first, last = first_of_row(lowest), -(-(lowest + count) // STEP) * STEP
     key = _key(tables, first, last, precision)
     whole = _find(_rows, key, tables, indices)
     if whole is None:
@@ -185,58 +168,7 @@ def row_of_query(
                 return None
             whole = row[None, :, None]
             _keep(_rows, key, tables, indices, whole)
-    return whole.narrow(3, lowest - first, count)
-
-
-def make_bias(
-    tables: tuple[Tensor, ...], indices: tuple, offset: int, q_length: int, k_length: int, left: int | None,
-    right: int | None, precision: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """The mask of these numbers, with gradients where they have. tables: a bias for each index, then the slopes."""
-    lowest, highest = offset - q_length + 1, offset + k_length - 1
-    total = None
-    for index, table in zip(indices, tables, strict=False):
-        total = add(total, expand_table(table, index, lowest, highest).to(precision))
-    if len(tables) > len(indices):
-        total = add(total, tables[-1].to(precision)[:, None] * _distances(lowest, highest, precision))
-    assert total is not None
-    bias = _Toeplitz.apply(total, k_length)[None]
-    if left is not None or right is not None:
-        bias = bias + limits_of(left, right, q_length, k_length, precision)
-    return bias
-
-
-@lru_cache(maxsize=16)
-def _distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
-    """-|r|"""
-    with torch.inference_mode(False), torch.no_grad():
-        return -torch.arange(lowest, highest + 1).abs().to(dtype)
-
-
-@lru_cache(maxsize=8)
-def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
-    """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
-    with torch.inference_mode(False), torch.no_grad():
-        allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
-        assert allowed is not None
-        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
-
-
-class _Toeplitz(torch.autograd.Function):
-    """[H, Lq + Lk - 1] by distance -> [H, Lq, Lk]."""
-
-    @staticmethod
-    def forward(ctx, table: Tensor, k_length: int) -> Tensor:
-        return table.unfold(1, k_length, 1).flip(1)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx, grad: Tensor):
-        heads, q_length, k_length = grad.shape
-        count = q_length + k_length - 1
-        # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
-        moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
-        return moved.view(heads, q_length, count).sum(1), None
+    return whole
 
 
 # ---- content -----------------------------------------------------------------------------------------------------------
@@ -251,76 +183,16 @@ def _add_content(q: Tensor, k: Tensor, mask: Tensor | None, lowered: LoweredPlan
         lo, hi = reached(query_span, lowest, highest)
         table, states = lowered.query_table(q, lo, hi, precision)
         assert table is not None
-        products = multiply(q if states is None else states, table, scale)
+        products = multiply(q if states is None else states, table * scale)
         mask = add(mask, by_pair(products, lo - lowest, highest - hi, k_length))
     if key_span is not None:
         lo, hi = reached(key_span, lowest, highest)
         found = lowered.key_table(lo, hi, precision)
         assert found is not None
-        products = multiply(k, found.flip(1), scale)
+        products = multiply(k, found.flip(1) * scale)
         mask = add(mask, by_pair(products, highest - hi, lo - lowest, q_length).transpose(2, 3))
     assert mask is not None
     return mask
-
-
-def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
-    lo, hi = span
-    return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
-
-
-def multiply(states: Tensor, table: Tensor, scale: float) -> Tensor:
-    """scale states·tableᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
-    states = states if states.dtype == table.dtype else states.to(table.dtype)
-    table = table * scale
-    return states @ (table[0].t() if table.shape[0] == 1 else table.transpose(1, 2))
-
-
-def by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
-    """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
-    first and the last column hold."""
-    rows, columns = products.shape[2:]
-    if 2 * columns < before + columns + after:
-        return products.gather(-1, _columns(before, columns, rows, keys).expand(*products.shape[:2], -1, -1))
-    if before or after:
-        parts = [products]
-        if before:
-            parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
-        if after:
-            parts.append(products[..., -1:].expand(*products.shape[:3], after))
-        products = torch.cat(parts, -1)
-    if products.requires_grad:
-        return _Skew.apply(products, keys)
-    return _skewed(products.contiguous(), keys)
-
-
-@lru_cache(maxsize=8)
-def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
-    """[R, K]: the column of each pair."""
-    with torch.inference_mode(False), torch.no_grad():
-        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
-        return steps.clamp_(0, columns - 1)
-
-
-class _Skew(torch.autograd.Function):
-    """[B, H, R, R + K - 1] by distance -> [B, H, R, K]: row i without its first R - 1 - i numbers, as a view."""
-
-    @staticmethod
-    def forward(ctx, products: Tensor, keys: int) -> Tensor:
-        ctx.shape = products.shape
-        return _skewed(products.contiguous(), keys)
-
-    @staticmethod
-    @first_derivatives_only
-    def backward(ctx, grad: Tensor):
-        whole = grad.new_zeros(ctx.shape)
-        _skewed(whole, grad.shape[3]).copy_(grad)
-        return whole, None
-
-
-def _skewed(products: Tensor, keys: int) -> Tensor:
-    batch, heads, rows, count = products.shape
-    steps = (heads * rows * count, rows * count, max(count - 1, 1), 1)
-    return products.as_strided((batch, heads, rows, keys), steps, rows - 1)
 
 
 # ---- attention whose second derivatives say where they are -----------------------------------------------------------------
@@ -343,6 +215,36 @@ class _Fused(torch.autograd.Function):
 
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
+def attend_with_bias(
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, scale: float
+) -> Tensor:
+    """`attend_with_mask` of `make_bias(tables, indices, *facts)`, as one function with one gradient."""
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return attend_with_mask(q, k, v, make_bias(tables, indices, *facts), scale, True)
+    return _apply_attend_with_bias(q, k, v, scale, indices, facts, *tables)
+
+
+class _AttendWithBias(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, indices: tuple, facts: tuple, *tables: Tensor
+    ) -> Tensor:
+        mask = make_bias(tables, indices, *facts)
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
+        ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
+        return _without_gradients(q, k, v, mask, scale)
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        q, k, v, mask = ctx.saved_tensors
+        *grads, d_mask = _all_gradients(q, k, v, mask, grad, ctx.scale, True)
+        assert d_mask is not None
+        indices, facts, tables = ctx.given
+        return *grads, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[6:])
+
+
 class _Attend(torch.autograd.Function):
     """PyTorch's fused backward pass gives no gradient of its mask. Forward it is the same call as without gradients, with the
     same bits; backward the scores are made again, and all products are of stacked heads. Heads that share keys are rows of
@@ -352,29 +254,42 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.scale = scale
-        # PyTorch looks at requires_grad even here, and would take its unfused form
-        q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
-        return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return _without_gradients(q, k, v, mask, scale)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
-            d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, ctx.scale)
-            d_mask = d_s.sum_to_size(mask.shape) if ctx.needs_input_grad[3] else None
-            return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_mask, None
-        d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if ctx.needs_input_grad[3] else None
-        group = q.shape[1] // k.shape[1]
-        for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
-            own = slice(heads.start * group, heads.stop * group)
-            at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
-            found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], ctx.scale)
-            d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
-            if d_mask is not None:
-                d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
-        return d_q, d_k, d_v, d_mask, None
+        return *_all_gradients(q, k, v, mask, grad, ctx.scale, ctx.needs_input_grad[3]), None
+
+
+def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    # PyTorch looks at requires_grad even inside a function, and would take its unfused form
+    q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
+    return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _all_gradients(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, of_mask: bool
+) -> tuple[Tensor | None, ...]:
+    """Of q, k, v and the mask."""
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
+        d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, scale)
+        d_mask = None if not of_mask else d_s if d_s.shape == mask.shape else d_s.sum_to_size(mask.shape)
+        if q.dtype != d_s.dtype:
+            d_q, d_k, d_v = d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
+        return d_q, d_k, d_v, d_mask
+    d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if of_mask else None
+    group = q.shape[1] // k.shape[1]
+    for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
+        own = slice(heads.start * group, heads.stop * group)
+        at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
+        found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], scale)
+        d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
+        if d_mask is not None:
+            d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
+    return d_q, d_k, d_v, d_mask
 
 
 def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:
@@ -391,14 +306,23 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scal
     batch, heads, q_length, size = q.shape
     _, kv_heads, k_length, v_size = v.shape
     stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-    scaled = q.to(mask.dtype).reshape(stacks, rows, size) * scale
-    keys = k.to(mask.dtype).reshape(stacks, k_length, size)
-    values = v.to(mask.dtype).reshape(stacks, k_length, v_size)
-    whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
+    if q.dtype != mask.dtype:
+        q, k, v, grad = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype), grad.to(mask.dtype)
+    shape, k_shape = q.shape, k.shape
+    scaled = q.reshape(stacks, rows, size) * scale
+    keys = k.reshape(stacks, k_length, size)
+    if batch == 1 == heads // kv_heads:
+        whole = mask.expand(batch, heads, q_length, k_length)[0]
+    else:
+        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
     p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-    g = grad.to(p.dtype).reshape(stacks, rows, v_size)
+    g = grad.reshape(stacks, rows, v_size)
     d_v = torch.bmm(p.transpose(1, 2), g)
-    d_s = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+    d_p = torch.bmm(g, v.reshape(stacks, k_length, v_size).transpose(1, 2))
+    d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
     d_q = torch.bmm(d_s, keys).mul_(scale)
     d_k = torch.bmm(d_s.transpose(1, 2), scaled)
-    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
+    return d_q.view(shape), d_k.view(k_shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
+
+
+_apply_fused, _apply_attend, _apply_attend_with_bias = map(direct_apply, (_Fused, _Attend, _AttendWithBias))

@@ -3,7 +3,7 @@
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
     skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
-    backward, backward_launch       the backward pass, with five products; what runs before and after it
+    backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -17,7 +17,7 @@ from importlib import metadata
 
 import torch
 
-from ..triton.arguments import FAR, Inputs, Numbers
+from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
 
 TESTED = ("3.6",)
@@ -28,9 +28,8 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SMALLEST = 2.0**-40
-READS_BACKWARD = {"q", "k", "v", "bias"}
-WIDEST = 1 << 20  # distances of a causal table in the backward pass
 SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
+MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
@@ -144,15 +143,9 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
         return f"it failed before: {_failures[0]}"
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
-    extra = [
-        name for name, tensor in zip(x._fields, x, strict=True) if tensor is not None and name not in READS_BACKWARD
-    ]
-    if extra or num.left >= 0 or num.right > 0:
-        return f"it knows biases by distance and causality, not {', '.join(extra) or 'windows'}"
-    if x.k.shape[1] != x.q.shape[1]:
-        return f"it needs as many heads of keys as of queries, got {x.k.shape[1]} and {x.q.shape[1]}"
-    if num.right == 0 and num.lo != FAR and abs(x.k.shape[2] - x.q.shape[2] + num.offset - num.lo) > WIDEST:
-        return f"the last visible distance is more than {WIDEST} from the table's first"
+    blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
+    if not FEWEST <= blocks <= MOST:
+        return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:

@@ -1,27 +1,33 @@
-"""The backward kernel for Hopper, in Gluon: five products, for attention with a bias by distance, causal or not.
+"""The backward kernel for Hopper, in Gluon: five products, for attention with a bias by distance, slopes, causality, windows, padding,
+documents and grouped heads.
 
 A program has five roles, joined by barriers in shared memory:
 
     producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
     consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
-    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory
-    summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance
+    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory (backward_sums.py)
+    summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance (backward_sums.py)
 
-    step of a consumer (tiles are [keys, queries])             adder                  summer, once a block of keys
-      s  = K Q^T     dp = V dO^T
-      p  = exp2(s - lse)
-      dV += p dO     ds = p (dp - delta)  ---- ds, bf16 --->   dQ^T = K^T ds
-      dK += ds Q                                               add to memory
-      in near tiles   ds, float32, by key and distance  ------------------------->    sum of columns
+Tiles are [keys, queries]. A step starts four products; the last two belong to the tile before and run beside the exponentials:
 
-The tiles of a block of 128 keys, far ones first (`split_queries`): those on the right have every distance at or beyond the table's
-last, those on the left at or before its first; the bias is one number there, which is part of the copy of lse that is loaded:
+    step t of a consumer                                            adder                  summer, once a block of keys and head
+      s  = K Q(t)^T         dp = V dO(t)^T
+      dV += p(t-1) dO(t-1)  dK += ds(t-1) Q(t-1)
+      p(t)  = exp2(s - lse)
+      ds(t) = p (dp - delta) ----- ds, bf16, shared memory ----->   dQ^T = K^T ds
+      near tiles: ds, float32, by key and distance, memory ---- |   add to memory   --->   sum of columns
 
-    queries   first         right1         left0          count
-              |   far right  |    near      |   far left    |
+The tiles of a block of 128 keys stand in `tiles` (backward_prepare.split_keys, by triton/masking.py's rules); far ones come first:
 
-Near tiles begin the product of keys and queries with the table's numbers, as in kernel.py. A block that ends after the last key has near
-tiles only. The rows of ds that near tiles write are shifted so that one distance is one column (r - lo), for each key j:
+    queries   first      right0      right1      left0      left1      last
+               |   near    | far right |    near   | far left |   near   |
+
+    far       every query sees all keys, and every distance lies at or beyond the table's last (right) or first (left): the bias is
+              one number, which is part of the copy of lse that is loaded; a slope's |r| is r or -r
+    near      all others: s begins with the table's numbers, as in kernel.py, and pairs that are not visible become -inf
+
+With grouped heads a block's tiles come again for each head of queries. The rows of ds that near tiles write are shifted so that one
+distance is one column (r - lo), for each key j:
 
     key 0      r(i=0)  r(i=-1) ..         a row of the band has all distances of the span;
     key 1      r(i=1)  r(i=0) ..          column sums are the gradient
@@ -41,96 +47,117 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .kernel import PAD, by_eights, coordinates, count_blocks
-
-KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
-HALF = gl.constexpr(64)  # keys of a consumer
-LEFT = gl.constexpr(0)  # copies of lse, by tile
-RIGHT = gl.constexpr(1)
-NEAR = gl.constexpr(2)
-
-
-# ---- which blocks and tiles -------------------------------------------------------------------------------------------
-@gluon.jit
-def find_keys(turn, program, programs, count, batch_heads, section):
-    """The head (of all batch rows) and the block of keys that a program takes in its turn: `section` heads at a time, first those
-    blocks that are visible to most queries; every other turn goes backwards through the programs."""
-    index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-    first = index // (section * count) * section
-    rest = index - first * count
-    width = gl.minimum(section, batch_heads - first)
-    return first + rest % width, rest // width
-
-
-@gluon.jit
-def split_queries(n0, q_length, k_length, offset, lo, hi, BM: gl.constexpr, CAUSAL: gl.constexpr):
-    """first, right1, left0 and count of the keys from n0 on."""
-    count = (q_length + BM - 1) // BM
-    first = 0
-    if CAUSAL:
-        first = gl.maximum(n0 - (k_length - q_length), 0) // BM
-        right1 = first
-    else:
-        right1 = gl.minimum(gl.maximum(n0 + offset - hi + 1, 0) // BM, count)
-    left0 = (gl.maximum(n0 + KEYS - 1 + offset - lo, 0) + BM - 1) // BM
-    left0 = gl.minimum(gl.maximum(left0, right1), count)
-    is_whole = n0 + KEYS <= k_length
-    return first, gl.where(is_whole, right1, first), gl.where(is_whole, left0, count), count
-
-
-@gluon.jit
-def find_queries(t, first, right1, left0, count):
-    """The t-th tile, and which copy of lse it needs."""
-    right = right1 - first
-    far = right + count - left0
-    tile = gl.where(t < right, first + t, gl.where(t < far, left0 + t - right, right1 + t - far))
-    return tile, gl.where(t < right, RIGHT, gl.where(t < far, LEFT, NEAR))
+from .backward_sums import BUFFERS, add_dq, sum_distances
+from .backward_tiles import HALF, KEYS, count_turns, far_query_tile, find_keys, find_queries
+from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
+def produce(load, bars, sizes, work, STAGES: gl.constexpr):
     k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
     kv_full, kv_empty, full, empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
-    blocks = (k_length + KEYS - 1) // KEYS
-    program, programs = gl.program_id(0), gl.num_programs(0)
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
+    BUFFERED: gl.constexpr = k_smem.shape[0]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
+    kv_heads = heads // group
+    blocks = (k_length + KEYS - 1) // KEYS
+    q_tiles = (q_length + BM - 1) // BM
     step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        b = bh // heads
-        h = bh % heads
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
+        b = bh // kv_heads
+        h_kv = bh % kv_heads
         n0 = block * KEYS
-        mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [b, h, n0, 0], kv_full.index(0), k_smem.index(0))
-        tma.async_copy_global_to_shared(v_desc, [b, h, n0, 0], kv_full.index(0), v_smem.index(0))
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
-        for t in range(count - first):
-            tile, copy = find_queries(t, first, right1, left0, count)
-            at = step % STAGES
-            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(at), BYTES)
-            tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
-            tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
-            row_of_stats = (copy * batch_heads + bh) * count + tile
-            tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
-            step += 1
+        own = turn % BUFFERED
+        mbarrier.wait(kv_empty.index(own), ((turn // BUFFERED) & 1) ^ 1)
+        mbarrier.expect(kv_full.index(own), 2 * k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [b, h_kv, n0, 0], kv_full.index(own), k_smem.index(own))
+        tma.async_copy_global_to_shared(v_desc, [b, h_kv, n0, 0], kv_full.index(own), v_smem.index(own))
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        for member in range(group):
+            h = h_kv * group + member
+            for t in range(last - first):
+                tile, copy = find_queries(t, first, right0, right1, left0, left1, block * spread, blocks)
+                at = step % STAGES
+                mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(at), BYTES)
+                tma.async_copy_global_to_shared(q_desc, [b, h, tile * BM, 0], full.index(at), q_smem.index(at))
+                tma.async_copy_global_to_shared(do_desc, [b, h, tile * BM, 0], full.index(at), do_smem.index(at))
+                row_of_stats = ((copy * batch + b) * heads + h) * q_tiles + tile
+                tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
+                step += 1
 
 
 # ---- consumers --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_table(table, dist, keys, lo, hi, BM: gl.constexpr, S_L: gl.constexpr, TABLE: gl.constexpr):
-    """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query; -inf after the last key."""
-    x = by_eights(gl.zeros([HALF, BM], gl.float32, S_L))
-    row, eight, column = coordinates(x)
-    if TABLE:
-        first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
-        x = gl.load((table + first + (row - column)) + (-8) * eight)
-    x = gl.where(row < keys, x, float("-inf"))
+def load_table(table, dist, lo, hi, BM: gl.constexpr, S_L: gl.constexpr):
+    """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query."""
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
+    x = gl.load((table + first + (row - column)) + (-8) * eight)
     return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def slope_of_pairs(slope, BM: gl.constexpr, S_L: gl.constexpr):
+    """slope * (j - i) for a tile [keys, queries]."""
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    x = slope * (row - column).to(gl.float32) - slope * (8 * eight).to(gl.float32)
+    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+
+
+@gluon.jit
+def add_slopes(s, slope, dist, S_L: gl.constexpr):
+    """s - slope |r|"""
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    x = x - slope * gl.abs((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
+
+
+@gluon.jit
+def sum_by_distance(ds, dist, IS_NEAR: gl.constexpr):
+    """Each thread's sums of ds |r| in a near tile, of ds r in a far one, where |r| is r or -r throughout."""
+    x = by_eights(ds)
+    row, eight, column = coordinates(x)
+    if IS_NEAR:
+        return gl.sum(x * gl.abs((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32)), 1)
+    else:
+        return gl.sum(x * ((row - column + dist).to(gl.float32) - (8 * eight).to(gl.float32)), 1)
+
+
+@gluon.jit
+def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """-inf for pairs that are not visible, of the keys from n0 on (rows) and the queries from m0 on."""
+    real, doc_q, doc_k, doc_queries = masks
+    q_length, k_length, left, right = limits
+    x = by_eights(s)
+    row, eight, column = coordinates(x)
+    step = n0 - m0 - (k_length - q_length)
+    j = gl.minimum(n0 + row, k_length - 1)
+    is_real = n0 + row < k_length
+    begin = row + (step - right)  # the first query that sees the key
+    if PADDED:
+        is_real = is_real & (gl.load(real + j) != 0)
+    if DOCS:
+        at = doc_queries + 2 * j
+        begin = gl.maximum(begin, gl.load(at) - m0)  # -1 and q_length where the ids of queries are in no order
+        end = gl.load(at + 1) - m0
+    is_visible = 8 * eight >= gl.where(is_real, begin, s.shape[1]) - column
+    if WINDOW:
+        is_visible = is_visible & (8 * eight <= row + (step + left) - column)
+    if DOCS:
+        is_visible = is_visible & (8 * eight < end - column)
+    x = gl.where(is_visible, x, float("-inf"))
+    if DOCS:
+        if gl.load(doc_queries) < 0:
+            own = gl.load(doc_k + j)
+            i = gl.minimum(8 * eight + column + m0, q_length - 1)
+            x = gl.where(gl.load(doc_q + i) == own, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [s.shape[0], s.shape[1]]), S_L)
 
 
 @gluon.jit
@@ -138,24 +165,30 @@ def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
     """Adds a near tile's ds at and beyond the ends to left and right, and stores what is between them in the band."""
     x = by_eights(ds)
     row, eight, column = coordinates(x)
-    r = (row - column + dist) - 8 * eight
-    at_left = r <= lo
-    at_right = (r >= hi) & (r > lo)
-    left += gl.sum(gl.where(at_left, x, 0.0), 1)
-    right += gl.sum(gl.where(at_right, x, 0.0), 1)
     place = (band + (dist - lo)) + (row * (pitch + 1) - column) + (-8) * eight
-    gl.store(place, x, mask=(r > lo) & (r < hi))
+    if (dist - x.shape[1] * 8 >= lo) & (dist + HALF <= hi):
+        gl.store(place, x)
+    else:
+        r = (row - column + dist) - 8 * eight
+        left += gl.sum(gl.where(r <= lo, x, 0.0), 1)
+        right += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
+        gl.store(place, x, mask=(r > lo) & (r < hi))
     return left, right
 
 
 @gluon.jit
 def take_step(
-    k, v, dk, dv, left, right, step, scale, dist, keys, is_left, table, band, lo, hi, bias_lo, bias_hi, pitch,
-    q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L: gl.constexpr, A_L: gl.constexpr,
-    CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, IS_NEAR: gl.constexpr,
-    TABLE: gl.constexpr, GRAD: gl.constexpr,
+    k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with one tile of queries."""
+    """p and ds of one tile of queries, while the products of the tile before, in slot `before`, are added to dk and dv. The first
+    tile of a block (done: how many there were) has none before: the second overwrites what it adds. slope: of |r|, base 2; in far tiles of -r.
+    left, right, turns: sums for the gradients of the bias's ends and of the slope."""
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    full, empty, ds_full, ds_empty = bars
+    row, lo, hi, bias_lo, bias_hi, pitch = spans
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -165,247 +198,238 @@ def take_step(
     stats = stats_smem.index(at)
     zero = gl.zeros([HALF, BM], gl.float32, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
-    if IS_NEAR:
-        begin = load_table(table, dist, keys, lo, hi, BM, S_L, TABLE)
+    dist = n0 - m0 + offset
+    if IS_NEAR and TABLE:
+        begin = load_table(table, dist, lo, hi, BM, S_L)
+        s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
+    elif SLOPES and not IS_NEAR:
+        begin = slope_of_pairs(-slope / scale, BM, S_L)
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
-    s = warpgroup_mma_wait(1, deps=(s,))
-    p = gl.exp2(s * scale - lse)
-    p_a = gl.convert_layout(p.to(q_smem.dtype), A_L)
+    s = warpgroup_mma_wait(3, deps=(s,))
+    if IS_NEAR:
+        if is_masked:
+            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    if SLOPES and IS_NEAR:
+        p = gl.exp2(add_slopes(s * scale, slope, dist, S_L) - lse)
+    elif SLOPES:
+        p = gl.exp2(s * scale - (lse + slope * dist.to(gl.float32)))
+    else:
+        p = gl.exp2(s * scale - lse)
+    p_low = p.to(q_smem.dtype)
     delta = stats.slice(BM, BM, 1).load(S_L)
-    if ADD:  # stands here for ptxas, which would otherwise wait for both products before the exponentials
-        mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
-    dp = warpgroup_mma_wait(0, deps=(dp,))
-    dv = warpgroup_mma(p_a, do, dv, is_async=True)
+    # stands here for ptxas, which would otherwise wait for both products before the exponentials
+    mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
+    dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     ds_low = ds.to(q_smem.dtype)
-    if ADD:
-        ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(ds_full.index(slot))
-    dk = warpgroup_mma(gl.convert_layout(ds_low, A_L), q, dk, is_async=True)
+    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(ds_full.index(slot))
     if GRAD:
         if IS_NEAR:
             left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
         else:
-            sums = gl.sum(by_eights(ds), 1)
-            left += gl.where(is_left, sums, 0.0)
-            right += gl.where(is_left, 0.0, sums)
+            left += gl.sum(by_eights(ds), 1)
+    if SLOPES_GRAD:
+        turns += sum_by_distance(ds, dist, IS_NEAR)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(at))
-    return dk, dv, left, right
+    mbarrier.arrive(empty.index(before), pred=done > 0)
+    return dk, dv, gl.convert_layout(p_low, A_L), left, right, turns
 
 
 @gluon.jit
 def consume(
-    use, bars, sizes, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, GRAD: gl.constexpr, CAUSAL: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, table_ptr, band_ptr, ends_ptr, k_smem, v_smem, q_smem, do_smem, stats_smem, ds_smem, o_smem = use
+    dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    row, lo, hi, bias_lo, bias_hi, pitch = spans
+    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    BUFFERED: gl.constexpr = k_smem.shape[0]
+    kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
-    program, programs = gl.program_id(0), gl.num_programs(0)
+    program = gl.program_id(0)
     band = band_ptr + (program * KEYS + CID * HALF) * pitch
+    ends = ends_ptr + (program * 2 + CID) * 2
+    tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        n0 = block * KEYS
-        own = n0 + CID * HALF
-        first, right1, left0, count = split_queries(n0, q_length, k_length, offset, lo, hi, BM, CAUSAL)
-        right_tiles = right1 - first
-        far = right_tiles + count - left0
-        table = table_ptr
-        if TABLE:
-            table = table_ptr + (bh % heads) * row
-        mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        if KREG == 2:
-            k = k.load(gl.DotOperandLayout(0, S_L, 2))
-        if KREG:
-            v = v.load(gl.DotOperandLayout(0, S_L, 2))
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
+        b = bh // kv_heads
+        n0 = block * KEYS + CID * HALF
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        far_tiles = (right1 - right0) + (left1 - left0)
+        masks = (
+            real_ptr + b * real_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_queries_ptr + b * doc_queries_row,
+        )
+        own = turn % BUFFERED
+        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
+        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
-        left = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
-        right = left
-        for t in range(far):
-            dk, dv, left, right = take_step(
-                k, v, dk, dv, left, right, step, scale, 0, HALF, t >= right_tiles, table, band, lo, hi, bias_lo, bias_hi, pitch,
-                q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD, False,
-                TABLE, GRAD,
-            )  # fmt: skip
-            step += 1
-        if GRAD:
-            mbarrier.wait(band_empty.index(0), (turn & 1) ^ 1)
-        for t in range(far, count - first):
-            m0 = (right1 + t - far) * BM
-            dk, dv, left, right = take_step(
-                k, v, dk, dv, left, right, step, scale, own - m0 + offset, k_length - own, False, table, band, lo, hi, bias_lo, bias_hi,
-                pitch, q_smem, do_smem, stats_smem, ds_smem, full, empty, ds_full, ds_empty, S_L, A_L, CID, STAGES, SLOTS, ADD,
-                True, TABLE, GRAD,
-            )  # fmt: skip
-            step += 1
-        mbarrier.arrive(kv_empty.index(0))
-        if GRAD:
-            ends = ends_ptr + (program * 2 + CID) * 2
-            gl.store(ends, gl.sum(gl.sum(left, 1), 0))
-            gl.store(ends + 1, gl.sum(gl.sum(right, 1), 0))
-            gl.thread_barrier()
-            mbarrier.arrive(band_full.index(0))
+        nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
+        p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
+        before = step % STAGES
+        done = 0
+        for member in range(group):
+            table = table_ptr
+            if TABLE:
+                table = table_ptr + (bh % kv_heads * group + member) * row
+            head = bh * group + member  # of queries, of all batch rows
+            slope = 0.0
+            if SLOPES:
+                slope = gl.load(slopes_ptr + head % heads) * 1.4426950408889634
+            far_right = 0.0
+            far_left = 0.0
+            turned_right = 0.0
+            turned_left = 0.0
+            sums = nothing
+            turns = nothing
+            for t in range(right1 - right0):
+                m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
+                dk, dv, p_a, sums, _, turns = take_step(
+                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if GRAD:
+                far_right = gl.sum(gl.sum(sums, 1), 0)
+            if SLOPES_GRAD:
+                turned_right = gl.sum(gl.sum(turns, 1), 0)
+            sums = nothing
+            turns = nothing
+            for t in range(left1 - left0):
+                m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
+                dk, dv, p_a, sums, _, turns = take_step(
+                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if GRAD:
+                far_left = gl.sum(gl.sum(sums, 1), 0)
+                mbarrier.wait(band_empty.index(0), ((turn * group + member) & 1) ^ 1)
+            if SLOPES_GRAD:
+                turned_left = gl.sum(gl.sum(turns, 1), 0)
+            left = nothing
+            right = nothing
+            turns = nothing
+            for t in range(last - first - far_tiles):
+                tile = near_tile(t, first, right0, right1, left0, left1)
+                is_masked = (tile < clear0) | (tile >= clear1)
+                dk, dv, p_a, left, right, turns = take_step(
+                    k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, tile * BM, n0, offset, is_masked, masks, limits,
+                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
+                    PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if SLOPES_GRAD:
+                total = turned_left - turned_right - gl.sum(gl.sum(turns, 1), 0)
+                gl.store(d_slopes_ptr + (head * blocks + block) * 2 + CID, total)
+            if GRAD:
+                gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
+                gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
+                gl.thread_barrier()
+                mbarrier.arrive(band_full.index(0))
+
+        mbarrier.arrive(kv_empty.index(own))
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        mbarrier.arrive(empty.index(before))
         tma.store_wait(0)
         gl.thread_barrier()
         o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
         o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
         fence_async_shared()
-        at = [bh // heads, bh % heads, own, 0]
-        tma.async_copy_shared_to_global(dk_desc, at, o_smem.index(2 * CID))
-        tma.async_copy_shared_to_global(dv_desc, at, o_smem.index(2 * CID + 1))
+        place = [b, bh % kv_heads, n0, 0]
+        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
+        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
     tma.store_wait(0)
-
-
-# ---- adder and summer -------------------------------------------------------------------------------------------------
-@gluon.jit
-def add_tile(place, x):
-    """Adds a tile of products to memory, in the order of the registers: a thread's four numbers of 8 columns are neighbours there.
-
-    64 rows, 8 columns:   row = 16 warp + 8 half + g     column = 2 c + pair     address = 4 (32 warp + 4 g + c) + 2 half + pair
-    """
-    EIGHTS: gl.constexpr = x.shape[1] // 8
-    x = by_eights(x)
-    row, eight, column = coordinates(x)
-    inside = (row // 64 * (EIGHTS * 512) + row // 16 % 4 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (
-        column // 2 * 4 + column % 2
-    )
-    gl.inline_asm_elementwise(
-        "red.global.add.v4.f32 [$4], {$8, $9, $10, $11}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;",
-        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [(place + inside + 512 * eight).to(gl.int64, bitcast=True), x], dtype=gl.int32, is_pure=False, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def add_dq(use, bars, sizes, SLOTS: gl.constexpr, ADD: gl.constexpr, CAUSAL: gl.constexpr):
-    """ADD: 1: products without their sums in memory, to find out what those cost; 2: all."""
-    dq_ptr, k_smem, ds_smem = use
-    kv_full, kv_empty, ds_full, ds_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
-    D: gl.constexpr = k_smem.shape[4]
-    BM: gl.constexpr = ds_smem.shape[2]
-    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    blocks = (k_length + KEYS - 1) // KEYS
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    step = 0
-    for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-        bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-        first, right1, left0, count = split_queries(block * KEYS, q_length, k_length, offset, lo, hi, BM, CAUSAL)
-        mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
-        if ADD:
-            for t in range(count - first):
-                tile, _ = find_queries(t, first, right1, left0, count)
-                slot = step % SLOTS
-                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
-                zero = gl.zeros([D, BM], gl.float32, L)
-                dq = warpgroup_mma(k, ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                dq = warpgroup_mma_wait(0, deps=(dq,))
-                mbarrier.arrive(ds_empty.index(slot))
-                if ADD == 2:
-                    add_tile(dq_ptr + (bh * count + tile).to(gl.int64) * (BM * D), dq)
-                step += 1
-        mbarrier.arrive(kv_empty.index(0))
-
-
-@gluon.jit
-def sum_distances(use, bars, sizes, GRAD: gl.constexpr, CAUSAL: gl.constexpr):
-    parts_ptr, band_ptr, ends_ptr = use
-    band_full, band_empty = bars
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch = sizes
-    ROWS_AT_ONCE: gl.constexpr = 8
-    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
-    if GRAD:
-        blocks = (k_length + KEYS - 1) // KEYS
-        program, programs = gl.program_id(0), gl.num_programs(0)
-        band = band_ptr + program * KEYS * pitch
-        keys = gl.expand_dims(gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, L)), 1)
-        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
-        span = bias_hi - bias_lo + 1
-        last = bias_hi - 1
-        if CAUSAL:
-            last = gl.minimum(last, k_length - q_length + offset)
-        for turn in range(count_blocks(batch_heads * blocks, program, programs)):
-            bh, block = find_keys(turn, program, programs, blocks, batch_heads, section)
-            parts = parts_ptr + (bh * blocks + block).to(gl.int64) * span
-            n0 = block * KEYS
-            mbarrier.wait(band_full.index(0), turn & 1)
-            for c in range(0, span, 64):
-                r = bias_lo + c + steps
-                total = gl.sum(gl.zeros([ROWS_AT_ONCE, 64], gl.float32, L), 0)
-                for j in range(0, KEYS, ROWS_AT_ONCE):
-                    i = (n0 + j + offset) + keys - r
-                    is_there = (i >= 0) & (i < q_length) & (n0 + j + keys < k_length) & (r > bias_lo) & (r <= last)
-                    total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-                column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-                gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
-            ends = ends_ptr + program * 4
-            at_left = gl.load(ends) + gl.load(ends + 2)
-            at_right = gl.load(ends + 1) + gl.load(ends + 3)
-            gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
-            gl.store(parts + (span - 1), at_right, mask=span > 1)
-            gl.thread_barrier()
-            mbarrier.arrive(band_empty.index(0))
 
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "batch_heads", "section", "offset", "row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
+        "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "row", "real_row", "doc_q_row",
+        "doc_k_row", "doc_queries_row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
     ]
 )  # fmt: skip
 def backward(
-    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, H, L, D]
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles
-    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile
-    table_ptr,  # float32 [H or 1, PAD + span + PAD] (launch.pad_bias), or unused
+    dq_ptr,  # float32 [B, H, tiles, D BM], zeros; in the order of add_tile, or a descriptor of blocks [D, BM]
+    tiles_ptr,  # int32 [B or 1, blocks of keys, NUMBERS] (backward_prepare.split_keys)
+    order_ptr,  # int32 [programs, 1 + ..]: how many blocks each takes, and which (backward_launch.order_blocks)
+    table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
+    slopes_ptr,  # float32 [H], or unused
+    real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
+    doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as in triton/structs.py, or unused
     band_ptr,  # float32 [programs, 128, pitch]
     ends_ptr,  # float32 [programs, 2, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
+    d_slopes_ptr,  # float32 [B, H, blocks, 2]
     scale,  # base 2
-    q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, KREG: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr,
-    GRAD: gl.constexpr, CAUSAL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
+    lo, hi, bias_lo, bias_hi, pitch,
+    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset; lo, hi: the table's span."""
+    """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
+    in tiles; lo, hi: the table's span; limits and rows as in kernel.forward."""
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
     ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
+    dq_smem = ds_smem
+    if ADD == 3:
+        dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
     band_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     band_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=3)
+    for i in gl.static_range(BUFFERED):
+        mbarrier.init(kv_full.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=3)
     mbarrier.init(band_full.index(0), count=2)
     mbarrier.init(band_empty.index(0), count=1)
     for i in gl.static_range(STAGES):
@@ -417,27 +441,19 @@ def backward(
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
-    use = (
-        dk_desc,
-        dv_desc,
-        table_ptr,
-        band_ptr,
-        ends_ptr,
-        k_smem,
-        v_smem,
-        q_smem,
-        do_smem,
-        stats_smem,
-        ds_smem,
-        o_smem,
-    )
+    use = (dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem)
+    smem = (q_smem, do_smem, stats_smem, ds_smem)
+    masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty)
-    sizes = (q_length, k_length, heads, batch_heads, section, offset, row, lo, hi, bias_lo, bias_hi, pitch)
+    sizes = (q_length, k_length, heads, group, batch, spread)
+    work = (tiles_ptr, tiles_row, order_ptr, order_row)
+    limits = (q_length, k_length, left, right)
+    spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, bars, sizes, scale, 0, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
-        (consume, (use, bars, sizes, scale, 1, STAGES, SLOTS, KREG, ADD, TABLE, GRAD, CAUSAL)),
-        (add_dq, ((dq_ptr, k_smem, ds_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, SLOTS, ADD, CAUSAL)),
-        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, GRAD, CAUSAL)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, STAGES, CAUSAL)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, BM, GRAD)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

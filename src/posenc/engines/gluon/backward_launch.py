@@ -2,151 +2,137 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from heapq import heapreplace
+from itertools import product
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
+from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from ..triton.structs import View
-from ..triton.tiles import load_tile, padded
-from .backward import HALF, KEYS, backward
-from .kernel import PAD
-from .launch import LOG2E, _describe
+from .backward import backward
+from .backward_prepare import finish, prepare
+from .backward_tiles import HALF, KEYS
+from .kernel import NUMBERS, PAD
+from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
 
 class Schedule(NamedTuple):
+    buffers: int = 1  # of a block's keys and values
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
-    in_registers: int = 0  # 1: values, 2: keys too
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
-    add: int = 2  # 0, 1: without dq, without its sums in memory
-    at_once: int = 1  # heads of all batch rows, whose blocks are taken together where causal
+    add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
+    spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
-SCHEDULES = {64: Schedule(), 128: Schedule(queries=32)}
+SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}
+COLUMNS = 128  # of the band that are summed at a time
+TOGETHER = 8  # heads at the end, whose blocks are taken by their length
+BEYOND = 3  # what a block costs beside its tiles, in tiles
 
 
-@triton.jit(do_not_specialize=["bias_row", "bias_lo", "bias_hi", "first", "last", "width", "scale"])
-def pad_table(
-    bias, bias_row, bias_lo, bias_hi, table, first, last, width, scale, CAUSAL: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """bias [H, bias_lo .. bias_hi] or None -> table [H, width] by distance from `first` on, divided by the scale. CAUSAL: -inf beyond `last`."""
-    h = tl.program_id(0).to(tl.int64)
-    for start in range(0, width, BLOCK):
-        r = first + start + tl.arange(0, BLOCK)
-        x = tl.zeros([BLOCK], tl.float32)
-        if bias is not None:
-            x = tl.load(bias + h * bias_row + tl.minimum(tl.maximum(r, bias_lo), bias_hi) - bias_lo) / scale
-        if CAUSAL:
-            x = tl.where(r > last, float("-inf"), x)
-        tl.store(table + h * width + (r - first), x, mask=r - first < width)
+@lru_cache(maxsize=256)
+def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tuple[int, ...], int]:
+    """int32 [programs, 1 + ..]: how many blocks of keys each program takes, and their numbers (head * blocks + block); and the length
+    of a row.
 
-
-@triton.jit(do_not_specialize=["heads", "q_length", "batch_heads", "width", "scale"])
-def prepare(
-    out, do, d_lse, lse, stats, dq, table, width, heads, q_length, batch_heads, scale, D: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
-    """stats [3, B H, tiles, 2, BM]: lse less the far constants of left, right and near tiles, and delta; and zeros for dq."""
-    tiles = tl.cdiv(q_length, BM)
-    tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
-    valid = i < q_length
-    out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
-    do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
-    delta = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    at = bh * padded(q_length) + i
-    if d_lse is not None:
-        delta -= 1.4426950408889634 * tl.load(d_lse + at, mask=valid, other=0.0)
-    lse_i = tl.load(lse + at, mask=valid, other=float("inf"))
-    left, right = 0.0, 0.0
-    if table is not None:
-        left = tl.load(table + h * width) * scale
-        right = tl.load(table + h * width + width - 1) * scale
-    plane = (batch_heads * tiles).to(tl.int64) * 2 * BM
-    here = stats + (bh * tiles + tile) * 2 * BM + tl.arange(0, BM)
-    tl.store(here, lse_i - left)
-    tl.store(here + plane, lse_i - right)
-    tl.store(here + 2 * plane, lse_i)
-    for copy in tl.static_range(3):
-        tl.store(here + copy * plane + BM, tl.where(valid, delta, 0.0))
-    tl.store(dq + (bh * tiles + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
-
-
-@triton.jit(do_not_specialize=["heads", "q_length", "scale"])
-def finish(sums, dq, heads, q_length, scale, D: tl.constexpr, BM: tl.constexpr):
-    """dq from its sums, which are transposed and in the order of backward.add_tile."""
-    tiles = tl.cdiv(q_length, BM)
-    tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    x = tl.load(sums + (bh * tiles + tile) * BM * D + tl.arange(0, BM * D)) * scale
-    x = tl.reshape(x, [D // 64, BM // 8, 4, 8, 4, 2, 2])  # channels // 64, queries // 8, warp, g, c, half, pair
-    x = tl.reshape(tl.permute(x, (1, 4, 6, 0, 2, 5, 3)), [BM, D])
-    i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
-    place = dq.ptr + b * dq.b + h * dq.h + i[:, None].to(tl.int64) * dq.l + d[None, :]
-    tl.store(place, x.to(dq.ptr.dtype.element_ty), mask=(i < q_length)[:, None])
+    costs: of a head's blocks. Heads come one after the other, so that what they read stays in the L2 cache; the last ones
+    together, the most expensive blocks first. Each block goes to the program that has the least to do so far.
+    """
+    blocks = len(costs)
+    last = min(heads, TOGETHER)
+    jobs = [(head, block) for head in range(heads - last) for block in sorted(range(blocks), key=lambda x: -costs[x])]
+    jobs += sorted(product(range(heads - last, heads), range(blocks)), key=lambda job: -costs[job[1]])
+    taken: list[list[int]] = [[] for _ in range(programs)]
+    free = [(0, program) for program in range(programs)]
+    for head, block in jobs:
+        busy, program = free[0]
+        taken[program].append(head * blocks + block)
+        heapreplace(free, (busy + costs[block], program))
+    width = 1 + max(map(len, taken))
+    return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
-    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, schedule: Schedule | None = None,
-) -> Tensor | None:  # fmt: skip
-    """Fills dq, dk and dv; the bias's gradient by block of keys, [B, H, blocks, span]."""
+    dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, wants_slopes: bool = False, schedule: Schedule | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Fills dq, dk and dv; the gradients of the bias and of the slopes by block of keys, [B, H, blocks, span] and [B, H, blocks, 2]."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
-    k_length = k.shape[2]
+    kv_heads, k_length = k.shape[1:3]
     s = schedule or SCHEDULES[size]
-    causal = num.right == 0
-    lo, hi = num.lo, num.hi
-    last = k_length - q_length + num.offset
-    if causal:  # the table ends with the first distance that is not visible
-        lo, hi = min(lo, last), last + 1
-    table, width = None, 0
-    if causal or x.bias is not None:
-        width = hi - lo + 1 + 2 * PAD.value
-        rows = 1 if x.bias is None else heads
-        table = lse.new_empty(rows, width)
-        row = 0 if x.bias is None else x.bias.stride(0)
-        launch(
-            pad_table, rows, x.bias, row, num.bias_lo, num.bias_hi, table, lo - PAD.value, last, width, scale, causal, 512
-        )  # fmt: skip
-    tiles, blocks = -(-q_length // s.queries), -(-k_length // KEYS.value)
-    stats = lse.new_empty(3 * batch * heads * tiles, 2 * s.queries)
-    sums = lse.new_empty(batch, heads, tiles, s.queries * size)
-    has_bias = x.bias is not None
+    q_tiles, blocks = -(-q_length // s.queries), -(-k_length // KEYS.value)
+    stats = lse.new_empty(3 * batch * heads * q_tiles, 2 * s.queries)
+    sums = lse.new_empty(batch, heads, q_tiles, s.queries * size)
+    batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
+    tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
+    bias_row, width, table = 0, 0, None
+    if x.bias is not None:
+        bias_row, width = x.bias.stride(0), num.hi - num.lo + 1 + 2 * PAD.value
+        table = lse.new_empty(heads, width)
+    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
+    programs = batch * heads * q_tiles + batch_rows * blocks + (0 if table is None else heads)
     launch(
-        prepare, batch * heads * tiles, _view(out), _view(do), d_lse, lse, stats, sums, table if has_bias else None, width, heads,
-        q_length, batch * heads, scale * LOG2E, size, s.queries, num_warps=4,
+        prepare, programs, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
+        x.bias, bias_row, num.bias_lo, num.bias_hi, table, num.lo - PAD.value, width, heads, batch * heads, q_length, k_length,
+        num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, KEYS.value, 512, num_warps=4,
     )  # fmt: skip
+
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    programs = min(batch * heads * blocks, processors)
-    wants_bias = wants_bias and has_bias
+    programs = min(batch * kv_heads * blocks, processors)
+    seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
+    if right is not None:
+        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
+    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
+    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    order = constant(numbers, q.device, torch.int32)
+    wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1
-    pitch = -(-span // 32) * 32
+    pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
         band = lse.new_empty(programs, KEYS.value, pitch)
         ends = lse.new_empty(programs, 4)
         parts = lse.new_empty(batch, heads, blocks, span)
+    wants_slopes = wants_slopes and x.slopes is not None
+    d_slopes = lse.new_empty(batch, heads, blocks, 2) if wants_slopes else stats
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     launch(
         backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
-        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), sums, lse if table is None else table, band, ends, parts,
-        scale * LOG2E, q_length, k_length, heads, batch * heads, min(s.at_once if causal else 1, batch * heads), num.offset,
-        width if has_bias else 0, lo, hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, KREG=s.in_registers, ADD=s.add, TABLE=table is not None, GRAD=wants_bias,
-        CAUSAL=causal, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
+        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, lse if table is None else table,
+        lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
+        scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
+        NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
+        *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
+        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
+        PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
+        CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
-    launch(finish, batch * heads * tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, num_warps=4)
-    return parts if wants_bias else None
+    launch(
+        finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+    )  # fmt: skip
+    return parts if wants_bias else None, d_slopes if wants_slopes else None
+
+
+def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
+    """dq's sums in blocks of a tile, [channels, queries]."""
+    block = [size, queries]
+    rows = x.numel() // queries
+    return TensorDescriptor(x, [rows, queries], [queries, 1], block, gl.NVMMASharedLayout(128, 32, 2))
 
 
 def _view(x: Tensor) -> View:

@@ -9,7 +9,7 @@
         bf16x3, diagonals, dropout, tiles                      arithmetic
     band_products products of bands with tables                padding       bounds of the real keys
     alignment     head sizes and strides                       pair          functions of both positions, block by block
-    decode, decode_launch, decode_schedule                     a few queries over many keys, without gradients
+    decode, decode_launch, decode_schedule, decode_step        a few queries over many keys, without gradients
 
 This package can be imported without Triton; the kernels are loaded when a call runs.
 """
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...core.functions import transform_reason
-from .. import further_axes
+from .. import dense_bias, further_axes
 from ..lowering import LoweredPlan
 from .device import capability
 
@@ -99,6 +99,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         from . import pair
 
         return pair.run(q, k, v, lowered)
+    if dense_bias.is_worth(lowered):
+        from . import pair
+
+        return pair.run_dense(q, k, v, lowered, dense_bias.make_bias(q, lowered, torch.float32))
     if decode_launch.applies(lowered.facts):
         return decode_launch.run(q, k, v, lowered)
     call = prepared.find(q, k, v, lowered)

@@ -101,6 +101,7 @@ def backward_q(
     sum_right = tl.zeros([BLOCK_M], tl.float32)
     d_slope = tl.zeros([BLOCK_M], tl.float32)
     d_scale = tl.zeros([BLOCK_M], tl.float32)
+    d_decay = tl.zeros([BLOCK_M], tl.float32)
     SUMS: tl.constexpr = (grads.rows is not None) or (grads.bias is not None)
 
     # ---- far tiles ----------------------------------------------------------------------------------------------------
@@ -127,6 +128,8 @@ def backward_q(
             if DROPOUT:
                 dp = dp * dropout_factor(masks, bh, i[:, None], j, dropout)
             ds = p * (dp - tl.where(on_left, delta_left, delta_right)[:, None])
+            if grads.decay_q is not None:
+                d_decay += tl.sum(ds, 1)
             if SUMS or (grads.scale is not None):
                 ds_sum = tl.sum(ds, 1)
             if SUMS:
@@ -174,6 +177,8 @@ def backward_q(
             if DROPOUT:
                 dp = dp * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
             ds = p * (dp - delta_i[:, None])
+            if grads.decay_q is not None:
+                d_decay += tl.sum(ds, 1)
             if grads.slopes is not None:
                 d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
             if grads.scale is not None:
@@ -207,6 +212,8 @@ def backward_q(
             dp, slots, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, False
         )
         ds = p * (dp - delta_i[:, None])
+        if grads.decay_q is not None:
+            d_decay += tl.sum(ds, 1)
         if grads.slopes is not None:
             d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
         if grads.scale is not None:
@@ -256,3 +263,5 @@ def backward_q(
         tl.store(grads.slopes + bh * q_length + i, d_slope, mask=valid)
     if grads.scale is not None:
         tl.store(grads.scale + bh * q_length + i, d_scale, mask=valid)
+    if grads.decay_q is not None:
+        tl.store(grads.decay_q + bh * q_length + i, d_decay, mask=valid)

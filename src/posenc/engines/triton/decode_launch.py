@@ -19,19 +19,20 @@ from torch import Tensor
 from ...core.constants import constant
 from ...core.functions import transform_reason
 from ...core.index import Index
-from ...core.plan import Plan
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single
 from .decode import decode, merge_shares, query_rows
 from .device import define_operator, is_traced, launch_on
-from .launcher import INTERPRETED, current_stream, describe_variant, find_known, launch_known
+from .launcher import describe_variant, launch_known
 from .schedule import cdiv, next_power_of_2
 
 MERGED_AT_ONCE = 16
 SCANNED = 1024
 MOST_OWN_ROWS = 256
 """Distances of a row term that each program makes for itself; more are made by a kernel of their own."""
+NO_ROWS = (16, 16, 16, True)
+"""E to SHARED of the kernel where there is no row term."""
 
 
 class DecodeInputs(NamedTuple):
@@ -129,11 +130,11 @@ def _bias_table(lowered: LoweredPlan, lo: int, hi: int) -> tuple[Tensor | None, 
     lookups = lowered.plan.lookups
     if len(lookups) == 1 and isinstance(lookups[0].index, Index):  # its span is lo .. hi then
         lookup = lookups[0]
-        return lookup.bias, None if lookup.index.rows is None else _rows_of(lookup.index, lowered.facts.device)
+        return lookup.bias, None if lookup.index.rows is None else bias_rows_of(lookup.index, lowered.facts.device)
     return lowered.bias_table(lo, hi), None
 
 
-def _rows_of(index: Index, device: torch.device) -> Tensor:
+def bias_rows_of(index: Index, device: torch.device) -> Tensor:
     return constant(index.rows, device, torch.int32)
 
 
@@ -166,7 +167,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             shares = q.new_empty(batch * heads * q_length * splits * (v_size + 2), dtype=torch.float32)
         bias_h = bias_n = key_mask_b = 0
         states_strides, table_strides = (0, 0, 0), (0, 0)
-        row_blocks = (16, 16, 16, True)
+        blocks = NO_ROWS
         if x.bias is not None:
             bias_h, bias_n = x.bias.stride()
             bias_h = 0 if x.bias.shape[0] == 1 else bias_h
@@ -176,7 +177,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             if n <= MOST_OWN_ROWS:
                 rows = q.new_empty(batch * heads * q_length * splits * n, dtype=torch.float32)
                 states_strides, table_strides = states.stride()[:3], table.stride()[:2]
-                row_blocks = _row_blocks(states.shape[3], q.dtype, table.shape[0] == 1)
+                blocks = row_blocks(states.shape[3], q.dtype, table.shape[0] == 1)
             else:
                 rows = q.new_empty(batch, heads, q_length, n, dtype=torch.float32)
                 _launch_query_rows(states, table, rows)
@@ -190,7 +191,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             x.starts, x.key_mask, extra,
         )  # fmt: skip
         key = (
-            "decode", device, tile, size, v_size, row_blocks, tuple([None if one is None else one.dtype for one in tensors]),
+            "decode", device, tile, size, v_size, blocks, tuple([None if one is None else one.dtype for one in tensors]),
             describe_variant(strides + states_strides + table_strides, tensors),
         )  # fmt: skip
         arguments = (
@@ -199,140 +200,28 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             states, *states_strides, table, *table_strides,
             x.slopes, x.scales, x.decay_q, x.decay_k, x.starts, x.key_mask, key_mask_b, extra, *extra_strides,
             heads, group, q_length, k_length, num.offset, num.left, num.right, splits, scale,
-            size, v_size, _block(size), _block(v_size), tile.rows, tile.keys,
-            extra is not None and extra.dtype == torch.uint8, SCANNED, *row_blocks,
+            size, v_size, block_size(size), block_size(v_size), tile.rows, tile.keys,
+            extra is not None and extra.dtype == torch.uint8, SCANNED, *blocks,
         )  # fmt: skip
         launch_known(
             key, decode, programs * splits, device, arguments, num_warps=tile.warps, num_stages=tile.stages
         )  # fmt: skip
         if shares is not None:
-            merged = (shares, out, lse, splits, v_size, _block(v_size), MERGED_AT_ONCE)
+            merged = (shares, out, lse, splits, v_size, block_size(v_size), MERGED_AT_ONCE)
             key = "merge_shares", device, q.dtype, return_lse, v_size, describe_variant((), (shares, out, lse))
             launch_known(key, merge_shares, batch * heads * q_length, device, merged, num_warps=4)
     return out, lse
-
-
-class Step:
-    """Repeated decoding steps, which differ in addresses, strides of the cache and the number of keys: biases by one table or
-    slopes, and no masks but causality and a window. `run` returns None where a step is not like this; run_decode does it."""
-
-    def __init__(self, q: Tensor, v: Tensor, lowered: LoweredPlan):
-        facts, index = lowered.facts, None if not lowered.plan.lookups else lowered.plan.lookups[0].index
-        size, v_size, rows = facts.head_dim, facts.value_dim, None
-        group = facts.heads // facts.kv_heads
-        if isinstance(index, Index) and index.rows is not None:
-            rows = _rows_of(index, facts.device)
-        self.rows = 0 if rows is None else rows.data_ptr()
-        self.shape, self.dtype, self.device = (facts.batch, facts.heads, facts.q_length, v_size), q.dtype, q.device
-        self.reads_distance, self.merged = facts.reads_distance, facts.batch * facts.heads * facts.q_length
-        tile = decode_schedule.choose_decode_tile(
-            group * facts.q_length, max(size, v_size), q.dtype, q.device, facts.batch * facts.kv_heads
-        )
-        self.tile, self.programs = tile, facts.batch * facts.kv_heads * cdiv(group * facts.q_length, tile.rows)
-        left = FAR if facts.left is None else facts.left
-        right = FAR if facts.right is None else facts.right
-        self.most = left + facts.q_length + right
-        lo, hi = facts.spans[0] or (0, 0)
-        self.span = (self.rows or None, lo, hi, None, 0, 0, None, 0, 0, 0, None, 0, 0)
-        self.sizes = (None, None, None, None, None, 0, None, 0, 0, 0, 0, facts.heads, group, facts.q_length)
-        self.limits = left, right
-        self.constants = (
-            lowered.scale,
-            size,
-            v_size,
-            _block(size),
-            _block(v_size),
-            tile.rows,
-            tile.keys,
-            False,
-            SCANNED,
-            16,
-            16,
-            16,
-            True,
-        )
-        self.merging = v_size, _block(v_size), MERGED_AT_ONCE
-        self.launches: dict[bool, tuple] = {}
-
-    def _find_launches(self, shared: bool, bias: torch.dtype | None, slopes: bool) -> tuple | None:
-        """What run_decode has launched for such a step: the kernel, and the one that merges shares."""
-        single = torch.float32
-        dtypes = [self.dtype] * 4 + [None, single if shared else None, bias, torch.int32 if self.rows else None]
-        dtypes += [None, None, None, single if slopes else None] + [None] * 6
-        size, v_size = self.constants[1:3]
-        found = find_known(
-            ("decode", self.device, self.tile, size, v_size, (16, 16, 16, True), tuple(dtypes), True)
-        )  # fmt: skip
-        merge = find_known(("merge_shares", self.device, self.dtype, False, v_size, True)) if shared else None
-        if found is None or (shared and merge is None):
-            return None
-        self.launches[shared] = found, merge
-        return self.launches[shared]
-
-    @staticmethod
-    def supports(lowered: LoweredPlan) -> bool:
-        facts, plan = lowered.facts, lowered.plan
-        if INTERPRETED or plan.rotate is not None or facts.return_lse or facts.decay or not lowered.mask.plain:
-            return False
-        if facts.scale != "number" or facts.positions != "run" or facts.spans[1] is not None or facts.k_length == 0:
-            return False
-        if plan.slopes is not None and (plan.slopes.dtype != torch.float32 or not plan.slopes.is_contiguous()):
-            return False
-        return len(plan.lookups) <= 1 and all(isinstance(x.index, Index) for x in plan.lookups)
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor | None:
-        q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-        if q_strides[3] != 1 or k_strides[3] != 1 or v_strides[3] != 1:
-            return None
-        k_length = k.shape[2]
-        splits = decode_schedule.choose_decode_shares(self.programs, min(k_length, self.most), self.tile, self.device)
-        launch = self.launches.get(splits > 1)
-        bias = plan.lookups[0].bias if plan.lookups else None
-        slopes = plan.slopes
-        bias_h = bias_n = at_bias = at_slopes = at_shares = 0
-        if bias is not None:
-            bias_h, bias_n = bias.stride()
-            bias_h, at_bias = 0 if bias.shape[0] == 1 else bias_h, bias.data_ptr()
-        if slopes is not None:
-            at_slopes = slopes.data_ptr()
-        out, shares = torch.empty(self.shape, dtype=self.dtype, device=self.device), None
-        if splits > 1:
-            count = self.merged * splits * (self.shape[3] + 2)
-            shares = torch.empty(count, dtype=torch.float32, device=self.device)
-            at_shares = shares.data_ptr()
-        at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        steps = q_strides[0] | q_strides[1] | q_strides[2] | k_strides[0] | k_strides[1] | k_strides[2]
-        steps |= v_strides[0] | v_strides[1] | v_strides[2]
-        odd = (steps | at[0] | at[1] | at[2] | at[3] | at_bias | at_slopes | at_shares | self.rows) & 15
-        if odd or steps >= 1 << 31:
-            return None
-        if launch is None:
-            launch = self._find_launches(splits > 1, None if bias is None else bias.dtype, slopes is not None)
-            if launch is None:
-                return None
-        (decode_kernel, between), merge = launch
-        with launch_on(q):
-            stream = current_stream(self.device.index)
-            decode_kernel(
-                self.programs * splits, 1, 1, stream, *between, at[0], *q_strides[:3], at[1], *k_strides[:3], at[2], *v_strides[:3],
-                at[3], None, at_shares or None, at_bias or None, bias_h, bias_n, *self.span, at_slopes or None, *self.sizes,
-                k_length, plan.positions.offset if self.reads_distance else 0, *self.limits, splits, *self.constants,
-            )  # fmt: skip
-            if splits > 1:
-                merge_kernel, between = merge
-                merge_kernel(self.merged, 1, 1, stream, *between, at_shares, at[3], None, splits, *self.merging)
-        return out
 
 
 def _last_stride_1(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _row_blocks(size: int, dtype: torch.dtype, shared: bool) -> tuple[int, int, int, bool]:
+def row_blocks(size: int, dtype: torch.dtype, shared: bool) -> tuple[int, int, int, bool]:
     """E to SHARED of the kernel."""
     if dtype == torch.float32:
         return size, 16, 32, shared
-    return size, min(128, _block(size)), 64, shared
+    return size, min(128, block_size(size)), 64, shared
 
 
 def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
@@ -340,7 +229,7 @@ def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
     size, shared = states.shape[3], table.shape[0] == 1
     count = batch * q_length * (heads if shared else 1)
     single = states.dtype == torch.float32
-    block_m, block_n, block_e = (16, 32, 16) if single else (16 if count <= 16 else 64, 64, min(64, _block(size)))
+    block_m, block_n, block_e = (16, 32, 16) if single else (16 if count <= 16 else 64, 64, min(64, block_size(size)))
     programs = cdiv(count, block_m) * (1 if shared else heads) * cdiv(n, block_n)
     strides = (*states.stride()[:3], *table.stride()[:2])
     constants = (size, block_e, block_m, block_n, shared)
@@ -352,7 +241,7 @@ def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
 
 
 @cache
-def _block(size: int) -> int:
+def block_size(size: int) -> int:
     return max(16, next_power_of_2(size))
 
 

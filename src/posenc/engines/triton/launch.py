@@ -11,7 +11,6 @@ not with L². Blocks of queries run in order, so sums over them have a fixed ord
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log
 
 import torch
 import triton.language as tl
@@ -30,7 +29,7 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
-from .tables import Parts, sum_parts
+from .tables import Parts, make_zeros, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
@@ -135,16 +134,17 @@ def run_backward(
     if gluon.refuse_backward(x, num, scale, dropout, do) is None:
         from ..gluon.backward_launch import run_backward as run_gluon
 
-        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
+        grads = _allocate_gradients(x, d_lse, lse, {**wanted, "slopes": False}, False, 1)
         d_lse = None if d_lse is None else d_lse.contiguous()
         try:
-            parts = run_gluon(
-                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"]
-            )
+            d_bias, d_slopes = run_gluon(
+                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"], wanted["slopes"]
+            )  # fmt: skip
         except Exception as error:  # of a compiler that promises nothing
             gluon.give_up(error)
         else:
-            grads["bias"] = None if parts is None else Parts(parts, 1)
+            grads["bias"] = None if d_bias is None else Parts(d_bias, 1)
+            grads["slopes"] = None if d_slopes is None else d_slopes.sum((0, 2, 3))
             return list(grads.values())
     d_lse = None if d_lse is None else d_lse.contiguous()
     q, k, v = x.q, x.k, x.v
@@ -168,7 +168,7 @@ def run_backward(
         if x.has_token_positions:
             d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
         else:
-            parts = x.bias.new_zeros(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            parts = make_zeros(launch, x.bias, batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if needs_cols:
         several = len(blocks) > 1
@@ -188,7 +188,7 @@ def run_backward(
         )
         slots = slots._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
-    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"])
+    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
     positions, masks, head_sizes = position_args(x), make_masks(x), _head_sizes(size, v_size)
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
@@ -261,10 +261,9 @@ def _allocate_gradients(
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
         grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
-        # A query's own decay shifts all its scores: the output does not change, the log-sum-exp does.
-        grads["decay_q"] = (
-            torch.zeros_like(x.decay_q, dtype=torch.float32) if d_lse is None else d_lse[..., : q.shape[2]] / log(2.0)
-        )
+        # A query's own decay shifts all its scores, so that the sums are zero but for the log-sum-exp's gradient and for rounding: that
+        # of delta. Where decays accumulate gates it cancels against that of decay_k; zeros would leave all of it.
+        grads["decay_q"] = torch.zeros_like(x.decay_q, dtype=torch.float32)
     return grads
 
 

@@ -33,7 +33,9 @@ from .tiles import load_tile, matmul
 NUMBERS = 1 << 25
 """In the bias of a block: 128 MiB of float32 ..."""
 ROWS = 256
-"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all."""
+"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all, ..."""
+SMALL = 1 << 22
+"""... if the whole has more numbers than these: one block has fewer launches."""
 KEPT = 1 << 24
 """Numbers of all biases up to which they are kept for the gradients instead of made again."""
 
@@ -43,7 +45,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     mask, heads, q_length, k_length = lowered.mask, q.shape[1], q.shape[2], k.shape[2]
     limits = mask.limits
     block = max(ROWS, NUMBERS // max(1, heads * k_length))
-    if limits != (None, None):
+    if limits != (None, None) and heads * q_length * k_length > SMALL:
         block = min(block, max(ROWS, cdiv(q_length, 4)))
     rows = [slice(start, min(start + block, q_length)) for start in range(0, q_length, block)]
     columns = [blocked.visible_keys(one, k_length - q_length, k_length, limits) for one in rows]
@@ -57,16 +59,30 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     return out, lse if lowered.facts.return_lse else None
 
 
+def run_dense(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attention with one bias [1, H or 1, Lq, Lk] in float32 beside causality: a plan's tables over a grid."""
+    is_aligned = lowered.mask.limits == (None, 0)
+    out, lse = _attend_with(q, k, v, bias.float().contiguous(), lowered.scale, is_aligned)
+    return out, lse if lowered.facts.return_lse else None
+
+
 def _attention(
     q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice, *, plan: Plan, mask: Mask
 ) -> tuple[Tensor, Tensor]:
-    from . import run as run_kernels
-
     keys, values = (blocked.join(x).to(q.dtype) for x in (k, v))
     bias = _dense_bias(q, plan, mask, rows, columns)
     offset = plan.positions.k_length - plan.positions.q_length
     is_aligned = mask.limits[1] == 0 and columns.stop == rows.stop + offset  # so that future tiles are skipped
-    own = Plan(Positions(q.shape[2], keys.shape[2]), scale=plan.scale_of(q.shape[3]))
+    return _attend_with(q, keys, values, bias, plan.scale_of(q.shape[3]), is_aligned)
+
+
+def _attend_with(
+    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float | Tensor, is_aligned: bool
+) -> tuple[Tensor, Tensor]:
+    """The kernels, with a dense bias in place of an additive mask, and its gradient."""
+    from . import run as run_kernels
+
+    own = Plan(Positions(q.shape[2], keys.shape[2]), scale=scale)
     inner = lower_plan(q, keys, values, own, Mask(is_aligned, extra=bias.detach()), 0.0, True)
     out, lse = run_kernels(q, keys, values, inner)
     assert lse is not None

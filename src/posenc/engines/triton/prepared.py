@@ -11,6 +11,7 @@ validation and lowering too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -28,7 +29,7 @@ from .device import is_traced, launch_on
 from .launch import run_backward, run_forward
 from .ops import FirstDerivative
 from .replay import Recorder, describe
-from .tables import Parts, expand, sum_parts
+from .tables import Parts, add_shift, expand, fold_shift, sum_parts, unfold_shift
 
 TABLES = ("bias", "dot_query", "states", "dot_key", "add_value")
 """Of each lookup, in this order."""
@@ -61,6 +62,26 @@ def supports(lowered: LoweredPlan) -> bool:
     return all(x.states is None or x.states.shape[:3] == shape for x in plan.lookups)
 
 
+def find_shifted(plan: Plan, tensors: Sequence[Tensor | None], lowered: LoweredPlan) -> Call | None:
+    """A call that adds the plan's shifts to queries and scores itself, where it can. plan, tensors: as they were given, the shift
+    and each query_shift last; the lowered plan is not folded."""
+    q = tensors[0]
+    assert q is not None
+    if is_traced(q) or torch._C._are_functorch_transforms_active() or not supports(lowered):
+        return None
+    heads, size = q.shape[1], q.shape[3]
+    if plan.shift is not None and plan.shift.shape != (heads, size):
+        return None
+    folded = [x for x in plan.lookups if x.query_shift is not None]
+    for x in folded:
+        assert x.dot_query is not None
+        assert x.query_shift is not None
+        if len(folded) > 1 or x.bias is not None or not x.dot_query.shape[0] == x.query_shift.shape[0] == heads:
+            return None
+    graph = torch.is_grad_enabled()
+    return Call(lowered, tensors, tuple([graph and x is not None and x.requires_grad for x in tensors]))
+
+
 def find(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> Call | None:
     """The call of this plan, kept from the last time; None where it is none of these."""
     if is_traced(q) or torch._C._are_functorch_transforms_active() or not supports(lowered):
@@ -86,11 +107,18 @@ class Call:
         self.facts: Facts = lowered.facts
         self.dropout, self.has_gradient = lowered.dropout, any(needs)
         self.indices = [x.index for x in lowered.plan.lookups]
+        self.shifts = lowered.plan.shift is not None
+        self.folded = next((n for n, x in enumerate(lowered.plan.lookups) if x.query_shift is not None), None)
+        """The lookup whose query_shift becomes a bias here."""
         self.layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
         self.numbers, self.scale = Numbers(), 1.0
         self.present: list[int] = []
         self.program: Callable | None = None
         self.runs = 0
+        self.packed: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        """Which of the program's results are bytes of its last one."""
+        self.count = 0
+        """Results without that one."""
         self.backwards: dict[tuple, Callable | None] = {}
 
     def run(self, plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -121,7 +149,9 @@ class Call:
             recorder = Recorder(tensors)
             with recorder:
                 results = self._forward(recorder.launch, plan, mask, recorder.inputs)
-            self.program = recorder.finish(results)
+            program = recorder.finish(results, range(2 if self.facts.return_lse else 1, len(results)))
+            self.packed, self.count = recorder.packed, len(results)
+            self.program = program  # when all of its facts are there: other threads may look
             # in place of the recorder's copies: autograd knows its own inputs
             given = {id(copy): x for copy, x in zip(recorder.inputs, tensors) if copy is not None}
             return tuple([given.get(id(x), x) for x in results])
@@ -129,6 +159,15 @@ class Call:
     def _forward(self, launch, plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         q, k, v, *others = tensors
         plan, mask = _with_tensors(plan, mask, others)
+        folded: tuple = ()
+        if plan.shift is not None:
+            q = add_shift(launch, q, plan.shift)
+        if self.folded is not None:
+            table, query_shift = folded = plan.lookups[self.folded].dot_query, plan.lookups[self.folded].query_shift
+            lookups = list(plan.lookups)
+            bias = fold_shift(launch, table, query_shift, plan.scale_of(q.shape[3]))
+            lookups[self.folded] = replace(lookups[self.folded], bias=bias, query_shift=None)
+            plan = replace(plan, lookups=tuple(lookups))
         lowered = LoweredPlan(plan, mask, self.facts, self.dropout, False)
         inputs, self.numbers, self.scale = kernel_arguments(
             q,
@@ -140,14 +179,17 @@ class Call:
         )
         out, lse, mass = run_forward(launch, inputs, self.numbers, self.scale, self.dropout)
         if not self.has_gradient:
-            return out, lse
+            return out, lse if self.facts.return_lse else None
         self.present = [number for number, x in enumerate(inputs) if x is not None]
-        return out, lse, *[x for x in (*inputs, mass) if x is not None]
+        return out, lse, *folded, *[x for x in (*inputs, mass) if x is not None]
 
     # ---- backward -----------------------------------------------------------------------------------------------------
     def backward(self, needs: tuple[bool, ...], d_out, d_lse, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """A gradient, or None, for each of the call's tensors."""
-        key = (needs, describe((d_out, d_lse)))
+        if d_lse is None and d_out is not None:
+            key: tuple = (needs, len(saved), d_out.stride(), d_out.dtype, d_out.data_ptr() & 15)
+        else:
+            key = (needs, len(saved), describe((d_out, d_lse)))
         given = (d_out, d_lse, *saved)
 
         def run(launch, d_out, d_lse, *saved):
@@ -169,7 +211,14 @@ class Call:
             return results
 
     def _backward(self, launch, needs, d_out, d_lse, saved) -> tuple[Tensor | None, ...]:
+        if self.packed and len(saved) > self.count:
+            *saved, kept = saved
+            for number, (first, shape, dtype) in self.packed.items():
+                part = kept[first : first + shape.numel() * dtype.itemsize]
+                saved[number] = part.view(dtype).view(shape)
         out, lse, *tensors = saved
+        if self.folded is not None:
+            table, query_shift, *tensors = tensors
         mass = tensors.pop() if len(tensors) > len(self.present) else None
         inputs: list[Tensor | None] = [None] * len(INPUTS)
         for number, tensor in zip(self.present, tensors, strict=True):
@@ -186,7 +235,10 @@ class Call:
         owners = [(name, number) for number in range(len(self.indices)) for name in TABLES]
         for (name, _), needed in zip(owners, needs[3:]):
             wanted[spans[name][0]] |= needed
-        wanted["slopes"] = needs[3 + len(owners)]
+        wanted["slopes"], shifts = needs[3 + len(owners)], list(needs[8 + len(owners) :])
+        wanted["q"] |= self.shifts and shifts.pop(0)
+        if self.folded is not None:
+            wanted["bias"] |= shifts[0] or needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]
         if d_out is None:
             d_out = torch.zeros_like(out)
         grads = dict(zip(GRADIENTS, run_backward(
@@ -196,6 +248,14 @@ class Call:
             _cast(grads[name], tensor.dtype) if need else None
             for name, tensor, need in zip("qkv", (x.q, x.k, x.v), needs)
         ]
+        if self.folded is not None and wanted["bias"]:  # of query_shift · table · scale
+            parts = _as_parts(grads["bias"])
+            parts = parts._replace(factor=parts.factor * self.scale)
+            into = out.new_empty(table.shape[:2], dtype=torch.float32)
+            fold = sum_parts(launch, parts, into, self.indices[self.folded], num.bias_lo, num.bias_hi)
+            d_shift = query_shift.new_empty(query_shift.shape) if shifts[0] else None
+            if not needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]:
+                unfold_shift(launch, None, fold, table, query_shift, None, d_shift)
         for (name, number), needed in zip(owners, needs[3:]):
             at = len(results)
             if not needed:
@@ -207,10 +267,21 @@ class Call:
                 results.append(_cast(grads[slot], dtype))
                 continue
             into = torch.empty_strided(shape, stride, dtype=dtype, device=out.device)
-            results.append(sum_parts(launch, _as_parts(grads[slot]), into, self.indices[number], lo, hi, flip))
-        if needs[len(results)]:
-            results.append(_cast(grads["slopes"], self.layouts[len(results)][2]))
-        return *results, *[None] * (len(needs) - len(results))
+            parts = _as_parts(grads[slot])
+            if name == "dot_query" and number == self.folded:
+                other = out.new_empty(shape, dtype=torch.float32)
+                sum_parts(launch, parts, other, self.indices[number], lo, hi)
+                unfold_shift(launch, other, fold, table, query_shift, into, d_shift)
+            else:
+                sum_parts(launch, parts, into, self.indices[number], lo, hi, flip)
+            results.append(into)
+        results += [_cast(grads["slopes"], self.layouts[len(results)][2]) if needs[len(results)] else None, *[None] * 4]
+        if self.shifts:
+            needed, dtype = needs[len(results)], self.layouts[len(results)][2]
+            results.append(grads["q"].sum((0, 2), dtype=torch.float32).to(dtype) if needed else None)
+        if self.folded is not None:
+            results.append(d_shift if shifts[0] else None)
+        return tuple(results)
 
 
 def _cast(grad, dtype: torch.dtype) -> Tensor:
@@ -294,12 +365,17 @@ class _LaunchedTables(Tables):
 
 
 def _with_tensors(plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> tuple[Plan, Mask]:
-    """The same with other tensors, as `collect` gave them after q, k and v."""
+    """The same with other tensors, as `collect` gave them after q, k and v, shifts behind them."""
+    count = len(TABLES) * len(plan.lookups)
+    slopes, key_mask, doc_q, doc_k, extra, *shifts = tensors[count:]
+    shift = None if plan.shift is None else shifts.pop(0)
     lookups = []
     for number, lookup in enumerate(plan.lookups):
-        own = tensors[len(TABLES) * number : len(TABLES) * (number + 1)]
-        lookups.append(Lookup(lookup.index, **dict(zip(TABLES, own))))
-    slopes, key_mask, doc_q, doc_k, extra = tensors[len(TABLES) * len(plan.lookups) :]
+        own = dict(zip(TABLES, tensors[len(TABLES) * number : len(TABLES) * (number + 1)]))
+        query_shift = None if lookup.query_shift is None else shifts.pop(0)
+        lookups.append(Lookup(lookup.index, **own, query_shift=query_shift))
     documents = None if doc_q is None or doc_k is None else (doc_q, doc_k)
-    plan = Plan(plan.positions, lookups=tuple(lookups), scale=plan.scale, slopes=slopes, cosine=plan.cosine)
+    plan = Plan(
+        plan.positions, shift, lookups=tuple(lookups), scale=plan.scale, slopes=slopes, cosine=plan.cosine
+    )  # fmt: skip
     return plan, Mask(mask.causal, mask.window, key_mask, documents, extra)

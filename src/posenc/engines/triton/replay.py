@@ -12,7 +12,7 @@ recorded; from the third on, only the record runs:
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
 by the call itself must be a constant. Kernels take addresses, so a view that only they read is none in the record, but a sum, and
-small buffers that only they use are one allocation.
+small buffers that only they use are one allocation. So are those that a backward pass needs, and nothing else (`packable`).
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ class Recorder(TorchDispatchMode):
         ] = {}  # by the id of what a view's operator returned: the operator and its arguments
         self.buffers: dict[str, int] = {}  # names of empty ones: bytes
         self.shared: set[str] = set()  # those in one allocation
+        self.packed: dict[
+            int, tuple[int, torch.Size, torch.dtype]
+        ] = {}  # by the result's number: first byte, shape, dtype
         self.parameters = [self.name(x, "t") for x in self.inputs]
 
     def name(self, x, letter: str) -> str:
@@ -155,6 +158,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if function is torch.ops.aten.promote_types.default:  # of dtypes, not of tensors
+            return result
         if _may_be_view(function) and isinstance(args[0], Tensor):
             if result is args[0]:
                 return result
@@ -171,19 +176,28 @@ class Recorder(TorchDispatchMode):
             id(result) not in self.names and id(result) not in self.views
         ):  # operations in place return what they were given
             name = self.name(result, "t")
-            if function in ALLOCATIONS:  # half the price of a call of an operator
-                make, size = ALLOCATIONS[function], self.write(list(result.shape))
-                if make is not torch.zeros:
-                    make = torch.empty if result.is_contiguous() else torch.empty_strided
-                    size += "" if make is torch.empty else f", {self.write(list(result.stride()))}"
-                if make is not torch.zeros or result.is_contiguous():
-                    options = f"dtype={self.write(result.dtype)}, device={self.write(result.device)}"
-                    call = f"{self.constant(make)}({size}, {options})"
-                if make is torch.empty:
-                    self.buffers[name] = result.nbytes
+            if function in ALLOCATIONS:
+                call = self._write_allocation(name, call, ALLOCATIONS[function], result)
             call = f"{name} = {call}"
         self.lines.append(call)
         return result
+
+    def _write_allocation(self, name: str, call: str, make: Callable, result: Tensor) -> str:
+        """By torch.empty, at half the price of a call of an operator, or like an input, at half the price of torch.empty."""
+        if make is torch.zeros:
+            like = None
+        else:
+            make = torch.empty if result.is_contiguous() else torch.empty_strided
+            like = next((x for x in self.inputs if x is not None and _is_like(x, result)), None)
+        if make is torch.empty:
+            self.buffers[name] = result.nbytes
+        if like is not None:
+            return f"{self.constant(torch.empty_like)}({self.write(like)})"
+        if make is torch.zeros and not result.is_contiguous():
+            return call
+        size = self.write(list(result.shape))
+        size += f", {self.write(list(result.stride()))}" if make is torch.empty_strided else ""
+        return f"{self.constant(make)}({size}, dtype={self.write(result.dtype)}, device={self.write(result.device)})"
 
     def launch(self, kernel, programs: int, *args, **constants) -> None:
         write = self.write
@@ -204,9 +218,14 @@ class Recorder(TorchDispatchMode):
         arguments = [f"{programs}, 1, 1, stream", *map(write, between), *map(self.write_argument, args)]
         self.lines.append(f"{self.constant(run)}({', '.join(arguments)})")
 
-    def finish(self, results) -> Callable:
+    def finish(self, results, packable: Sequence[int] = ()) -> Callable:
+        """The record as a function. packable: numbers of results that may be one allocation, which is returned behind them: they
+        are None, and `packed` has their places in it."""
+        packing = self._pack(results, packable)
+        if packing:
+            results = tuple([None if number in self.packed else x for number, x in enumerate(results)])
         returned = f"return {self.write(results)}"
-        lines = self._share_buffers([*self.lines, returned])
+        lines = self._share_buffers([*packing, *self.lines, f"{returned} + (kept,)" if packing else returned])
         last_use = {name: number for number, line in enumerate(lines) for name in re.findall(r"\bp?(t\d+)\b", line)}
         ends: dict[int, list[str]] = {}
         for name, number in last_use.items():
@@ -223,6 +242,36 @@ class Recorder(TorchDispatchMode):
                 source.append(f"    del {', '.join(ends[number])}")  # memory is free for what follows
         exec("\n".join(source), self.space)
         return self.space["replay"]  # type: ignore[return-value]
+
+    def _pack(self, results, packable: Sequence[int]) -> list[str]:
+        """Lines that allocate all results that can be packed; their own allocations are taken out of the record."""
+        uses = re.findall(r"\bt\d+\b", "\n".join(self.lines))
+        found: dict[str, int] = {}
+        for number in packable:
+            name = self.names.get(id(results[number]), "")
+            if (
+                name in self.buffers
+                and name in self.pointers
+                and self.buffers[name] <= SHARED
+                and uses.count(name) == 2
+            ):
+                found[name] = number
+        if len(found) < 2:
+            return []
+        total = 0
+        self.shared.update(found)
+        for name, number in found.items():
+            self.packed[number] = total, results[number].shape, results[number].dtype
+            address = f"p{name} = {name}.data_ptr()"
+            kept = (f"p{name} = pk + {total}" if line == address else line for line in self.lines)
+            self.lines = [line for line in kept if not line.startswith(f"{name} = ")]
+            total += -(-self.buffers.pop(name) // ALIGNED) * ALIGNED
+        return self._write_bytes("kept", "pk", total)
+
+    def _write_bytes(self, name: str, address: str, count: int) -> list[str]:
+        assert self.inputs[0] is not None
+        options = f"dtype={self.write(torch.uint8)}, device={self.write(self.inputs[0].device)}"
+        return [f"{name} = {self.constant(torch.empty)}([{count}], {options})", f"{address} = {name}.data_ptr()"]
 
     def _share_buffers(self, lines: list[str]) -> list[str]:
         """One allocation for all small buffers of which addresses alone are used."""
@@ -241,11 +290,16 @@ class Recorder(TorchDispatchMode):
             replaced |= {allocated: None, addressed: f"p{name} = pt + {total}"}
             total += -(-self.buffers[name] // ALIGNED) * ALIGNED
         self.shared.update(small)
-        assert self.inputs[0] is not None
-        options = f"dtype={self.write(torch.uint8)}, device={self.write(self.inputs[0].device)}"
-        first = [f"shared = {self.constant(torch.empty)}([{total}], {options})", "pt = shared.data_ptr()"]
+        first = self._write_bytes("shared", "pt", total)
         kept = (replaced.get(number, line) for number, line in enumerate(lines))
         return [*first, *(line for line in kept if line is not None)]
+
+
+def _is_like(x: Tensor, result: Tensor) -> bool:
+    """Whether empty_like(x) is such a tensor."""
+    if (x.shape, x.stride(), x.dtype, x.device) != (result.shape, result.stride(), result.dtype, result.device):
+        return False
+    return torch.empty_like(x, device="meta").stride() == x.stride()  # not so where x is expanded
 
 
 def _may_be_view(function) -> bool:

@@ -86,3 +86,4 @@ class Grads(NamedTuple):
     slopes: Any  # [B, H, Lq], summed afterwards
     scale: Any  # [B, H, Lq]
     decay_k: Any  # [B, H, Lk]
+    decay_q: Any  # [B, H, Lq]: sums of the same numbers, whose rounding cancels that of decay_k where both are accumulated (fox)

@@ -1,6 +1,7 @@
 """Tables with a row for each distance, made from tables of buckets by one launch, and their gradients by another.
 
     expand       [X, n, ..] -> [X, span, ..]       the row of each distance
+    add_shift, fold_shift, unfold_shift            a plan's shifts of queries and of tables, and their gradients
     sum_parts    what programs, batch rows and distances have summed apart -> [X, n, ..], in one order, without atomics
 
 core/tables.py does the same with PyTorch's operations, a dozen of them, where autograd or torch.compile must see them.
@@ -56,6 +57,128 @@ def expand(
         launch(
             expand_kernel, programs, table, *table.stride()[:2], 1 if table.dim() == 2 else table.stride(2), rows, out,
             count, size, BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def zero_kernel(x, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < count)
+
+
+def make_zeros(launch: Launch, like: Tensor, *shape: int) -> Tensor:
+    """like.new_zeros(shape), by a launch, which takes the host a third of the time."""
+    out = like.new_empty(shape)
+    if out.numel():
+        launch(zero_kernel, cdiv(out.numel(), BLOCK), out, out.numel(), BLOCK, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize=["table_x", "table_n", "table_e", "shift_x", "shift_e", "n", "scale"])
+def fold_kernel(
+    table, table_x, table_n, table_e, shift, shift_x, shift_e, out, n, scale, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """out[x, row] = scale Σ_e table[x, row, e] shift[x, e]; one program for each block of rows."""
+    blocks = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    x = (pid // blocks).to(tl.int64)
+    row, e = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_E)
+    valid = (row < n)[:, None] & (e < E)[None, :]
+    rows = tl.load(table + x * table_x + row[:, None] * table_n + e[None, :] * table_e, mask=valid, other=0.0)
+    beside = tl.load(shift + x * shift_x + e * shift_e, mask=e < E, other=0.0)
+    total = tl.sum(rows.to(tl.float32) * beside.to(tl.float32)[None, :], 1)
+    tl.store(out + x * n + row, total * scale, mask=row < n)
+
+
+def fold_shift(launch: Launch, table: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """scale · table [H, n, E] · shift [H, E] -> [H, n], float32: the bias that a shift of the queries makes."""
+    heads, n, size = table.shape
+    out = table.new_empty(heads, n, dtype=torch.float32)
+    block = max(16, next_power_of_2(size))
+    block_n = max(1, 4096 // block)
+    if out.numel():
+        launch(
+            fold_kernel, heads * cdiv(n, block_n), table, *table.stride(), shift, *shift.stride(), out, n, scale, size, block,
+            block_n, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["n", "out_x", "out_n", "out_e"])
+def unfold_kernel(
+    grad, fold, table, table_x, table_n, table_e, shift, shift_x, shift_e, out, out_x, out_n, out_e, d_shift, n,
+    E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The gradients of fold_shift, whose own gradient times scale is fold [X, n]: out[x, row, e] = grad[x, row, e] + fold[x, row]
+    shift[x, e], and d_shift[x, e] = Σ_row fold[x, row] table[x, row, e]. One program for each x and block of channels."""
+    blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    pid = tl.program_id(0)
+    x = (pid // blocks).to(tl.int64)
+    e = pid % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
+    beside = tl.load(shift + x * shift_x + e * shift_e, mask=e < E, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
+    for n0 in range(0, n, BLOCK_N):
+        row = n0 + tl.arange(0, BLOCK_N)
+        valid = (row < n)[:, None] & (e < E)[None, :]
+        factor = tl.load(fold + x * n + row, mask=row < n, other=0.0)[:, None]
+        if out is not None:
+            y = (
+                tl.load(grad + (x * n + row[:, None]) * E + e[None, :], mask=valid, other=0.0)
+                + factor * beside[None, :]
+            )
+            at = out + x * out_x + row[:, None] * out_n + e[None, :] * out_e
+            tl.store(at, y.to(out.dtype.element_ty), mask=valid)
+        if d_shift is not None:
+            source = table + x * table_x + row[:, None] * table_n + e[None, :] * table_e
+            total += factor * tl.load(source, mask=valid, other=0.0).to(tl.float32)
+    if d_shift is not None:
+        tl.store(d_shift + x * E + e, tl.sum(total, 0).to(d_shift.dtype.element_ty), mask=e < E)
+
+
+def unfold_shift(
+    launch: Launch, grad: Tensor | None, fold: Tensor, table: Tensor, shift: Tensor, out: Tensor | None, d_shift: Tensor | None
+) -> None:  # fmt: skip
+    """Into out [H, n, E] and d_shift [H, E], where they are given. grad: of the table otherwise, float32, contiguous."""
+    heads, n, size = table.shape
+    block = min(32, max(16, next_power_of_2(size)))
+    strides = (0, 0, 0) if out is None else out.stride()
+    if table.numel():
+        launch(
+            unfold_kernel, heads * cdiv(size, block), grad, fold, table, *table.stride(), shift, *shift.stride(), out, *strides, d_shift, n,
+            size, 64, block, num_warps=4,
+        )  # fmt: skip
+    elif d_shift is not None:
+        d_shift.zero_()
+
+
+@triton.jit(do_not_specialize=["shift_h", "shift_d", "heads", "length"])
+def add_shift_kernel(
+    q, q_b, q_h, q_l, q_d, shift, shift_h, shift_d, out, out_b, out_h, out_l, out_d, heads, length, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(length, BLOCK_L)
+    pid = tl.program_id(0)
+    b, h = (pid // blocks // heads).to(tl.int64), (pid // blocks % heads).to(tl.int64)
+    i, d = (pid % blocks * BLOCK_L + tl.arange(0, BLOCK_L)).to(tl.int64), tl.arange(0, BLOCK_D)
+    valid = (i < length)[:, None] & (d < D)[None, :]
+    x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_l + d[None, :] * q_d, mask=valid, other=0.0)
+    y = tl.load(shift + h * shift_h + d * shift_d, mask=d < D, other=0.0).to(x.dtype).to(tl.float32)
+    at = out + b * out_b + h * out_h + i[:, None] * out_l + d[None, :] * out_d
+    tl.store(at, (x.to(tl.float32) + y[None, :]).to(x.dtype), mask=valid)
+
+
+def add_shift(launch: Launch, q: Tensor, shift: Tensor) -> Tensor:
+    """q [B, H, L, D] + shift [H, D], rounded to q's dtype first; strides as q's, where they are dense."""
+    batch, heads, length, size = q.shape
+    out = torch.empty_like(q)
+    block = max(16, next_power_of_2(size))
+    block_l = max(1, 4096 // block)
+    if out.numel():
+        launch(
+            add_shift_kernel, batch * heads * cdiv(length, block_l), q, *q.stride(), shift, *shift.stride(), out, *out.stride(), heads,
+            length, size, block, block_l, num_warps=4,
         )  # fmt: skip
     return out
 

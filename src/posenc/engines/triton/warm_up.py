@@ -1,11 +1,13 @@
 """Compile a model's kernels ahead of its first step, in parallel processes.
 
+processes start, and load what they need          meanwhile
 model(*inputs) with launches left out   ─▶  which kernels, for which typical arguments (launcher.py)
-each in a process of its own            ─▶  Triton's cache on disk, where the first step finds them
+each in one of the processes            ─▶  Triton's cache on disk, where the first step finds them
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -80,6 +82,17 @@ def warm_up(
     from . import launcher
 
     found: dict[Kernel, None] = {}
+    # they load PyTorch and Triton while the kernels are found
+    children = _start(processes or min(os.cpu_count() or 1, 8)) if torch.cuda.is_available() else []
+    try:
+        _find_kernels(launcher, found, function, inputs, options)
+        return list(_compile_all(list(found), children, progress)) if found else []
+    finally:
+        _end(children)
+
+
+def _find_kernels(launcher, found: dict[Kernel, None], function: Callable, inputs: tuple, options: dict) -> None:
+    """Those of function(*inputs, **options) and of its gradients."""
     state = torch.random.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     with _recording(launcher, found):
         outputs = [x for x in _tensors(function(*inputs, **options)) if x.requires_grad]
@@ -89,7 +102,6 @@ def warm_up(
     torch.random.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
-    return list(_compile_all(list(found), processes or min(os.cpu_count() or 1, 8), progress)) if found else []
 
 
 @contextmanager
@@ -105,13 +117,14 @@ def _recording(launcher, found: dict[Kernel, None]) -> Iterator[None]:
         found[Kernel(kernel.__module__, kernel.__name__, arguments, tuple(constants.items()))] = None
 
     compile_kernel, kept = launcher.compile_kernel, (known_calls._known, prepared._calls, replay._programs)
-    launcher.compile_kernel = record
-    known_calls._known, prepared._calls, replay._programs = Memo(64, 64), Memo(64, 64), {}
+    launcher.compile_kernel, steps = record, known_calls._steps
+    known_calls._known, prepared._calls, replay._programs, known_calls._steps = Memo(64, 64), Memo(64, 64), {}, {}
     try:
         yield
     finally:
         launcher.compile_kernel = compile_kernel
         known_calls._known, prepared._calls, replay._programs = kept
+        known_calls._steps = steps
 
 
 def _described(x):
@@ -125,31 +138,52 @@ def _described(x):
     return x
 
 
-def _compile_all(kernels: list[Kernel], processes: int, progress: bool) -> Iterator[tuple[str, float]]:
-    """By processes of this module (`python -m`): those of multiprocessing would run the caller's script once more."""
+def _start(processes: int) -> list[subprocess.Popen]:
+    """Processes of this module (`python -m`): those of multiprocessing would run the caller's script once more."""
     path = os.pathsep.join(part for part in sys.path if part)
-    command = [sys.executable, "-m", __name__, str(torch.cuda.current_device())]
+    command, environment = (
+        [sys.executable, "-m", __name__, str(torch.cuda.current_device())],
+        {**os.environ, "PYTHONPATH": path},
+    )
+    return [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) for _ in range(processes)
+    ]  # fmt: skip
+
+
+def _end(children: list[subprocess.Popen]) -> None:
+    for child in children:
+        child.kill()  # it waits for a kernel, or compiles one that nobody waits for
+        with contextlib.suppress(OSError), child:
+            pass
+
+
+def _compile_all(
+    kernels: list[Kernel], children: list[subprocess.Popen], progress: bool
+) -> Iterator[tuple[str, float]]:
     jobs = sorted(kernels, key=lambda kernel: len(repr(kernel.arguments)))  # the last first, which takes longest
     done: SimpleQueue = SimpleQueue()
 
-    def work() -> None:
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-        ) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            try:
-                while jobs:
-                    kernel = jobs.pop()
-                    pickle.dump(kernel, child.stdin)
-                    child.stdin.flush()
-                    done.put((kernel.name, pickle.load(child.stdout)))
-            except (EOFError, OSError, IndexError, pickle.PickleError) as error:
-                if not isinstance(error, IndexError):  # another thread took the last one
-                    done.put(("", f"a process that compiles has ended: {error!r}"))
+    def work(child: subprocess.Popen) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            while jobs:
+                kernel = jobs.pop()
+                pickle.dump(kernel, child.stdin)
+                child.stdin.flush()
+                done.put((kernel.name, pickle.load(child.stdout)))
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            IndexError,
+            pickle.PickleError,
+        ) as error:  # ValueError: `_end` came first
+            if not isinstance(error, IndexError):  # another thread took the last one
+                done.put(("", f"a process that compiles has ended: {error!r}"))
 
-    for _ in range(min(processes, len(kernels))):
-        Thread(target=work, daemon=True).start()
+    for child in children:
+        Thread(target=work, args=(child,), daemon=True).start()
     for number in range(1, len(kernels) + 1):
         name, taken = done.get()
         if not isinstance(taken, float):
@@ -164,13 +198,17 @@ def main() -> None:
     """Kernels from the standard input, each answered by the seconds that it took, or by an error's text."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what compilers print must not be among the answers
+    device = int(sys.argv[1])
+    with contextlib.suppress(Exception):  # ahead of the first kernel, which would raise it again
+        torch.cuda.set_device(device)
+        importlib.import_module("posenc.engines.triton.prepared")
     while True:
         try:
             kernel = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            answer: float | str = _compile(kernel, int(sys.argv[1]))
+            answer: float | str = _compile(kernel, device)
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         pickle.dump(answer, answers)

@@ -1,0 +1,151 @@
+"""The same layer again, without gradients: what its calls have in common is worked out once.
+
+    call 1   plan, checks, the choice of an engine      ─▶  out, and a Token (one query) or a Text (as many as keys)
+    call 2 .. Token.run(q, k, v), Text.run(q, k, v)     ─▶  out, or None: take the way of call 1 again
+
+A query is the last of its text, so its distances to L keys are 1 - L .. 0, whatever the step: a bias is the end of one row, which
+grows to the left, and products with a table are read at the end of one run of rows. Both hold the tables themselves, which the
+caller vouches for, and copies of them: where their numbers differ (a parameter that was changed, by whichever way, or NaN) they
+return None.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ...core.index import Index
+from ...core.plan import Plan, holds_nan
+from ..lowering import add
+from ..sdpa import VECTOR, fused_attention
+from . import decode, dense, dense_terms
+
+
+class Token:
+    """The terms of one query on a CPU, without gradients: biases, slopes, and at most one table that multiplies the query."""
+
+    __slots__ = ("content", "dtype", "first", "index", "pairs", "row", "scale", "shape")
+    is_final = False
+
+    def __init__(self, q: Tensor, keys: int, plan: Plan):
+        """q [B, H, 1, D] and a plan that `plain_call.run` has just run."""
+        precision = torch.float64 if q.dtype == torch.float64 else torch.float32
+        biases, indices = bias_tables(plan)
+        tables = list(biases)
+        self.shape, self.dtype, self.scale = q.shape, q.dtype, None if plan.scale is None else float(plan.scale)
+        self.row, self.first = None, -sys.maxsize
+        if tables:
+            self.row = dense.whole_row(biases, indices, 1 - keys, keys, precision)
+            self.first = dense.first_of_row(1 - keys)
+        self.index, self.content = None, None
+        for lookup in plan.lookups:
+            if lookup.dot_query is not None:
+                tables.append(lookup.dot_query)
+                scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+                self.index = lookup.index
+                with torch.inference_mode(False), torch.no_grad():
+                    self.content = (lookup.dot_query.to(precision) * scale).transpose(1, 2).contiguous()
+        with torch.inference_mode(False), torch.no_grad():
+            self.pairs = [(table, table.clone()) for table in tables]
+
+    @staticmethod
+    def supports(q: Tensor, plan: Plan) -> bool:
+        """Of plans that `plain_call.run` takes, for one query without a gradient."""
+        return q.shape[2] == 1 and _has_only_tables(q, plan)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """k and v [B, Hkv, L, D]: those of the step before, and one more."""
+        keys = k.shape[2]
+        start = 1 - keys - self.first
+        if q.shape != self.shape or q.dtype != self.dtype or start < 0 or keys < VECTOR or not _is_plain(q):
+            return None
+        for table, copy in self.pairs:
+            if not copy.equal(table):
+                return None
+        mask = None if self.row is None else self.row.narrow(3, start, keys)
+        if self.content is not None:
+            mask = add(mask, self._products(q, keys))
+        return fused_attention(q, k, v, mask, 0.0, False, self.scale)
+
+    def _products(self, q: Tensor, keys: int) -> Tensor:
+        """scale q·table by key, [B, H, 1, L]."""
+        table, index = self.content, self.index
+        assert table is not None
+        assert isinstance(index, Index)
+        batch, heads, _, size = q.shape
+        if q.dtype != table.dtype:
+            q = q.to(table.dtype)
+        dots = q.view(batch * heads, size) @ table[0] if table.shape[0] == 1 else (q @ table).view(batch * heads, -1)
+        return decode.expand_by_distance(dots, batch, index, 1 - keys, keys)
+
+
+class Text:
+    """The terms of as many queries as keys on a CPU, without gradients: biases, slopes, and at most one table that multiplies the
+    queries."""
+
+    __slots__ = ("causal", "content", "dtype", "facts", "k_shape", "scale", "shape")
+    is_final = False
+
+    def __init__(self, q: Tensor, k: Tensor, plan: Plan, causal: bool):
+        """What `plain_call.run` has just run."""
+        precision = torch.float64 if q.dtype == torch.float64 else torch.float32
+        length, offset = q.shape[2], plan.positions.offset
+        assert offset is not None
+        self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
+        self.scale = None if plan.scale is None else float(plan.scale)
+        self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
+        self.content: tuple[Tensor, Tensor, tuple] | None = None
+        for lookup in plan.lookups:
+            if lookup.dot_query is not None:
+                scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+                with torch.inference_mode(False), torch.no_grad():
+                    copy = lookup.dot_query.clone()
+                facts = lookup.index, offset - length + 1, length, scale, precision
+                self.content = lookup.dot_query, copy, facts
+
+    @staticmethod
+    def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
+        """Of plans that `plain_call.run` takes, without a gradient."""
+        return VECTOR <= q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        if q.shape != self.shape or k.shape != self.k_shape or q.dtype != self.dtype or not _is_plain(q):
+            return None
+        mask = None
+        if self.facts[0]:
+            mask = dense.find_bias(*self.facts)
+            if mask is None:
+                return None
+        elif self.causal:
+            mask = dense_terms.limits_of(*self.facts[5:7], *self.facts[3:5], self.facts[7])
+        if self.content is not None:
+            table, copy, facts = self.content
+            if not copy.equal(table):
+                return None
+            mask = add(mask, dense_terms.multiply_by_distance(q, table, *facts))
+        out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
+        return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
+
+
+def _has_only_tables(q: Tensor, plan: Plan) -> bool:
+    if plan.shift is not None or plan.rotate is not None or not q.is_cpu:
+        return False
+    return all(lookup.states is None and lookup.query_shift is None for lookup in plan.lookups)
+
+
+def bias_tables(plan: Plan) -> tuple[tuple[Tensor, ...], tuple[Index, ...]]:
+    """The biases by distance and their indices, then the slopes: as `dense` takes them."""
+    found = [(lookup.bias, lookup.index) for lookup in plan.lookups if lookup.bias is not None]
+    tables = tuple([table for table, _ in found])
+    return tables if plan.slopes is None else (*tables, plan.slopes), tuple([index for _, index in found])  # type: ignore[misc]
+
+
+def _is_plain(q: Tensor) -> bool:
+    """Whether a call is made without gradients, transforms and autocast."""
+    return (
+        type(q) is Tensor and not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0 and not torch.is_autocast_enabled("cpu")
+    )  # fmt: skip

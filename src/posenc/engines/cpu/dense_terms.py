@@ -1,0 +1,304 @@
+"""The terms of a dense mask, each with one gradient of its own: autograd would go through five small functions instead.
+
+    bias by distance [H, n]        ─ Toeplitz ─▶  [H, Lq, Lk]        n = Lq + Lk - 1 distances,
+    states·table [B, H, Lq, n]     ─ skew ─────▶  [B, H, Lq, Lk]     key j of query i stands at j - i + Lq - 1
+
+and back: sums along the diagonals, then over the distances that read one row of a table, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, wraps
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...core.functions import direct_apply
+from ...core.index import Index
+from ...core.mask import Mask
+from ...core.tables import select_rows, sum_rows
+from ..lowering import add
+from .head_block import NEG_INF
+from .ops import refuse_second_derivatives
+
+
+def first_derivatives_only(backward):
+    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
+    derivatives vanish in silence where the incoming gradient is a constant."""
+
+    @wraps(backward)
+    def call(ctx, *grads):
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        found = tuple([x for x in results if x is not None])
+        marked = iter(_FirstOnly.apply(*[x.detach().requires_grad_() for x in found]))
+        return tuple([None if x is None else next(marked) for x in results])
+
+    return call
+
+
+class _FirstOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x.clone() for x in tensors])
+
+    backward = staticmethod(refuse_second_derivatives)
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+def make_bias(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """[1, H, Lq, Lk] with causality and windows, and a gradient where the tables have one. tables: a bias for each index, then
+    the slopes."""
+    facts = offset, q_length, k_length, left, right, precision
+    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        return _apply_bias(indices, facts, *tables)
+    return _bias(tables, indices, *facts)
+
+
+def _bias(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor:  # fmt: skip
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    total = None
+    for index, table in zip(indices, tables, strict=False):
+        rows = select_rows(table, index, lowest, highest)
+        total = add(total, rows if rows.dtype == precision else rows.to(precision))
+    if len(tables) > len(indices):
+        total = add(total, tables[-1].to(precision)[:, None] * negative_distances(lowest, highest, precision))
+    assert total is not None
+    bias = total.unfold(1, k_length, 1).flip(1)[None]
+    if left is not None or right is not None:
+        bias = bias + limits_of(left, right, q_length, k_length, precision)
+    return bias
+
+
+class _Bias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, indices: tuple[Index, ...], facts: tuple, *tables: Tensor) -> Tensor:
+        ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
+        return _bias(tables, indices, *facts)
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        indices, facts, tables = ctx.given
+        return None, None, *bias_gradients(grad, indices, facts, tables, ctx.needs_input_grad[2:])
+
+
+def bias_gradients(grad: Tensor, indices: tuple[Index, ...], facts: tuple, tables: list, wanted) -> list[Tensor | None]:
+    """Of the tables (shape, dtype) by that of the mask, [1, H, Lq, Lk]."""
+    offset, q_length, k_length, _, _, precision = facts
+    lowest, highest = offset - q_length + 1, offset + k_length - 1
+    heads = grad.shape[1]
+    results: list[Tensor | None] = []
+    total = None
+    for number, (shape, dtype) in enumerate(tables):
+        if not wanted[number]:
+            results.append(None)
+            continue
+        index = indices[number] if number < len(indices) else None
+        if index is not None and grad.numel() <= FEW_PAIRS:
+            rows = _rows_of_pairs(index, lowest, q_length, k_length).expand(heads, -1)
+            found = grad.new_zeros(heads, shape[1]).scatter_add_(1, rows, grad.reshape(heads, -1))
+            found = found if shape[0] == heads else found.sum(0, keepdim=True)  # one table for all heads
+        else:
+            total = _sum_diagonals(grad[0]) if total is None else total
+            if index is None:
+                found = total @ negative_distances(lowest, highest, precision)
+            else:
+                found = total if shape[0] == heads else total.sum(0, keepdim=True)
+                found = sum_rows(found, index, lowest, highest, shape[1])
+        results.append(found if found.dtype == dtype else found.to(dtype))
+    return results
+
+
+def _sum_diagonals(grad: Tensor) -> Tensor:
+    """[H, Lq, Lk] -> [H, Lq + Lk - 1] by distance."""
+    heads, q_length, k_length = grad.shape
+    count = q_length + k_length - 1
+    # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
+    moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
+    return moved.view(heads, q_length, count).sum(1)
+
+
+FEW_PAIRS = 1 << 13
+"""Heads times pairs up to which a table's gradient is summed pair by pair: fewer operations than diagonal by diagonal."""
+
+
+@lru_cache(maxsize=8)
+def _rows_of_pairs(index: Index, lowest: int, q_length: int, k_length: int) -> Tensor:
+    """[Lq * Lk]: the table's row of each pair."""
+    with torch.inference_mode(False), torch.no_grad():
+        distances = torch.arange(k_length) - torch.arange(q_length)[:, None] + (lowest + q_length - 1)
+        return index.lookup(distances).flatten()
+
+
+_apply_bias = direct_apply(_Bias)
+
+
+@lru_cache(maxsize=16)
+def negative_distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
+    """-|r|"""
+    with torch.inference_mode(False), torch.no_grad():
+        return -torch.arange(lowest, highest + 1).abs().to(dtype)
+
+
+@lru_cache(maxsize=8)
+def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
+    """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
+    with torch.inference_mode(False), torch.no_grad():
+        allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
+        assert allowed is not None
+        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
+
+
+# ---- products with a table ---------------------------------------------------------------------------------------------
+def multiply_by_distance(
+    states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype
+) -> Tensor:
+    """scale states·table[row] by pair: [B, H, R, E], [H or 1, n, E] -> [B, H, R, K]; lowest: the distance of the last query to the
+    first key."""
+    facts = index, lowest, keys, scale, precision
+    if torch.is_grad_enabled() and (states.requires_grad or table.requires_grad):
+        return _apply_products(facts, states, table)
+    return _multiply(states, table, *facts)[0]
+
+
+def _multiply(
+    states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The products by pair, and the table's rows that are reached, scaled."""
+    lo, hi = _reached(index, lowest, states.shape[2], keys)
+    rows = select_rows(table, index, lo, hi).to(precision) * scale
+    highest = lowest + states.shape[2] + keys - 2
+    return by_pair(multiply(states, rows), lo - lowest, highest - hi, keys), rows
+
+
+def _reached(index: Index, lowest: int, queries: int, keys: int) -> tuple[int, int]:
+    return reached((index.lo, index.hi), lowest, lowest + queries + keys - 2)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, facts: tuple, states: Tensor, table: Tensor) -> Tensor:
+        out, rows = _multiply(states, table, *facts)
+        ctx.save_for_backward(states, rows)
+        ctx.facts, ctx.n, ctx.dtype = facts, table.shape[1], table.dtype
+        return out
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        states, rows = ctx.saved_tensors
+        index, lowest, keys, scale, precision = ctx.facts
+        batch, heads, queries, width = states.shape
+        lo, hi = _reached(index, lowest, queries, keys)
+        highest = lowest + queries + keys - 2
+        d_products = sum_pairs(grad, lo - lowest, highest - hi, hi - lo + 1)
+        d_states = d_table = None
+        wide = states if states.dtype == precision else states.to(precision)
+        if rows.shape[0] == 1:
+            flat = d_products.view(batch * heads * queries, hi - lo + 1)
+            if ctx.needs_input_grad[1]:
+                d_states = (flat @ rows[0]).view(states.shape)
+            if ctx.needs_input_grad[2]:
+                d_table = (flat.t() @ wide.reshape(-1, width))[None]
+        else:
+            if ctx.needs_input_grad[1]:
+                d_states = d_products @ rows
+            if ctx.needs_input_grad[2]:
+                d_table = d_products.transpose(2, 3) @ wide
+                d_table = d_table[0] if batch == 1 else d_table.sum(0)
+        if d_states is not None:
+            d_states = d_states.to(states.dtype)
+        if d_table is not None:
+            d_table = sum_rows(d_table * scale, index, lo, hi, ctx.n).to(ctx.dtype)
+        return None, d_states, d_table
+
+
+_apply_products = direct_apply(_Products)
+
+
+def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
+    lo, hi = span
+    return min(max(lo, lowest), highest), max(min(hi, highest), lowest)
+
+
+def multiply(states: Tensor, rows: Tensor) -> Tensor:
+    """states·rowsᵀ: [B, H, R, E], [H or 1, m, E] -> [B, H, R, m], as one matrix product where heads share the table."""
+    states = states if states.dtype == rows.dtype else states.to(rows.dtype)
+    return states @ (rows[0].t() if rows.shape[0] == 1 else rows.transpose(1, 2))
+
+
+def by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
+    """[B, H, R, m] of the distances within a span -> [B, H, R, K]; `before` and `after` are how many lie outside, where the
+    first and the last column hold."""
+    rows, columns = products.shape[2:]
+    if 2 * columns < before + columns + after:
+        return products.gather(-1, _columns(before, columns, rows, keys).expand(*products.shape[:2], -1, -1))
+    if before or after:
+        parts = [products]
+        if before:
+            parts.insert(0, products[..., :1].expand(*products.shape[:3], before))
+        if after:
+            parts.append(products[..., -1:].expand(*products.shape[:3], after))
+        products = torch.cat(parts, -1)
+    if products.requires_grad:
+        return _Skew.apply(products, keys)
+    return _skewed(products.contiguous(), keys)
+
+
+def sum_pairs(grad: Tensor, before: int, after: int, columns: int) -> Tensor:
+    """The gradient of `by_pair`: [B, H, R, K] -> [B, H, R, m], contiguous."""
+    batch, heads, rows, keys = grad.shape
+    count = before + columns + after
+    if 2 * columns < count:
+        at = _columns(before, columns, rows, keys).expand(batch, heads, -1, -1)
+        return grad.new_zeros(batch, heads, rows, columns).scatter_add_(-1, at, grad)
+    whole = grad.new_zeros(batch, heads, rows, count)
+    _skewed(whole, keys).copy_(grad)
+    if not before and not after:
+        return whole
+    own = whole[..., before : before + columns].contiguous()
+    if before:
+        own[..., 0] += whole[..., :before].sum(-1)
+    if after:
+        own[..., -1] += whole[..., before + columns :].sum(-1)
+    return own
+
+
+@lru_cache(maxsize=8)
+def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
+    """[R, K]: the column of each pair."""
+    with torch.inference_mode(False), torch.no_grad():
+        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
+        return steps.clamp_(0, columns - 1)
+
+
+class _Skew(torch.autograd.Function):
+    """[B, H, R, R + K - 1] by distance -> [B, H, R, K]: row i without its first R - 1 - i numbers, as a view."""
+
+    @staticmethod
+    def forward(ctx, products: Tensor, keys: int) -> Tensor:
+        ctx.shape = products.shape
+        return _skewed(products.contiguous(), keys)
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        whole = grad.new_zeros(ctx.shape)
+        _skewed(whole, grad.shape[3]).copy_(grad)
+        return whole, None
+
+
+def _skewed(products: Tensor, keys: int) -> Tensor:
+    batch, heads, rows, count = products.shape
+    steps = (heads * rows * count, rows * count, max(count - 1, 1), 1)
+    return products.as_strided((batch, heads, rows, keys), steps, rows - 1)

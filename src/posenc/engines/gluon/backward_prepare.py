@@ -1,0 +1,116 @@
+"""What runs before and after the Gluon backward kernel: lse and delta by tile, which tiles each block of keys visits, the padded
+table, zeros for dq's sums; and dq from these sums."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..triton.masking import add_start, query_tiles
+from ..triton.tiles import load_tile, padded
+from .prepare import pad_bias
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks", "count", "bias_row", "bias_lo", "bias_hi", "first", "width", "heads", "batch_heads", "q_length", "k_length", "offset",
+        "left", "right", "lo", "hi", "scale", "scale2",
+    ]
+)  # fmt: skip
+def prepare(
+    out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, bias, bias_row, bias_lo, bias_hi, table, first, width,
+    heads, batch_heads, q_length, k_length, offset, left, right, lo, hi, scale, scale2,
+    D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first programs take a tile of queries each, the next `blocks` a block of keys, the others a row of the bias."""
+    pid = tl.program_id(0)
+    q_tiles = batch_heads * tl.cdiv(q_length, BM)
+    if pid < q_tiles:
+        prepare_queries(
+            pid, out, do, d_lse, lse, stats, dq, bias, bias_row, bias_hi - bias_lo, heads, batch_heads, q_length, scale, scale2, D, BM
+        )  # fmt: skip
+    elif pid < q_tiles + blocks:
+        split_keys(
+            pid - q_tiles, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS
+        )
+    elif bias is not None:
+        pad_bias(pid - q_tiles - blocks, bias, bias_row, bias_lo, bias_hi, table, first, width, scale, BLOCK)
+
+
+@triton.jit
+def prepare_queries(
+    at, out, do, d_lse, lse, stats, dq, bias, bias_row, bias_end, heads, batch_heads, q_length, scale, scale2, D: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """stats [3, B H, tiles, 2, BM]: lse less the far constants of left, right and near tiles, and delta; and zeros for dq."""
+    tiles = tl.cdiv(q_length, BM)
+    tile, bh = at % tiles, (at // tiles).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
+    valid = i < q_length
+    out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
+    do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
+    delta = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    row = bh * padded(q_length) + i
+    if d_lse is not None:
+        delta -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+    lse_i = tl.load(lse + row, mask=valid, other=float("inf"))
+    left, right = 0.0, 0.0
+    if bias is not None:  # divided and multiplied as in near tiles
+        left = tl.load(bias + h * bias_row) / scale * scale2
+        right = tl.load(bias + h * bias_row + bias_end) / scale * scale2
+    plane = (batch_heads * tiles).to(tl.int64) * 2 * BM
+    here = stats + (bh * tiles + tile) * 2 * BM + tl.arange(0, BM)
+    tl.store(here, lse_i - left)
+    tl.store(here + plane, lse_i - right)
+    tl.store(here + 2 * plane, lse_i)
+    for copy in tl.static_range(3):
+        tl.store(here + copy * plane + BM, tl.where(valid, delta, 0.0))
+    tl.store(dq + (bh * tiles + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
+
+
+@triton.jit
+def split_keys(
+    at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """tiles [.., count, 9] as in kernel.load_tiles, of queries: first, right0, right1, left0, left1, last, clear0, clear1, offset.
+
+    A block that no query sees visits the first tile, in which all pairs are masked; one that ends after the last key has near
+    tiles alone, all masked: the bias's gradient must not count what lies behind the keys.
+    """
+    b, n0 = at // count, at % count * KEYS
+    offset = add_start(positions, offset, b)
+    first, right0, right1, left0, left1, last, clear0, clear1 = query_tiles(
+        n0, b, masks, q_length, k_length, 0, q_length, offset, left, right, lo, hi, BM, KEYS, True
+    )
+    some = tl.where(last > first, 1, 0)
+    whole = tl.where(n0 + KEYS <= k_length, some, 0)
+    first = first * some
+    last = tl.maximum(last * some, 1)
+    to = tiles + at * 9
+    tl.store(to, first)
+    tl.store(to + 1, tl.where(whole != 0, right0, first))
+    tl.store(to + 2, tl.where(whole != 0, right1, first))
+    tl.store(to + 3, tl.where(whole != 0, left0, last))
+    tl.store(to + 4, tl.where(whole != 0, left1, last))
+    tl.store(to + 5, last)
+    tl.store(to + 6, clear0)
+    tl.store(to + 7, clear1 * whole)
+    tl.store(to + 8, offset)
+
+
+@triton.jit(do_not_specialize=["heads", "q_length", "scale"])
+def finish(sums, dq, heads, q_length, scale, D: tl.constexpr, BM: tl.constexpr, SORTED: tl.constexpr):
+    """dq from its sums, which are transposed, and in the order of backward.add_tile if not SORTED."""
+    tiles = tl.cdiv(q_length, BM)
+    tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    x = tl.load(sums + (bh * tiles + tile) * BM * D + tl.arange(0, BM * D)) * scale
+    if SORTED:
+        x = tl.trans(tl.reshape(x, [D, BM]))
+    else:
+        x = tl.reshape(x, [D // 64, BM // 8, 4, 8, 4, 2, 2])  # channels // 64, queries // 8, warp, g, c, half, pair
+        x = tl.reshape(tl.permute(x, (1, 4, 6, 0, 2, 5, 3)), [BM, D])
+    i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
+    place = dq.ptr + b * dq.b + h * dq.h + i[:, None].to(tl.int64) * dq.l + d[None, :]
+    tl.store(place, x.to(dq.ptr.dtype.element_ty), mask=(i < q_length)[:, None])

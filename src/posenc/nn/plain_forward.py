@@ -1,0 +1,173 @@
+"""`Attention.forward` of consecutive tokens without masks, which is most of what a layer does: no detours.
+
+    x ─ embed ─▶ q, k, v ─ rotate ─▶ cache ─▶ attention with the plan's terms ─▶ projection
+
+What `resolve_sequence` would find out is known here. Eager code takes the short way of each step: linear maps without hooks are
+called as functions, heads are views, and where nothing is left to add there is no plan. A layer of one token or of a short text
+on a GPU is a few hundred microseconds of such steps, so each of them counts; tests/nn/test_work.py pins how many there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.modules.module import _has_any_global_hook
+
+from ..core.mask import MaskOptions
+from ..core.plan import Plan
+from ..core.positions import consecutive
+from ..functional import attend, attend_plainly, prepare_again, run_again
+from .cache import LayerCache, is_training
+
+if TYPE_CHECKING:
+    from .attention import Attention
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
+    """x [B, L, d_model] -> [B, L, d_model], behind the tokens of the slot."""
+    # nn.Module looks submodules up last of all, which takes as long as a small operation
+    modules: dict[str, Any] = layer._modules
+    encoding = modules["encoding"]
+    is_eager = not torch.compiler.is_compiling()
+    batch, queries, _ = x.shape
+    past = 0 if slot is None else slot.length
+    if encoding.embeds:
+        x = encoding.embed_run(x, past)
+    if is_eager and type(x) in PLAIN and x.numel() and not _has_any_global_hook():
+        by_rows = True
+        q, k, v = _project_heads(modules, x, batch, queries, layer.head_dim)
+    else:
+        by_rows = False
+        q, k, v = layer._heads(layer.q_proj(x)), layer._heads(layer.k_proj(x)), layer._heads(layer.v_proj(x))
+    heads = q.shape[1]
+    on_cpu = q.is_cpu
+    is_short = (
+        is_eager and layer.engine == "auto" and layer.window is None and heads == layer.heads
+        and not (layer.training and layer.dropout) and (on_cpu or q.is_cuda)
+    )  # fmt: skip
+    known = plan = appended = out = kind = None
+    rotates_here = False
+    if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
+        rotates_here = encoding.rotates and not encoding.length_dependent
+        rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
+        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
+            kind = "token" if past else "causal text" if layer.causal else "text"
+            known = encoding.recall(kind)
+        if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
+            plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
+            if heads != layer.heads:
+                plan = layer._own_heads(plan, q)
+        if rotates_here:
+            if plan is not None:
+                q, plan = plan.take_shift(q)
+            q, k, v = encoding.rotate_run(q, k, v, past)
+    if slot is not None:
+        every = slot.append_in_place(k, v) if by_rows else None
+        if every is not None:
+            k, v = every
+        else:
+            appended = slot.append(k, v, differentiable=is_training(layer, q))
+            k, v = appended.k, appended.v
+    if known is not None:
+        out = run_again(known, q, k, v)
+        if out is None:
+            plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
+    if plan is None:
+        if is_short and out is None:
+            out = attend_plainly(q, k, v, None, layer.causal)
+    elif is_short and on_cpu:
+        out = attend_plainly(q, k, v, plan, layer.causal)
+    is_plain = out is not None
+    if out is None:
+        out = _attend(layer, q, k, v, plan)
+    if kind is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
+        encoding.remember(kind, prepare_again(q, k, v, plan, layer.causal))
+    if queries > 1:
+        out = out.transpose(1, 2)
+    width = heads * v.shape[3]  # either way a token's numbers lie side by side
+    if not by_rows:
+        out = layer.o_proj(out.reshape(batch, queries, width))
+    else:
+        projection = modules["o_proj"]
+        if is_linear(projection):
+            parameters = projection._parameters
+            out = linear(out.reshape(batch * queries, width), parameters["weight"], parameters["bias"])
+            out = out.view(batch, queries, -1)
+        else:
+            out = projection(out.reshape(batch, queries, width))
+    if slot is not None:  # last: an error above leaves the cache unchanged
+        if appended is not None:
+            slot.commit(appended, {})
+        else:
+            slot.length = past + queries
+    return out
+
+
+def _project_heads(modules: dict[str, Any], x: Tensor, batch: int, length: int, size: int) -> list[Tensor]:
+    """q, k and v [B, heads, L, D] of x [B, L, d_model]."""
+    rows = x.flatten(0, 1)  # as a matrix product takes it: once for all three
+    found = []
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection = modules[name]
+        if is_linear(projection):
+            parameters = projection._parameters
+            heads = linear(rows, parameters["weight"], parameters["bias"])
+        else:
+            heads = projection(x)
+        if length == 1:  # the same numbers in the same order
+            found.append(heads.view(batch, -1, 1, size))
+        else:
+            found.append(heads.view(batch, length, -1, size).transpose(1, 2))
+    return found
+
+
+def is_linear(projection: nn.Module) -> bool:
+    """Whether a projection is a plain linear map without hooks, whose own call takes a tenth of the product's time where x is a
+    token."""
+    if type(projection) is not nn.Linear:
+        return False
+    own = projection.__dict__
+    return not (
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+        or "forward" in own
+    )  # fmt: skip
+
+
+def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None) -> Tensor:
+    """Any call: windows, dropout, engines by name, terms on a GPU."""
+    if plan is not None:
+        k, v = as_appended(k, v, plan)
+    masks: MaskOptions = {"causal": layer.causal}
+    if layer.window is not None:
+        masks["window"] = layer.window
+    dropout = layer.dropout if layer.training else 0.0
+    return attend(q, k, v, plan, dropout=dropout, engine=layer.engine, **masks)
+
+
+def _make_plan(layer: Attention, encoding: Any, x: Tensor, past: int, queries: int, rotates_here: bool) -> Plan:
+    every = consecutive(past, queries, 0, past + queries)
+    if encoding.rotates_or_plans and not rotates_here:
+        return encoding.plan(every, x=x, host=layer)
+    if torch.compiler.is_compiling() or not encoding.steady_terms or torch.is_grad_enabled():
+        return encoding.terms(every, x=x, host=layer)
+    kind = "terms", x.get_device()
+    plan = encoding.recall(kind)
+    if plan is not None:
+        return plan.at(every)
+    plan = encoding.terms(every, x=x, host=layer)
+    encoding.remember(kind, plan)
+    return plan
+
+
+def as_appended(k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Keys and values with a head for each head of channels that the plan appends to the keys (grouped queries)."""
+    if plan.append is None or plan.append[1].shape[1] <= k.shape[1]:
+        return k, v
+    groups = plan.append[1].shape[1] // k.shape[1]
+    return k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
