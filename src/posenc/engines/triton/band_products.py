@@ -138,7 +138,7 @@ def end_column(
 
 def band_from_states(
     launch: Launch, states: Tensor, table: Tensor, heads: int, lo: int, hi: int, offset: int, first: int = 0, last: int | None = None,
-    bias: Tensor | None = None, bias_factor: float = 1.0, with_bf16x3: bool = False, rounded: bool = False,
+    bias: Tensor | None = None, bias_factor: float = 1.0, with_bf16x3: bool = False, rounded: bool = False, wide: bool = False,
     other_length: int | None = None,
 ) -> Band:  # fmt: skip
     """states [B, H or Hkv, L, E] of the tokens first .. last times table [H or 1, hi - lo + 1, E]; r = other - own + offset.
@@ -146,6 +146,7 @@ def band_from_states(
     bias          [H, hi - lo + 1], float32: bias_factor * bias is added before the sum is rounded to the states' dtype
     with_bf16x3   the ends are stored as bfloat16 parts too
     rounded       the ends are rounded like the band: a distance may be read from either
+    wide          whole tiles lie within the band
     other_length  tokens on the other side, for consecutive positions: entries beyond them are not computed
     """
     batch, own_heads, length, size = states.shape
@@ -159,7 +160,7 @@ def band_from_states(
         states = states.contiguous()
     table = table.to(states.dtype).contiguous()
     block_size = max(16, schedule.next_power_of_2(size))
-    tile = schedule.choose_band_tile(block_size, rounded, states.dtype, states.device)
+    tile = schedule.choose_band_tile(block_size, wide, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
     _launch_step(

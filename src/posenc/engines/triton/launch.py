@@ -184,7 +184,15 @@ def run_backward(
     slots = _make_slots(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
-            launch, do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide")
+            launch,
+            do,
+            x.value,
+            heads,
+            num.mass_lo,
+            num.mass_hi,
+            num.offset,
+            rounded=kind.startswith("wide"),
+            wide=kind.startswith("wide"),
         )
         slots = slots._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
@@ -306,7 +314,7 @@ def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
     if x.key_table is not None:
         cols = band_from_states(
             launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
-            with_bf16x3=True, rounded=kind.startswith("wide"),
+            with_bf16x3=True, rounded=kind.startswith("wide"), wide=kind.startswith("wide"),
         )  # fmt: skip
     if x.bias is not None and not _is_bias_in_rows(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
@@ -315,14 +323,15 @@ def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
 
 
 def _make_rows(launch: Launch, x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:
-    """The row term of the queries first .. last, over the distances that they may need."""
+    """The row term of the queries first .. last, over the distances that they may need. In half precision its ends are rounded like the
+    rest, as in the Gluon kernels, so that both passes have the same scores."""
     lo, hi, k_length = _row_distances(x, num, first, last)
     states = x.q if x.states is None else x.states
     span = slice(lo - num.rows_lo, hi - num.rows_lo + 1)
     bias = x.bias[:, span] if _is_bias_in_rows(x, num) else None
     return band_from_states(
         launch, states, x.table[:, span], x.q.shape[1], lo, hi, num.offset, first, last, bias, 1.0 / scale,
-        rounded=kind.startswith("wide"), other_length=k_length,
+        rounded=states.dtype != torch.float32, wide=kind.startswith("wide"), other_length=k_length,
     )  # fmt: skip
 
 
