@@ -1,0 +1,58 @@
+"""The assembly of gluon/skew.py, interpreted: 128 threads, a number of its own for each element of the band."""
+
+import pytest
+
+pytest.importorskip("triton.experimental.gluon")
+
+from posenc.engines.gluon import skew
+
+OPERATIONS = {
+    "mov.u32": lambda a: a, "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "shr.u32": lambda a, b: a >> b,
+    "sub.u32": lambda a, b: (a - b) % 2**32, "setp.ne.u32": lambda a, b: a != b, "setp.ge.u32": lambda a, b: a >= b,
+    "setp.gt.u32": lambda a, b: a > b, "selp.b32": lambda a, b, p: a if p else b,
+    "prmt.b32": lambda a, b, select: sum(((b << 32 | a) >> 8 * (select >> 4 * i & 7) & 255) << 8 * i for i in range(4)),
+}  # fmt: skip
+
+
+def places(thread):
+    """(register of the first chunk, row, column) of a thread's pairs of columns, in the layout of a product's result."""
+    warp, lane = divmod(thread, 32)
+    for unit in range(8):
+        for half in range(2):
+            yield 2 * unit + half, 16 * warp + 8 * half + lane // 4, 8 * unit + 2 * (lane % 4)
+
+
+def run(text, threads):
+    for line in text.splitlines():
+        if line in "{}" or line.startswith(".reg"):
+            continue
+        name, rest = line.rstrip(";").split(" ", 1)
+        into, *given = (part.strip() for part in rest.split(","))
+        read = lambda own, x: own[x] if x in own else int(x, 0)  # noqa: E731
+        if name == "shfl.sync.idx.b32":
+            values = [own[given[0]] for own in threads]
+            for at, own in enumerate(threads):
+                own[into] = values[at // 32 * 32 + own[given[1]]]
+        else:
+            for own in threads:
+                own[into] = OPERATIONS[name](*(read(own, x) for x in given))
+
+
+def test_it_skews_a_band():
+    text, constraints = skew.write_skew()
+    element = lambda row, column: 128 * row + column  # noqa: E731
+    threads = []
+    for thread in range(128):
+        own = {"%laneid": thread % 32}
+        for register, row, column in places(thread):
+            own[f"${48 + 2 * register}"] = own[f"${49 + 2 * register}"] = row
+            for chunk in range(2):
+                first = element(row, 64 * chunk + column)
+                own[f"${16 + 16 * chunk + register}"] = first | (first + 1) << 16
+        threads.append(own)
+    run(text, threads)
+    for thread, own in enumerate(threads):
+        for register, row, column in places(thread):
+            expected = element(row, column - row + 64)
+            assert own[f"${register}"] == expected | (expected + 1) << 16
+    assert constraints.split(",") == ["=r"] * 16 + ["r"] * 64
