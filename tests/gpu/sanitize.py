@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 CASES = (
     (64, "t5", ""), (64, "t5", "causal"), (64, "alibi", "causal padding"), (64, "both", "documents"), (64, "none", "window"),
-    (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"),
+    (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"), (64, "shaw", "causal"), (64, "xl", ""), (128, "logits", "all"),
 )  # fmt: skip
 BACKWARD = (
     (64, "t5", False, "base"), (64, "t5", True, "copy engine"), (64, "none", False, "base"), (128, "t5", True, "base"),
