@@ -148,7 +148,7 @@ def test_window_masks(window, monkeypatch, causal):
 
 # ---- where it is chosen ------------------------------------------------------------------------------------------------
 def given(plan, lq=2048, lk=2048, size=64, **masks):
-    q, k, v = (torch.empty(9, 2, length, size, dtype=torch.bfloat16) for length in (lq, lk, lk))
+    q, k, v = (torch.empty(13, 2, length, size, dtype=torch.bfloat16) for length in (lq, lk, lk))
     x, num, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
     return triton_launch._without_joined_bias(x, num), num, scale, 0.0
 
@@ -167,8 +167,10 @@ def test_where_it_is_chosen(monkeypatch):
     every = index.exact(runs)
     exact = Plan(runs, lookups=(Lookup(every, dot_query=torch.zeros(2, every.n, 64)),))
     assert gluon.refuse_rolling(*given(exact)) is None and gluon.refuse_window(*given(exact)) is None
-    starts = Plan(Positions((torch.zeros(9, dtype=torch.int64), 2048), 2048), lookups=(shaw,))
+    assert "before 2048 keys" in gluon.refuse_window(*given(Plan(Positions(1024), lookups=(shaw,)), 1024, 1024))
+    assert gluon.refuse_window(*given(Plan(Positions(1024), lookups=(shaw,)), 1024, 1024, causal=True)) is None
+    starts = Plan(Positions((torch.zeros(13, dtype=torch.int64), 2048), 2048), lookups=(shaw,))
     assert gluon.refuse_window(*given(starts)) is None
     assert "needs a content term" in gluon.refuse_window(*given(Plan(runs)))
-    wide = Lookup(index.clip(64, 64), dot_query=torch.zeros(2, 129, 192), states=torch.zeros(9, 2, 2048, 192))
+    wide = Lookup(index.clip(64, 64), dot_query=torch.zeros(2, 129, 192), states=torch.zeros(13, 2, 2048, 192))
     assert "shared memory" in gluon.refuse_window(*given(Plan(runs, lookups=(wide,)), size=128))

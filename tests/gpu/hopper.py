@@ -336,7 +336,7 @@ def check_step(job):
     from tests import budget
     from tests.plans import mapped
 
-    gluon.SHORTEST, gluon.FEWEST = 1, 1
+    gluon.SHORTEST, gluon.FEWEST, gluon.SHORTEST_CONTENT = 1, 1, 1
     gluon.refuse_slower = lambda *given: None
     q, k, v = (x.requires_grad_() for x in make_tensors(4, 4, 2, 700, 700, 64, torch.bfloat16, ""))
     size = 64 if job["terms"] in CONTENT else 128

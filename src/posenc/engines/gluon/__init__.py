@@ -27,6 +27,7 @@ SHORTEST = 512  # queries and keys
 FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
+SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -72,6 +73,8 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         return reason
     from .window_launch import choose_tile
 
+    if x.q.shape[3] == 64 and not num.wide and num.right < 0 and x.k.shape[2] < SHORTEST_CONTENT:
+        return f"a term over few distances that is not causal took 1.03 to 1.27 of the other kernel's time before {SHORTEST_CONTENT} keys"
     width = x.table.shape[2]
     if width % 16 or choose_tile(x.q.shape[3], width, x.states is not None) is None:
         return f"rows of {width} channels do not fit in shared memory beside heads of {x.q.shape[3]}"
