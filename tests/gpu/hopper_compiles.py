@@ -27,7 +27,7 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import backward_launch, launch, window_launch
+from posenc.engines.gluon import backward_launch, launch, rolling_launch, window_launch
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from tests.gpu.compiles import Target, spent
@@ -36,7 +36,9 @@ from tests.gpu.uniform_registers import find_unset
 TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
+    "content over every distance": ("table", "bias", "every"),
 }  # fmt: skip
+"""every: by rolling.py, which has near tiles only."""
 DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
@@ -66,12 +68,13 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         compiled = launcher.compile_kernel(kernel, args, constants)
         made.append((compiled, spent() - began))
 
-    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks)})
+    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x != "every"})
     lse = torch.empty(1, 2, 512)
     if backward:
         backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
         return made[1]  # between what runs before and after it
-    (window_launch if "table" in terms else launch).run_forward(record, inputs, numbers, 0.125, q, lse)
+    way = rolling_launch if "every" in terms else window_launch if "table" in terms else launch
+    way.run_forward(record, inputs, numbers, 0.125, q, lse)
     return made[-1]
 
 
@@ -82,26 +85,25 @@ def row_width(size, terms):
 def count_products(size, terms, backward):
     """Products of 16 channels or keys in a far and in a near tile."""
     far = (16 if size == 64 else 20) if backward else 12
-    if "table" not in terms:
+    if "table" not in terms or "every" in terms:
         return far, far
     width = row_width(size, terms)
     chunks = window_launch.choose_tile(size, width, "states" in terms).keys // 64 + 1
     return far, far + chunks * max(width, 32) // 16
 
 
-def inspect(compiled, products, backward):
+def inspect(compiled, products, per_consumer):
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
         log = run("ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin)
         code = run("cuobjdump", "-sass", cubin)
     lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
-    loops = tile_loops(lines, products)
-    per_consumer = 3 if backward else 2
+    loops = tile_loops(lines, products, per_consumer)
     return {
         "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
         "shared": compiled.metadata.shared,
-        "far": max(instructions(lines, loop) for loop in loops[: per_consumer - 1]),
+        "far": max((instructions(lines, loop) for loop in loops[: per_consumer - 1]), default=0),
         "near": instructions(lines, loops[per_consumer - 1]),
         "local": max(instructions(lines, loop, "LDL", "STL") for loop in loops),
         "faults": sorted(set(re.findall(r"\((C75\d\d)\)", log))) + find_unset(lines),
@@ -113,7 +115,7 @@ def run(tool, *args):
     return done.stdout + done.stderr
 
 
-def tile_loops(lines, counts):
+def tile_loops(lines, counts, per_consumer):
     """First and last address of the loops with as many products (far, near) of a consumer, in order: over far tiles (in the backward pass on the
     right, then on the left), over near ones."""
     loops = []
@@ -123,7 +125,9 @@ def tile_loops(lines, counts):
             if sum("HGMMA" in x for a, x in lines if target <= a <= at) in counts:
                 loops.append((target, at))
     loops = [x for x in loops if not any(x[0] <= y[0] and y[1] <= x[1] and y != x for y in loops)]
-    assert len(loops) == 6, f"{len(loops)} loops over tiles"  # two of three consumers, three of two
+    assert len(loops) == (3 if per_consumer == 1 else 6), (
+        f"{len(loops)} loops"
+    )  # of three consumers; two in the backward pass
     return loops
 
 
@@ -153,12 +157,15 @@ def main() -> None:
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
         if not all(part in f"{size} {name} {mask}" for part in args.only):
             continue
+        if "every" in terms and size not in rolling_launch.DEPTHS:
+            continue
+        per_consumer = 3 if args.backward else 1 if "every" in terms else 2
         compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
         row = {
             "size": size,
             "terms": name,
             "masks": mask,
-            **inspect(compiled, count_products(size, terms, args.backward), args.backward),
+            **inspect(compiled, count_products(size, terms, args.backward), per_consumer),
             "seconds": round(seconds, 1),
         }
         row["consumer"] = backward_launch.SCHEDULES[size].registers[0] if args.backward else launch.REGISTERS[0]
