@@ -237,16 +237,3 @@ def test_a_recorded_call_makes_its_descriptors_anew():
     other = torch.ones_like(x)
     made = eval(text, {**recorder.space, recorder.parameters[0]: other})
     assert (made.base is other, made.shape, made.strides) == (True, [2, 2, 64, 64], [8192, 4096, 64, 1])
-
-
-def test_the_inspection_of_machine_code_finds_a_register_that_is_not_set():
-    from tests.gpu import hopper_compiles
-
-    product = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR16], R24"
-    code = ["UMOV UR4, URZ", "@!P0 BRA 0x90", "UIADD3 UR32, UR20, 0x2, URZ", "UMOV UR16, UR32", product, "UIADD3 UR4, UR4, 0x1, URZ",
-            "@P0 BRA 0x40", "NOP", "NOP", "UMOV UR18, UR4", "UMOV UR16, UR32", product, "@P0 BRA 0xb0"]  # fmt: skip
-    lines, loops = [(16 * at, text) for at, text in enumerate(code)], [(0x40, 0x60), (0xB0, 0xC0)]
-    assert hopper_compiles.find_faults(lines, loops) == ["UR32 at a0 is not set without far tiles"]
-    lines[0] = (0, "UMOV UR32, URZ")
-    lines[9] = (0x90, "NOP")
-    assert hopper_compiles.find_faults(lines, loops) == []
