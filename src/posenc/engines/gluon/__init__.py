@@ -28,7 +28,7 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SMALLEST = 2.0**-40
-SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
+SHORTEST_BACKWARD = 2048  # as measured
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {
