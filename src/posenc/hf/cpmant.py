@@ -53,7 +53,9 @@ class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
             k, v = past_key_values.update(k, v, self.layer_idx)
         drop = 0.0 if self.dropout is None else self.dropout.p
         out = self.posenc_run_dense(q, k, v, position_bias, self.dim_head**-0.5, drop)
-        empty = position_bias[:, 0, :, :1] == torch.finfo(position_bias.dtype).min  # padding sees nothing, and gives zeros
+        empty = (
+            position_bias[:, 0, :, :1] == torch.finfo(position_bias.dtype).min
+        )  # padding sees nothing, and gives zeros
         return self.attention_out(out.masked_fill(empty, 0.0)), None
 
 

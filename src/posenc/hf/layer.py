@@ -118,9 +118,7 @@ class Layer(Part):
             out = scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
         else:
             plan = Plan(Positions((k.shape[2] - q.shape[2], q.shape[2]), k.shape[2]), scale=scale)
-            out = attend(
-                q, k, v, plan, dropout=dropout, engine=self.posenc_engine, **({} if bias is None else {"mask": bias})
-            )
+            out = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, mask=bias)
         return out.transpose(1, 2).flatten(2)
 
 
