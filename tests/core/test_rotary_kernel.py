@@ -72,6 +72,7 @@ def test_a_launch_that_is_ready_differs_in_addresses_alone(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(rotary_kernel, "_compile", lambda *_: Compiled())
     monkeypatch.setattr(rotary_kernel, "_ready", {})
+    monkeypatch.setattr(rotary_kernel, "current_device", lambda: 0)  # as where there is a device
     monkeypatch.setattr(launches, "_variants", {})
     taken, given = [], []
     for _ in range(2):
