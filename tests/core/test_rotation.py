@@ -145,3 +145,18 @@ def test_neighbouring_channels_that_begin_at_an_odd_element():
     x, phases = torch.randn(1, 1, 5, 34)[..., 1:], torch.randn(1, 5, 1)
     rotation = Rotation((phases.cos(), phases.sin()), None, layout="interleaved")
     assert torch.equal(rotation.every(x, x, x)[0], rotation.every(x.contiguous(), x, x)[0])
+
+
+def test_phases_of_the_caller_carry_no_state_and_may_change():
+    """Channels are kept between calls, but not on the caller's tensors, and not past a change of them."""
+    x = torch.randn(1, 2, 3, 8)
+    cos, sin = torch.randn(1, 3, 4), torch.randn(1, 3, 4)
+    first = apply_rotary(x, cos, sin)
+    assert cos.__dict__ == {}
+    assert sin.__dict__ == {}
+    assert torch.equal(apply_rotary(x, cos, sin), first)
+    cos.mul_(2.0)
+    torch.testing.assert_close(apply_rotary(x, cos, sin), rotation.rotate_by_formula(x, cos, sin, "half"))
+    for _ in range(20):  # a new tensor may get the identity of a dead one
+        cos, sin = torch.randn(1, 3, 4), torch.randn(1, 3, 4)
+        torch.testing.assert_close(apply_rotary(x, cos, sin), rotation.rotate_by_formula(x, cos, sin, "half"))

@@ -89,7 +89,5 @@ def rows_of_run(
             whole = make(first, last - first)
         memo.put((first, last - first, *key), whole, (last - first) * width)
     found = tuple([x.narrow(-2, start - first, length) for x in whole])
-    for part, x in zip(found, whole, strict=True):
-        part._posenc_rows = x, start - first  # what is made of all rows serves these too
     memo.put(own, found, 0)
     return found

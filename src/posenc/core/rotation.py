@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -294,25 +295,29 @@ def _by_partners(
     return parts if heads == 1 else (parts[0].transpose(1, 2), parts[1].transpose(1, 2))
 
 
+_channels: dict[int, tuple] = {}
+"""cos and sin for each channel, of phases that layers share, by the identity of cos. Nothing is stored on the phases themselves,
+which may be the caller's: they are known by weak references, and an entry goes when its cos does."""
+MOST_CHANNELS = 64
+
+
 def _both_channels(
     cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin for each channel, [B or 1, L, R] with an axis for the heads; kept with phases that are kept themselves."""
-    name = _KEPT[layout, heads]
-    kept = getattr(cos, name, None)
-    if kept is not None and kept[0] is precision and kept[1] is sin and kept[2] == (cos._version, sin._version):
-        return kept[3]
+    """cos and sin for each channel, [B or 1, L, R] with an axis for the heads: made once while the phases live unchanged."""
+    key = id(cos)
+    known = _channels.get(key)
+    if known is not None and known[0]() is cos and known[1]() is sin and known[2] == layout and known[3] == heads:
+        if known[4] is precision and known[5] == cos._version and known[6] == sin._version:
+            return known[7]
     if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
         return _repeat_channels(cos, sin, layout, precision, heads)
-    rows, sin_rows = getattr(cos, "_posenc_rows", None), getattr(sin, "_posenc_rows", None)
-    if rows is None or sin_rows is None:
-        with torch.inference_mode(False), torch.no_grad():
-            wide = _repeat_channels(cos, sin, layout, precision, heads)
-    else:  # those of a longer run are made once
-        whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
-        axis, length = 3 - heads, cos.shape[1]
-        wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
-    setattr(cos, name, (precision, sin, (cos._version, sin._version), wide))
+    with torch.inference_mode(False), torch.no_grad():
+        wide = _repeat_channels(cos, sin, layout, precision, heads)
+    if len(_channels) >= MOST_CHANNELS:
+        _channels.clear()
+    own_cos = ref(cos, lambda _: _channels.pop(key, None))
+    _channels[key] = own_cos, ref(sin), layout, heads, precision, cos._version, sin._version, wide
     return wide
 
 
@@ -338,7 +343,6 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return out
 
 
-_KEPT = {(layout, heads): f"_posenc_{layout}_{heads}" for layout in ("half", "interleaved") for heads in (1, 2)}
 SMALL = 2**16
 """Elements below which few operations cost less than the blocks' bookkeeping."""
 JOINT = 2**15
