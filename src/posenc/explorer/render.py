@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..core.translation import Translation
 from ..plot.panels import csv
-from ..plot.translations import Translation
 from .pages import PAGES
 from .pages.base import Controls, Page, View
 from .plotly_figures import as_json, mosaic, subplots

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.positions import Positions
+from ..core.translation import Translation
 from . import analysis
 from .analysis import Subject
-from .translations import ENGLISH, Translation
+from .translations import ENGLISH
 
 if TYPE_CHECKING:
     from ..core.plan import Plan

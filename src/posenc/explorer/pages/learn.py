@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from ...plot.translations import Translation
+from ...core.translation import Translation
 from .. import url_state
 from ..url_state import State
 from .base import Controls, Figure, Page, View, documentation_link
