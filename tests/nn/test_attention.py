@@ -276,9 +276,9 @@ def test_the_causal_form_is_the_past_of_both_sides(name):
 @pytest.mark.parametrize("name", ["xpos", "relative_logits"])
 def test_encodings_of_the_past_are_refused_by_a_layer_that_is_not_causal(name):
     for position in (name, make(name)):
-        with pytest.raises(posenc.OptionError, match="describes the past alone.*give causal=True"):
+        with pytest.raises(posenc.OptionError, match="is defined for past keys only.*give causal=True"):
             posenc.Attention(16, 4, encoding=position)
-    with pytest.raises(posenc.OptionError, match="describes the past alone"):
+    with pytest.raises(posenc.OptionError, match="is defined for past keys only"):
         posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), max_length=50))
     posenc.Attention(16, 4, encoding=name, causal=True)
 

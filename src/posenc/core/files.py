@@ -1,4 +1,4 @@
-"""Writing a file: whole or not at all. Locks that end with their process."""
+"""Atomic file writes, and file locks that end with their process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 
 
 def figure_format(path: str | Path) -> str:
-    """The format of a figure by the suffix of its file; a command asks before it does any work."""
+    """The format of a figure by the suffix of its file; commands validate it before any work."""
     kind = Path(path).suffix.lstrip(".").lower()
     if kind not in FIGURE_FORMATS:
         allowed = ", ".join(f".{name}" for name in FIGURE_FORMATS)

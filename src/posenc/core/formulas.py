@@ -33,7 +33,7 @@ def head_size(d_model: int, heads: int, head_dim: int | None = None) -> int:
 
 
 FARTHEST = 2**20
-"""Distances that buckets may tell apart: an index has a Python integer for each."""
+"""The largest distance that buckets may distinguish: an index stores a Python integer for each."""
 
 
 @lru_cache(maxsize=256)
@@ -164,7 +164,7 @@ def _deberta_starts(size: int, max_distance: int) -> list[int]:
         found = bisect_left(distances, bucket, key=lambda d: deberta_bucket(d, size=size, max_distance=max_distance))
         if found == len(distances):
             raise OptionError(
-                f"{size} buckets with max_distance={max_distance} tell distances past {FARTHEST} apart; "
+                f"{size} buckets with max_distance={max_distance} distinguish distances past {FARTHEST}; "
                 "give an even number of buckets"
             )
         starts.append(distances[found])

@@ -7,7 +7,7 @@ Queries and keys are aligned at their ends, as in FlashAttention. x: visible, Lq
     query 0  x x x x .      query 0  . . x x .      query 0  . x x x x       query 0  . . x x x
     query 1  x x x x x      query 1  . . . x x      query 1  . x x x x       query 1  . . x x x
 
-All that are given hold at once.
+A key is visible if every given mask allows it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mask:
 
     @property
     def plain(self) -> bool:
-        """Whether causality and a window are all there is: no tensor."""
+        """Whether there is no mask tensor: only causality and a window, or nothing."""
         return self.key_mask is None and self.documents is None and self.extra is None
 
     def allowed(

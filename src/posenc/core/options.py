@@ -1,6 +1,6 @@
 """Checks of the options that an encoding is made with: each returns its value or raises OptionError in one sentence.
 
-Nothing here imports torch. Sizes have an upper bound, so that a slip of a digit is an error and no allocation.
+Nothing here imports torch. Sizes have an upper bound, so that a mistyped digit raises instead of allocating.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Choice = TypeVar("Choice")
 
 
 def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -> int:
-    """A whole number in [least, most]; bools and floats are none."""
+    """An integer in [least, most]; bools and floats raise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionError(f"{name}={_shown(value)} must be an integer, at least {least}, got {type(value).__name__}")
     if value < least:

@@ -50,7 +50,7 @@ def _reach(q: Side, k: Side) -> tuple[int, int]:
     # row by row: rows of a batch may lie far apart
     q_lo, q_hi = _ends(q)
     k_lo, k_hi = (q_lo, q_hi) if k is q else (x.to(q_lo.device) for x in _ends(k))
-    if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # an error, which `attend` explains
+    if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # invalid: `attend` explains why
         q_lo, q_hi, k_lo, k_hi = q_lo.amin(), q_hi.amax(), k_lo.amin(), k_hi.amax()
     lo, hi = torch.stack(((k_lo - q_hi).amin(), (k_hi - q_lo).amax())).tolist()
     return lo, hi
@@ -110,7 +110,7 @@ class Positions:
     """
 
     is_constant = False
-    """Whether its tensors never change and live on: engines may keep what they work out from them."""
+    """Whether its tensors never change and outlive the call, so that engines may keep what they derive from them."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Positions:
                 if not _is_whole(lowest) or not _is_whole(highest):
                     raise ValueError(f"bounds of an axis are integers (lowest, highest), got {pair[2]!r}")
                 if lowest > highest:
-                    raise ValueError(f"positions between {lowest} and {highest} do not exist; give (lowest, highest)")
+                    raise ValueError(f"bounds ({lowest}, {highest}) of an axis are reversed; give (lowest, highest)")
                 for side in (q_side, k_side):
                     _check_bounds(side, lowest, highest)
                 self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
@@ -248,7 +248,7 @@ class Positions:
 
 
 def consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
-    """Positions of two runs, kept: layers and steps ask for the same ones."""
+    """Positions of two runs, cached: layers and decoding steps use the same ones."""
     if torch.compiler.is_compiling():
         return _consecutive.__wrapped__(q_start, q_length, k_start, k_length)
     return _consecutive(q_start, q_length, k_start, k_length)
@@ -301,7 +301,7 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
             f"{name}={spec!r} is a list; give positions as torch.tensor({name}), or a run as a tuple (start, length)"
         )
     raise ValueError(
-        f"{name}={spec!r} are no positions; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
+        f"{name}={spec!r} is not a length, a run or a tensor of positions; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
     )
 
 
@@ -328,7 +328,7 @@ def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
 
 
 def _is_readable(side: Side) -> bool:
-    """Whether positions may be read: on a CPU; elsewhere it is a synchronisation, which anomaly mode pays."""
+    """Whether positions may be read: on a CPU, and elsewhere, where reading synchronises, in anomaly mode only."""
     numbers = side.start if isinstance(side, Run) else side
     if not isinstance(numbers, Tensor) or numbers.is_cpu:
         return True

@@ -53,12 +53,12 @@ class Rotation:
     polar: bool = False
     """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
 
-    def queries(self, q: Tensor) -> Tensor:
+    def rotate_q(self, q: Tensor) -> Tensor:
         """q [B, H, Lq, D], rotated by its phases."""
         self._check_range(q)
         return q if self.q is None else apply_rotary(self._pairs(q), *self.q, self.layout)
 
-    def keys(self, k: Tensor) -> Tensor:
+    def rotate_k(self, k: Tensor) -> Tensor:
         """k [B, Hkv, Lk, D], rotated by its phases; also values, where they rotate."""
         self._check_range(k)
         return k if self.k is None else apply_rotary(self._pairs(k), *self.k, self.layout)
@@ -72,7 +72,7 @@ class Rotation:
         size = torch.nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
         return torch.cat((size, torch.zeros_like(size)), -1)
 
-    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: one launch where they share their phases."""
         if (
             self.q is not None
@@ -82,18 +82,18 @@ class Rotation:
             and not self.polar
         ):
             return rotate_both(q, k, *self.q, self.layout)
-        return self.queries(q), self.keys(k)
+        return self.rotate_q(q), self.rotate_k(k)
 
-    def every(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate_qkv(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values where they rotate too."""
         if self.values:
-            v = self.keys(v)
-        q, k = self.both(q, k)
+            v = self.rotate_k(v)
+        q, k = self.rotate_qk(q, k)
         return q, k, v
 
-    def few_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
-        """`both` by the phases from `row` on, of a longer run on a CPU, without gradients and where q and k are short; None
-        elsewhere. A decoding step cuts nothing but what it multiplies with."""
+    def rotate_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
+        """`rotate_qk` by the phases from `row` on, where these phases are of a longer run, on a CPU, without gradients and for
+        short q and k; None elsewhere. A decoding step slices only the tensors that it multiplies with."""
         if self.q is None or self.k is None or self.polar or q.dtype != k.dtype or q.numel() + k.numel() >= JOINT:
             return None
         (q_cos, q_sin), (k_cos, k_sin) = self.q, self.k
@@ -130,7 +130,9 @@ class Rotation:
                     f"got {list(cos.shape)}, {list(sin.shape)}"
                 )
             if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
-                raise ValueError(f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for as many")
+                raise ValueError(
+                    f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for {x.shape[1]} or 1"
+                )
             room = 2 * x.shape[3] if self.polar else x.shape[3]
             if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
                 raise ValueError(
@@ -199,7 +201,7 @@ def normalise(x: Tensor, factor: Tensor | None = None) -> Tensor:
 
 
 def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    if cos.dim() == 4:  # phases of each head: the formula alone has them
+    if cos.dim() == 4:  # phases of each head: only the formula supports them
         return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -236,7 +238,7 @@ class _OnePass(torch.autograd.Function):
 
 
 def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tuple[Tensor | None, ...]:
-    """Rotate the gradients that there are."""
+    """Rotate the gradients that are not None."""
     there = tuple([x for x in tensors if x is not None])
     if not there:
         return tensors
@@ -249,7 +251,7 @@ def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tup
 
 
 _apply_one_pass = super(torch.autograd.Function, _OnePass).apply
-"""Function.apply looks at each argument first, for torch.func; `_eager` is not inside one."""
+"""Function.apply without its inspection of each argument for torch.func, which `_eager` has excluded."""
 
 
 def _rotate_eagerly(
@@ -270,7 +272,9 @@ def _by_partners(
     """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
     tensors so short that each costs more than its arithmetic. row: where their phases begin in cos and sin."""
     heads = 1
-    if tensors[0].stride(1) < tensors[0].stride(2):  # [B, L, H, D] in memory, as projections are; so is then the result
+    if tensors[0].stride(1) < tensors[0].stride(
+        2
+    ):  # [B, L, H, D] in memory, as projections are: the result keeps that layout
         tensors, heads = tuple([x.transpose(1, 2) for x in tensors]), 2
     x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, heads)
     dtype = x.dtype
@@ -344,7 +348,7 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 SMALL = 2**16
-"""Elements below which few operations cost less than the blocks' bookkeeping."""
+"""Elements below which a few whole-tensor operations cost less than blocks."""
 JOINT = 2**15
 """Elements of queries and keys below which one rotation of both, side by side, is faster than two."""
 BLOCK = 2**19

@@ -2,8 +2,9 @@
 
     table [H, n]  ── rows [Lq, Lk] ──▶  bias [1, H, Lq, Lk]       row (i, j) of the index: the same for every window and layer
 
-Which row a pair reads depends on the positions alone; it is worked out once for each tensor of positions and kept. So is which
-pairs read each row: the table's gradient is a gather and a sum, in one order, where PyTorch's own would sort or add atomically.
+Which row a pair reads depends on the positions only, so it is computed once for each tensor of positions and kept, together
+with its inverse, the pairs that read each row: the table's gradient is a gather and a sum in a fixed order, where PyTorch's own
+would sort or add atomically.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.functions import apply_function
 from ..core.index import Grid, Index
 from ..core.positions import Positions, Run, Side
+from ..core.torch_modes import apply_function
 from .lowering import LoweredPlan, add
 
 LARGEST = 1 << 24  # numbers in a dense bias, of all heads
-ALIGNED = 16  # rows of the bias begin at multiples of so many elements, as PyTorch's kernels need
+ALIGNED = 16  # rows of the bias begin at multiples of this many elements, as PyTorch's kernels require
 
 
 def supports(lowered: LoweredPlan) -> str | None:
-    """Why a plan's terms are no dense bias, or None."""
+    """Why a dense bias cannot express a plan's terms, or None."""
     facts, plan = lowered.facts, lowered.plan
     if facts.has_content or any(x.dot_query is not None or x.dot_key is not None for x in plan.lookups):
         return "the plan's terms depend on queries, keys or values"
@@ -36,7 +37,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if plan.decay is not None and any(x.shape[0] > 1 or x.dtype != facts.dtype for x in plan.decay):
         return "decays differ between the rows of the batch, or would be rounded"
     if not facts.further_axes and not plan.positions.is_constant:
-        return "positions may be others in the next call"
+        return "positions may differ in the next call"
     if facts.heads * facts.q_length * facts.k_length > LARGEST:
         return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {LARGEST} numbers"
     exact = (facts.dtype, *((torch.bfloat16, torch.float16) if facts.dtype == torch.float32 else ()))
@@ -50,7 +51,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if facts.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         indices = {lookup.index for lookup in plan.lookups}
         if any(_kept.find(plan.positions, index, facts.device) is None for index in indices):
-            return "which row each pair reads must be worked out before a graph is captured"
+            return "the row of each pair must be computed before a CUDA graph is captured"
     return None
 
 
@@ -75,7 +76,7 @@ def make_bias(q: Tensor, lowered: LoweredPlan) -> Tensor:
 
 class Pairs(NamedTuple):
     """rows: int64 [Lq · K], the table's row of each pair, K keys being padded to a multiple of 16;
-    readers: int64 [n, most], the pairs that read each row, filled up with a pair that counts nothing."""
+    readers: int64 [n, most], the pairs that read each row, padded with the number of a pair whose gradient is zero."""
 
     rows: Tensor
     readers: Tensor
@@ -105,7 +106,7 @@ class _Gather(torch.autograd.Function):
 
 # ---- which pairs read which row ----------------------------------------------------------------------------------------
 class _Kept:
-    """Pairs by positions and index. An entry holds the tensors of positions, so that their memory is not given to others."""
+    """Pairs by positions and index. An entry holds the tensors of positions, so that their memory is not reused."""
 
     def __init__(self, most: int):
         self.most, self.lock = most, Lock()
@@ -126,13 +127,13 @@ class _Kept:
         with torch.inference_mode(False), torch.no_grad():
             made = _make_pairs(positions, index, device)
         with self.lock:
-            self.entries[key] = (made, tuple(side for axis in _axes_of(index) for side in _sides(positions, axis)))
+            self.entries[key] = (made, tuple(side for axis in index.axes for side in _sides(positions, axis)))
             while len(self.entries) > self.most:
                 self.entries.popitem(last=False)
         return made
 
     def _key(self, positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
-        sides = [_identity(side) for axis in _axes_of(index) for side in _sides(positions, axis)]
+        sides = [_identity(side) for axis in index.axes for side in _sides(positions, axis)]
         return (device, index, *sides)
 
 
@@ -168,9 +169,5 @@ def _sides(positions: Positions, axis: int) -> tuple[Side, Side]:
     return positions.q_axes[axis], positions.k_axes[axis]
 
 
-def _axes_of(index: Index | Grid) -> tuple[int, ...]:
-    return tuple(part.axis for part in index.parts) if isinstance(index, Grid) else (index.axis,)
-
-
 def _axes(lookups) -> set[int]:
-    return {axis for lookup in lookups for axis in _axes_of(lookup.index)}
+    return {axis for lookup in lookups for axis in lookup.index.axes}

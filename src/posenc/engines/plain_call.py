@@ -1,14 +1,14 @@
-"""The commonest calls, decided at a glance: consecutive positions, no mask but causality, no engine named.
+"""A shortcut for the most common calls: consecutive positions, no mask but causality, no engine named.
 
-A decoding step or a text of a few tokens is shorter than the validation, lowering and choice of a call that may hold anything.
-`run` makes the checks that can fail here in one pass and then does what `choose_engine` would have chosen:
+For a decoding step or a text of a few tokens, general validation, lowering and choice would take longer than attention itself.
+`run` makes the checks that apply here in one pass and then does what `choose_engine` would have chosen:
 
     no terms                                 `sdpa`: PyTorch's attention
     biases by distance, one table that is multiplied with queries or other states, on a CPU
                                              the dense form of `cpu`: PyTorch's attention with one mask, which is kept where
                                              it is the same for every query and needs no gradient
 
-It returns None for every other call, and for every call that is wrong: the long way explains what is. Tests compare the two
+It returns None for every other call and for every invalid one, which the general path runs or explains. Tests compare the two
 (tests/engines/test_plain_call.py).
 """
 
@@ -31,9 +31,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """The output, or None: take the long way."""
+    """The output, or None: take the general path."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
-        return None  # subclasses have ways of their own
+        return None  # subclasses may override operations
     on_gpu = not q.is_cpu
     if on_gpu and plan is not None and (plan.lookups or plan.slopes is not None):
         return None  # the triton engine's
@@ -65,7 +65,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
             q = q + plan.shift.to(dtype)[:, None]
         if plan.rotate is not None:
             plan.rotate.check(q, k, v)
-            q, k, v = plan.rotate.every(q, k, v)
+            q, k, v = plan.rotate.rotate_qkv(q, k, v)
         if plan.lookups or plan.slopes is not None:
             mask = _mask(q, plan, causal, heads == kv_heads, k_length)
             if mask is None:

@@ -27,8 +27,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import output_capturing
 
 from .. import Plan, Positions, attend
-from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
+from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import rules
 from .layer import log_once

@@ -291,8 +291,8 @@ class Attention(nn.Module):
         plan = self.encoding.terms(sequence.all, x=x, host=self, **({} if kept is None else {"kept": kept}))
         if rotation is not None:
             if rotation.values:
-                v = rotation.keys(v)
-            k = rotation.keys(k)
+                v = rotation.rotate_k(v)
+            k = rotation.rotate_k(k)
             plan = replace(plan, rotate=replace(rotation, k=None, values=False))
         return k, v, plan
 
@@ -319,8 +319,8 @@ class Attention(nn.Module):
             k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
             rotation = None if slot is None or self.encoding.length_dependent else self.encoding.rotation(positions)
             if rotation is not None:
-                v = rotation.keys(v) if rotation.values else v
-                k = rotation.keys(k)
+                v = rotation.rotate_k(v) if rotation.values else v
+                k = rotation.rotate_k(k)
         if slot is None or self.encoding.length_dependent:
             plan = self.encoding.plan(positions, x=x, host=self)
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.functions import is_exporting
+from ..core.torch_modes import is_exporting
 
 if TYPE_CHECKING:
     from .graph_cache import GraphCache

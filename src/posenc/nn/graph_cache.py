@@ -115,7 +115,7 @@ def run_fixed(layer: Attention, x: Tensor, cache: GraphCache) -> Tensor:
     plan = encoding.terms(Positions((cache.length, 1), cache.max_length), x=x, host=layer)
     if rotation is not None:
         q, plan = plan.take_shift(q)
-        q, k, v = rotation.every(q, k, v)
+        q, k, v = rotation.rotate_qkv(q, k, v)
     stored_k, stored_v = slot._k, slot._v
     assert stored_k is not None
     assert stored_v is not None

@@ -135,14 +135,14 @@ class LatentAttention(nn.Module):
         follows_length = self.encoding.length_dependent
         rotation = self.encoding.rotation(sequence.all if follows_length else sequence.new)
         if rotation is not None:
-            q = rotation.queries(q)
-            rotated = rotated if follows_length else rotation.keys(rotated)
+            q = rotation.rotate_q(q)
+            rotated = rotated if follows_length else rotation.rotate_k(rotated)
         appended = None
         if slot is not None:
             appended = slot.append(rotated, latent, differentiable=is_training(self, q))
             rotated, latent = appended.k, appended.v
         if rotation is not None and follows_length:
-            rotated = rotation.keys(rotated)
+            rotated = rotation.rotate_k(rotated)
         scale = plan.scale_of(self.rope_dim + self.nope_dim)
         plan = replace(plan, scale=scale.squeeze(-1) if isinstance(scale, Tensor) else scale)
         masks = dict(causal=self.causal, key_mask=sequence.key_mask, documents=sequence.documents, mask=mask)

@@ -21,7 +21,7 @@ DIAGONAL_ROWS = 128
 FUSED_MEMORY = 1 << 20
 """Numbers that PyTorch's own backward kernel may return at once: heads share a call while they fit."""
 SHORT_BIAS_KEYS = 256
-"""Keys up to which calls cost more than arithmetic: the fused backward pass serves even a band as wide as the keys."""
+"""Up to this many keys, calls cost more than arithmetic, and the fused backward pass serves even a band as wide as the keys."""
 SHARED_MEMORY = 1 << 24
 """Numbers up to which the rows of a batch share their calls: 64 MiB of float32."""
 SCORE_ROWS = 192

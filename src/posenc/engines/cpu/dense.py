@@ -4,8 +4,8 @@
     states·table [B, H, Lq, n]     ─ skew ─────▶  [B, H, Lq, Lk]     key j of query i stands at j - i + Lq - 1
     k·table      [B, H, Lk, n]     ─ skew ─────▶  [B, H, Lk, Lq]ᵀ
 
-A mask of biases alone that needs no gradient is kept, with copies of the tables it was made of: it is used again where the
-tables' numbers are the same, whichever way they were or were not changed since. Kept masks are bounded in number and size.
+A mask of biases only that needs no gradient is kept with copies of the tables it was made from, and used again where the
+tables' values are equal: no way of changing a parameter makes it stale. Kept masks are bounded in number and size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def applies(facts: Facts) -> bool:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor | None:
-    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles know how."""
+    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles handle these."""
     facts = lowered.facts
     mask = _bias(lowered)
     _, query_span, key_span, _ = facts.spans
@@ -55,7 +55,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         return None
     may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
     if may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
-        return None  # backward it would give NaN, and without gradients the bits are the same
+        return None  # its gradient would be NaN; without gradients too, for the same bits
     out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
     if (facts.is_limited or key_mask is not None) and holds_nan(out):
         return None
@@ -77,8 +77,8 @@ def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
 
 
 def first_derivatives_only(backward):
-    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
-    derivatives vanish in silence where the incoming gradient is a constant."""
+    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` silently returns
+    zero second derivatives where the incoming gradient is a constant."""
 
     @wraps(backward)
     def call(ctx, *grads):
@@ -145,7 +145,7 @@ def find_bias(
 
 
 def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
-    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    """Each layer's tables have an entry of their own, found by their address; the values are compared before it is used."""
     return (tables[0].data_ptr(), *facts)
 
 
@@ -323,7 +323,7 @@ def _skewed(products: Tensor, keys: int) -> Tensor:
     return products.as_strided((batch, heads, rows, keys), steps, rows - 1)
 
 
-# ---- attention whose second derivatives say where they are -----------------------------------------------------------------
+# ---- attention that refuses second derivatives --------------------------------------------------------------------------------
 class _Fused(torch.autograd.Function):
     """PyTorch's fused attention, forward and backward."""
 
