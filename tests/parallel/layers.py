@@ -253,7 +253,7 @@ def refusals(group):
         parallel.attend(q, q, q, context_parallel=cp)
     with pytest.raises(TypeError, match="got a Plan"):
         parallel.attend(q, q, q, posenc.Plan(posenc.Positions(4)), context_parallel=cp)
-    with pytest.raises(ValueError, match="strategy='ring' was given next to"):
+    with pytest.raises(ValueError, match="strategy='ring' was given together with"):
         parallel.attend(q, q, q, context_parallel=cp, strategy="ring")
     with pytest.raises(ValueError, match=r"mask must broadcast to \[B, H, L/N, L\]"):
         parallel.attend(q, q, q, context_parallel=cp, mask=torch.zeros(4, 4))
@@ -275,7 +275,7 @@ def refusals(group):
         masks = {"key_mask": torch.ones(1, 4, dtype=torch.bool)} if cp.rank else {}
         parallel.attend(y, y, y, context_parallel=cp, **masks)
     moving = posenc.AxialRoPE(head_dim=8, convention="dinov3", grid=(2, 4), shift=0.1)
-    with pytest.raises(UnsupportedPlan, match="draws other coordinates on every rank"):
+    with pytest.raises(UnsupportedPlan, match="would draw different coordinates on every rank"):
         parallel.attend(y, y, y, moving, context_parallel=cp, positions=torch.zeros(1, 4, 2, dtype=torch.int64))
     for name, value in (("strategy", "star"), ("balance", "even"), ("timeout", 0)):
         with pytest.raises(ValueError, match=f"{name}="):

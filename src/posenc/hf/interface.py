@@ -346,7 +346,7 @@ def attention(
         make = partial(Plan, scale=scaling, sinks=sinks)
     if context is not None:
         from ..parallel.functional import attend as attend_together
-        from ..parallel.terms import FixedPlan
+        from ..parallel.plan_tensors import FixedPlan
 
         if wants:
             raise ValueError(

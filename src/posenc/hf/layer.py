@@ -91,7 +91,7 @@ class Layer(Part):
         """
         if self.posenc_context is not None:
             from ..parallel.functional import attend as attend_together
-            from ..parallel.terms import FixedPlan
+            from ..parallel.plan_tensors import FixedPlan
 
             assert not isinstance(plan, Plan)
             out = attend_together(

@@ -33,8 +33,8 @@ class Attention(nn.Module):
         y = attn(x)                                     x, y [B, L, d_model]
 
     encoding   an Encoding, an encoding's name, or None. One encoding instance may serve many layers (a shared table).
-               A name gives a causal layer the form for the past alone where there is one (`causal_options`): t5,
-               transformer_xl, xlnet, shaw and clipped. A context's later keys would then all be at distance 0:
+               With a name, a causal layer uses the variant for past keys where there is one (`causal_options`): t5,
+               transformer_xl, xlnet, shaw and clipped. It gives all later keys of a context distance 0, so
                cross-attention needs a layer that is not causal.
                Absolute encodings are added to this layer's input; in a stack add them once, with `encoding.embed`.
     kv_heads   fewer key heads than query heads (grouped queries)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
                posenc.parallel.split_sequence; positions, key_mask and documents too. For training and prefill: no cache
     strategy   how attention crosses the ranks: "ulysses", "gather", "ring" or "auto"
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
-               pickle) can go on with a copy of the cache
+               pickle) can continue with a copy of the cache
 
     Raises OptionError for sizes and options that do not fit, ValueError for an x of another shape.
 
@@ -80,7 +80,9 @@ class Attention(nn.Module):
             raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
-            if kv_heads != heads and "kv_heads" in options_of(encoding):  # rotations of their own for each head of keys
+            if kv_heads != heads and "kv_heads" in options_of(
+                encoding
+            ):  # the encoding has a rotation for each key head
                 options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
@@ -122,12 +124,12 @@ class Attention(nn.Module):
         """x [B, L, d_model] -> [B, L, d_model].
 
         context            attend to these states instead of x (cross-attention), with context_positions
-        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory. Encodings
-                           whose numbers depend on absolute positions (learned, sinusoidal, rotations that follow the
-                           length, ...) count the real tokens of each document then
+        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory. For encodings
+                           that depend on absolute positions (learned, sinusoidal, rotations that follow the length,
+                           ...) the default counts the real tokens of each document
         segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
                            nothing is read from the device, and a compiled layer can use the triton engine
-                           (with a cache they are not used: what it holds may lie outside)
+                           (not used with a cache, whose segments may lie outside)
         mask               bool (True: visible) or float (added), broadcasting to [B, H, L, keys]
         key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
         documents          int [B, L]: only keys of the query's document are visible (packing)
@@ -165,7 +167,7 @@ class Attention(nn.Module):
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if isinstance(cache, GraphCache):
             if any(one is not None for one in (positions, segments, mask, key_mask, documents)):
-                raise ValueError("a step of fixed shapes takes x and the cache alone; give masks with the prompt")
+                raise ValueError("a step of fixed shapes takes only x and the cache; give masks with the prompt")
             return run_fixed(self, x, cache)
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
@@ -195,7 +197,7 @@ class Attention(nn.Module):
         slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
 
-    if TYPE_CHECKING:  # nn.Module's gives Any; pyright takes no `__call__ = forward` for another type
+    if TYPE_CHECKING:  # nn.Module.__call__ returns Any; pyright rejects `__call__ = forward`
 
         def __call__(
             self,
@@ -214,7 +216,7 @@ class Attention(nn.Module):
 
     def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
         """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""
-        # nn.Module looks submodules up last of all, which takes as long as a small operation
+        # attribute access to submodules takes as long as a small operation
         modules: dict[str, Any] = self._modules
         encoding = modules["encoding"]
         is_eager = not torch.compiler.is_compiling()
@@ -352,7 +354,9 @@ class Attention(nn.Module):
         """The mesh of tensor parallelism, over which the query projection is cut."""
         mesh = getattr(self.q_proj.weight, "device_mesh", None)
         if mesh is None:
-            raise ValueError(f"q_proj gives other than {self.heads} heads of {self.head_dim}; it must give all of them")
+            raise ValueError(
+                f"q_proj must return {self.heads} heads of {self.head_dim}, except under tensor parallelism"
+            )
         return mesh
 
     def _heads(self, projected: Tensor, batch: int | None = None, length: int | None = None) -> Tensor:

@@ -4,7 +4,8 @@
              ▒▒▒▒ ....        attention runs it while it is still in the processor's cache
 
 The originals write the bias of all queries, [B, H, Lq, Lk], and read it again, or keep all probabilities for the gradients.
-Here the compact form stays (tables, gates, one number for each query and image row), and the gradients make the blocks anew.
+Here only the compact form is kept (tables, gates, one number for each query and image row), and the backward pass recomputes
+the blocks.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def read_table(table: Tensor, index: Tensor) -> Tensor:
 
 
 _kept: WeakKeyDictionary[nn.Module, tuple[tuple[Tensor, ...], Any, Tensor, int]] = WeakKeyDictionary()
-"""Module -> copies of the tables, the key, the bias and its version: who adds to it in place loses it."""
+"""Module -> copies of the tables, the key, the bias and its version: an entry that was changed in place is not used."""
 
 
 def keep(module: nn.Module, key: Any, tables: tuple[Tensor, ...], make: Callable[[], Tensor]) -> Tensor:
