@@ -18,9 +18,9 @@ class Fire(Encoding):
         s = q·k / sqrt(d) + MLP(φ(i - j) / φ(max(i, T)))_h,     φ(x) = ln(1 + |c x|),     T = |multiplier · threshold|
 
     MLP: 1 -> hidden, ReLU, hidden -> heads. c and the multiplier are learned, from 0.1 and 1. The network's input lies in
-    [0, 1] at every length, so longer texts ask it for nothing new. i counts from 0, and padding and documents count their
-    own tokens. Up to T the bias is a function of the distance, a table that engines are fast with; past T it depends on the
-    query too, by a function that no table holds, and attention runs block by block.
+    [0, 1] at every length, so longer texts do not leave the range of training. i counts from 0, and padding and documents count their
+    own tokens. Up to T the bias is a function of the distance, a table that engines run fast; past T it depends on the
+    query's position too, and attention runs block by block.
 
     Raises OptionError for options out of range.
 

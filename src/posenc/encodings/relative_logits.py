@@ -19,7 +19,7 @@ from .tempered import temperatures
 class RelativeLogits(Encoding):
     """Each token mixes a bank of bias-against-distance profiles.
 
-        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < max_distance, else nothing is added
+        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < max_distance, else 0
         τ_i = 1 + alpha log(max((i + 1) / floor, 1))      where `temper` = (alpha, floor); otherwise 1
 
     bank [d_rel, max_distance] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).
@@ -95,7 +95,7 @@ def plan_bank(
     zeros = int(first == 0), int(last == bank.shape[1] + 2)
     start, stop = bank.shape[1] + 1 - (last - zeros[1]), bank.shape[1] + 1 - (first + zeros[0])
     table = nn.functional.pad(bank[:, start:stop].flip(1).t(), (0, 0, *zeros))[None]
-    # r·bank is added unscaled, while a plan's dots stand inside the scale
+    # r·bank is added unscaled, while a plan scales its dot products
     lookup = Lookup(index, dot_query=table, states=states / scale)
     if temper is None:
         return Plan(positions, lookups=(lookup,), scale=scale)

@@ -6,9 +6,9 @@ Each maps the distance D = i - j of a RoPE model to a distance that occurs in tr
     ReRoPE         D < window: D      else  window,   leaky: window + (D - window) / leak
     dual chunk     D within a chunk   else  at most chunk_size, by chunks
 
-Two or three rotations in one softmax fit no plan, so these are functions of their own. All are causal and take
+Two or three rotations in one softmax are not a plan, so these are separate functions. All are causal and take
 unrotated queries and keys, k and v in full (as cached), q their last rows. They run over blocks of queries, so that
-memory grows with block × length; with gradients each block is computed again in the backward pass.
+memory grows with block × length; with gradients each block is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def rerope(
     q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, window: int, leak: float | None = None,
     log_scale: int | None = None, scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
 ) -> Tensor:  # fmt: skip
-    """ReRoPE (Su 2023): distances from `window` on are all `window`; leaky: they grow on, `leak` times slower.
+    """ReRoPE (Su 2023): distances from `window` on are all `window`; leaky: they keep growing, `leak` times slower.
 
         window 4, last row of 12:   4 4 4 4 4 4 4 4 3 2 1 0
 
