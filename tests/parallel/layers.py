@@ -265,7 +265,7 @@ def refusals(group):
         parallel.attend(odd, odd, odd, context_parallel=zigzag)
     weight = torch.ones((), requires_grad=True)
     pair = lambda positions: posenc.Plan(positions, pair=lambda a, b: weight * (b - a[:, None]).float())  # noqa: E731
-    with pytest.raises(UnsupportedPlan, match="cannot reach the gradients of what `pair` reads"):
+    with pytest.raises(UnsupportedPlan, match="cannot reach the gradients of tensors that `pair` reads"):
         parallel.attend(q, q, q, pair, context_parallel=group, strategy="ring")
     with pytest.raises(parallel.ParallelError, match="different numbers of queries: rank 0: 4, rank 1: 5"):
         y = torch.randn(1, 2, 4 + cp.rank, 8)

@@ -225,8 +225,8 @@ def test_published_files_with_layers():
         posenc.rope.from_config({"model_type": "gemma4_text", "head_dim": 256}, layer_type="full_attention")
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     for more, words in (({"full_attention": {**yarn, "truncate": False}}, "ignores the truncate"),
-                        ({"full_attention": yarn, "rope_type": "yarn"}, "beside the rotations"),
-                        ({"full_attention": yarn, "rope_theta": 1e6}, "beside the rotations")):  # fmt: skip
+                        ({"full_attention": yarn, "rope_type": "yarn"}, "next to the rotations"),
+                        ({"full_attention": yarn, "rope_theta": 1e6}, "next to the rotations")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             posenc.rope.from_config({"head_dim": 64, "rope_parameters": more}, layer_type="full_attention")
     stray = {"head_dim": 64, "rope_parameters": {"full_attention": yarn, "rope_type": "default", "rope_theta": None}}
