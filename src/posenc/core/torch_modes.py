@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, wraps
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -43,6 +43,13 @@ def is_exporting() -> bool:
 
 
 F = TypeVar("F", bound=Callable)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def call_like(forward: Callable[P, R]) -> Callable[[Callable[..., Any]], Callable[P, R]]:
+    """Gives a layer's `__call__` the types of its `forward`, for type checkers: nn.Module declares that it returns Any."""
+    return lambda call: call
 
 
 def cache_in_eager_mode(maxsize: int) -> Callable[[F], F]:

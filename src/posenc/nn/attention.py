@@ -16,6 +16,7 @@ from ..core.formulas import head_size
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import Positions, consecutive
+from ..core.torch_modes import call_like
 from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
@@ -197,22 +198,10 @@ class Attention(nn.Module):
         slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
 
-    if TYPE_CHECKING:  # nn.Module.__call__ returns Any; pyright rejects `__call__ = forward`
+    if TYPE_CHECKING:
 
-        def __call__(
-            self,
-            x: Tensor,
-            context: Tensor | None = None,
-            *,
-            positions: Tensor | None = None,
-            context_positions: Tensor | None = None,
-            segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
-            mask: Tensor | None = None,
-            key_mask: Tensor | None = None,
-            documents: Tensor | None = None,
-            memory: Tensor | None = None,
-            cache: KVCache | LayerCache | GraphCache | None = None,
-        ) -> Tensor: ...
+        @call_like(forward)
+        def __call__(self, *args: Any, **options: Any) -> Tensor: ...
 
     def _plain(self, x: Tensor, slot: LayerCache | None) -> Tensor:
         """`forward` of consecutive tokens without masks: what `resolve_sequence` would find out is known."""

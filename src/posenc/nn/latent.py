@@ -12,6 +12,7 @@ from ..core.encoding import Encoding
 from ..core.errors import OptionError
 from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
+from ..core.torch_modes import call_like
 from ..encodings.rope.rope import RoPE
 from ..encodings.rope.scaling import YaRN
 from ..functional import attend
@@ -153,7 +154,9 @@ class LatentAttention(nn.Module):
         return out
 
     if TYPE_CHECKING:
-        __call__ = forward  # nn.Module.__call__ returns Any
+
+        @call_like(forward)
+        def __call__(self, *args: Any, **options: Any) -> Tensor: ...
 
     def _queries(self, x: Tensor) -> Tensor:
         """[B, heads, L, rope_dim + nope_dim], the channels to be rotated first; the projections have them last."""
