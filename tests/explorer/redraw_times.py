@@ -167,7 +167,7 @@ def main() -> int:
                 if given.out is not None:
                     listed = [{"view": v, "control": c} | row for (v, c), row in rows.items()]
                     report = {"machine": machine, "unit": "ms", "limit": LIMIT, "rows": listed}
-                    files.write(Path(given.out), (json.dumps(report, indent=1) + "\n").encode())
+                    files.write_json(given.out, report)
                 print(
                     f"{view[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "
                     f"{max(drawn):7.0f} {painted:8.0f}{'  over ' + format(LIMIT, '.0f') if late else ''}",

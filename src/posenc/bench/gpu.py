@@ -11,10 +11,8 @@ FlashAttention and cuDNN, have no positions.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -220,7 +218,7 @@ def main() -> None:
             )
         report["rows"].append({"shape": shape, "results": results})
         if args.out:
-            files.write(Path(args.out), (json.dumps(report, indent=1) + "\n").encode())
+            files.write_json(args.out, report)
 
 
 if __name__ == "__main__":

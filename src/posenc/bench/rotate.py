@@ -17,7 +17,6 @@ import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -180,23 +179,16 @@ def main(arguments: list[str] | None = None) -> int:
         if not any(text in case.name for text in texts):
             continue
         if error := find_error(case, args.device):
+            row, status = dict[str, Any](case=case.name, wrong=error), 1
             print(f"{case.name:52} WRONG, not timed: {error}", flush=True)
-            report["rows"].append({"case": case.name, "wrong": error})
-            status = 1
-            continue
-        row = measure(case, args.device, args.compile)
+        else:
+            row = measure(case, args.device, args.compile)
+            shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
+            print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
         report["rows"].append(row)
-        shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
-        print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
-        write(report, args.out)
-    write(report, args.out)
+        if args.out:
+            files.write_json(args.out, report)
     return status
-
-
-def write(report: dict, path: str | None) -> None:
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        files.write(Path(path), (json.dumps(report, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

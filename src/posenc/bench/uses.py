@@ -230,11 +230,11 @@ def run(
         known[cell.name] = record
         result["date"] = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         result["not run"] = left
-        save(result, path)
+        files.write_json(path, result)
         show(line(cell.name, record), (number + 1) / len(cells))
         release(device)
     result["not run"] = left
-    save(result, path)
+    files.write_json(path, result)
     return result
 
 
@@ -247,11 +247,6 @@ def release(device: str) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def save(result: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def line(name: str, record: dict[str, Any]) -> str:

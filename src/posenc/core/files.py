@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from .errors import OptionError
 
@@ -39,6 +41,13 @@ def write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """`write` a value as indented JSON; the folder is made where there is none."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def lock(path: Path) -> int:
