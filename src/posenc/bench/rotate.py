@@ -17,6 +17,7 @@ import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 

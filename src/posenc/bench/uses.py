@@ -1,11 +1,11 @@
-"""The suite of uses: what people run, beside the best code that does the same without posenc, in one run.
+"""The suite `uses`: everyday calls, layers and models, each measured next to the best code that computes the same without posenc.
 
     posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480]
 
 A cell has our call and one or more others that compute the same. Outputs (and gradients of training steps) are compared
 first; a cell that disagrees or raises is reported as failed and the run goes on. Then all are timed in turns, round by
 round, and each contender's figure is the lowest of its rounds on a CPU, the median on a GPU. ratio = ours / best other.
-`floor` is attention without positions: it computes less, and only stands beside.
+`floor` is attention without positions: it computes less, and is only given for comparison.
 
 Clocks: "wall" is the time of a call as it is made; "graph" that of a replayed CUDA graph (device time alone); "host" the time
 until the call has returned, without waiting for the device. On a CPU with one thread (OMP_NUM_THREADS=1) the thread's own

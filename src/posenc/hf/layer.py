@@ -31,7 +31,7 @@ class Part(nn.Module):
 
     @staticmethod
     def concerns(module: Any) -> bool:
-        """Whether this module has a term; one that has none stays as it is."""
+        """Whether this module has a positional term; one without is left unchanged."""
         return True
 
     @staticmethod

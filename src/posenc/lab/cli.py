@@ -70,7 +70,7 @@ def compare(arguments: list[str]) -> int:
         return 0
     presets.path_of(given.preset)
     out = Path(given.out or Path("out") / Path(given.preset).stem)
-    if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
+    if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
         _announce(words, "compare", words("what compare", preset=given.preset, out=out))
     from . import process_group, report, run
 
