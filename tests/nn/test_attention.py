@@ -345,9 +345,12 @@ def test_position_must_be_an_encoding():
     [
         (dict(x=torch.zeros(2, 5, 8)), r"x must be \[B, L, 16\]"),
         (dict(context=torch.zeros(1, 5, 16)), r"context must be \[2, M, 16\]"),
-        (dict(context_positions=torch.arange(5)), "goes with context"),
-        (dict(context=torch.zeros(2, 5, 16), documents=torch.zeros(2, 5).long()), "documents cannot go with context"),
-        (dict(context=torch.zeros(2, 5, 16), memory=torch.zeros(2, 5, 16)), "memory cannot go with context"),
+        (dict(context_positions=torch.arange(5)), "needs context"),
+        (
+            dict(context=torch.zeros(2, 5, 16), documents=torch.zeros(2, 5).long()),
+            "documents cannot be combined with context",
+        ),
+        (dict(context=torch.zeros(2, 5, 16), memory=torch.zeros(2, 5, 16)), "memory cannot be combined with context"),
         (dict(memory=torch.zeros(2, 5, 8)), r"memory must be \[2, M, 16\]"),
         (dict(memory=torch.zeros(2, 5, 16), cache=KVCache()), "not both"),
         (dict(positions=torch.arange(4)), r"positions must be \[2, 5\]"),

@@ -242,7 +242,7 @@ def refusals(group):
     cp = parallel.ContextParallel(group, strategy="ulysses")
     x = torch.randn(1, 4, D_MODEL)
     layer = posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, encoding="t5", causal=True, context_parallel=cp)
-    with pytest.raises(ValueError, match="cache cannot go with context_parallel"):
+    with pytest.raises(ValueError, match="cache cannot be combined with context_parallel"):
         layer(x, cache=posenc.KVCache())
     with pytest.raises(ValueError, match="memory cannot go"):
         layer(x, memory=x)
@@ -280,6 +280,6 @@ def refusals(group):
     for name, value in (("strategy", "star"), ("balance", "even"), ("timeout", 0)):
         with pytest.raises(ValueError, match=f"{name}="):
             parallel.ContextParallel(group, **{name: value})
-    with pytest.raises(ValueError, match="goes with context_parallel"):
+    with pytest.raises(ValueError, match="needs context_parallel"):
         posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, strategy="ring")
     assert torch.isfinite(layer(x)).all()

@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 class _Recorded(nn.Module):
     """Records the options of the constructor for `repr`: not every option stays an attribute.
 
-    A class of its own, so that `inspect.signature` of an encoding is that of its __init__.
+    A separate class, so that `inspect.signature` of an encoding is that of its __init__.
     """
 
     _options: dict[str, Any]

@@ -100,7 +100,7 @@ class Positions:
     they could be a run or positions.
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
     unless given. `total`, the last key position + 1 (one per row for tensors), may be given too; [B, Lk] is one per key,
-    where packed documents have lengths of their own and the queries are the last of the keys.
+    for packed documents of different lengths, where the queries are the last of the keys.
 
     Raises ValueError for shapes that do not fit and TypeError for what is neither a run nor integers.
 

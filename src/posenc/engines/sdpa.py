@@ -62,7 +62,7 @@ def fused_attention(
             bias = bias.reshape(bias.shape[0], kv_heads, heads // kv_heads, bias.shape[3])
         return scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(batch, heads, 1, v.shape[3])
     grouped = False
-    if heads != kv_heads:  # a branch: where torch.compile leaves sizes open, a comparison alone is no bool
+    if heads != kv_heads:  # a branch: with symbolic sizes the comparison itself is not a bool
         grouped = True
     return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=grouped)
 

@@ -78,7 +78,7 @@ def accelerate(
     if expected is not None:
         try:
             reason = _difference(expected, _outcome(model))
-        except Exception as error:  # whatever a model that nobody has seen raises
+        except Exception as error:  # an unknown model may raise anything
             reason = f"raises {type(error).__name__}: {error}"
         if reason is not None:
             restore(model)

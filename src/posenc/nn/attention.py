@@ -93,7 +93,7 @@ class Attention(nn.Module):
         self.encoding = Encoding() if encoding is None else encoding
         self.layer_idx, self.layer_key = layer_idx, LayerKey()
         if strategy is not None and context_parallel is None:
-            raise ValueError(f"strategy={strategy!r} goes with context_parallel=mesh['cp']")
+            raise ValueError(f"strategy={strategy!r} needs context_parallel=mesh['cp']")
         self.context_parallel: ContextParallel | None = None
         if context_parallel is not None:
             from ..parallel.context import as_context
@@ -160,10 +160,12 @@ class Attention(nn.Module):
             given = {"segments": segments, "documents": documents, "memory": memory}
             unused = [name for name, value in given.items() if value is not None]
             if unused:
-                raise ValueError(f"{', '.join(unused)} cannot go with context; give mask= for the visible keys")
+                raise ValueError(
+                    f"{', '.join(unused)} cannot be combined with context; give mask= for the visible keys"
+                )
             return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
         if context_positions is not None:
-            raise ValueError("context_positions goes with context")
+            raise ValueError("context_positions needs context")
         if memory is not None and cache is not None:
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if isinstance(cache, GraphCache):

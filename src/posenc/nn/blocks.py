@@ -134,7 +134,7 @@ class _Blocks(torch.autograd.Function):
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for images, rows in cut(q.shape, k.shape[2]):
             q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
-            # parts are leaves of their own: the gradient of a slice would be as large as the whole
+            # parts are separate leaves: the gradient of a slice would be as large as the whole
             parts = [x[images, :, rows].detach().requires_grad_(need) for x, need in zip(given[: ctx.by_query], needs)]
             with torch.enable_grad():
                 bias = ctx.make(images, rows, *parts, *whole)

@@ -305,7 +305,7 @@ class KVCache:
             f"this layer is to go from {before} to {after} tokens, and the other layers of the cache hold "
             f"{' or '.join(map(str, lengths))}; call each layer once in a step, with the same tokens. After a step "
             f"that failed: cache.crop({min(other.length for other in filled)}). A layer that is used twice in a step, "
-            "or with tokens of its own, needs explicit slots: layer(x, cache=cache.layer(key))"
+            "or with different tokens, needs explicit slots: layer(x, cache=cache.layer(key))"
         )
 
     @property

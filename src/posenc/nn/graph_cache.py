@@ -65,7 +65,7 @@ class GraphCache:
             raise ValueError(f"the layers hold {slot.length} and {length} tokens; crop the cache to one length first")
         others = sorted(set(slot.marks) - {"key_mask"})
         if others:
-            raise ValueError(f"the prompt was given with {', '.join(others)}; fixed shapes go with key_mask alone")
+            raise ValueError(f"the prompt was given with {', '.join(others)}; fixed shapes support key_mask only")
         if not slot._own:
             slot._k, slot._v = slot._moved()
             slot._own = True

@@ -47,7 +47,7 @@ class ManyAxes(Encoding):
         axis_of=(0, 0, 1, 1)         rows, then columns           axis_of=(0, 1, 0, 1)    dealt out in turn
         axis_of=(0, 0, 0, 1, 1, 2)   unequal shares, any order
 
-    Without `frequencies` each axis has a ladder of its own, base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its
+    Without `frequencies` each axis has frequencies base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its
     pairs. Positions are [B, L, axes]; with `text`, positions with a single axis are used for all axes. The first
     2 len(axis_of) channels of a head are rotated, the others pass. mrope and axial are such encodings, with the
     conventions of published models.
