@@ -132,6 +132,22 @@ def test_links_to_sections_lead_somewhere(name):
         assert section in found, f"{name} links to {target}#{section}"
 
 
+PRIVATE = re.compile(
+    r"\b(amid|amidst|softened|told|blind|speaks|(?<!color-)schemes?|at a glance|the long way|the way back|make one a multiple|"
+    r"earns? (it )?back|few_rows|turns? differently)\b"
+)
+"""Words that the code used to have instead of those of the field."""
+
+
+@pytest.mark.parametrize("path", ["src/posenc", "DESIGN.md", "CONTRIBUTING.md"])
+def test_the_words_are_those_of_the_field(path):
+    found = []
+    for file in [ROOT / path] if path.endswith(".md") else sorted((ROOT / path).rglob("*.py")):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            found += [f"{file.relative_to(ROOT)}:{number}: {line.strip()}"] if PRIVATE.search(line) else []
+    assert not found, "say it in the words of the glossary: " + "; ".join(found)
+
+
 def definitions(path):
     """Every function, class and method of a file: "attend", "Attention", "Attention.forward"."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -30,7 +30,6 @@ def compare(arguments: list[str]) -> int:
     add("--out", help="the run's folder (out/PRESET)")
     add(
         "--encodings",
-        "--schemes",
         nargs="+",
         metavar="ENCODING",
         help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64",
