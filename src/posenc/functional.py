@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .core.mask import MaskOptions, make_mask
+from .core.options import require_number
 from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
@@ -185,8 +186,7 @@ def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> Lo
     _check_tensors(q, k, v)
     plan = _check_plan(plan, q, k)
     plan.check(q, k, v if values else None)
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    require_number("dropout", dropout, least=0.0, below=1.0)
     mask = make_mask(q, k, **masks)
     if mask.causal:
         _warn_alignment(plan)

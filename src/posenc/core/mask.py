@@ -133,11 +133,7 @@ def make_mask(
     k_length = k.shape[2]
     sides = None if window is None else make_window(window)
     if key_mask is not None:
-        key_mask = as_bool_mask(key_mask, "key_mask")
-        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
-            raise ValueError(
-                f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(key_mask.shape)}"
-            )
+        key_mask = check_key_mask(key_mask, batch, k_length)
         _same_device("key_mask", key_mask, q)
     if documents is not None:
         if isinstance(documents, tuple) and len(documents) != 2:
@@ -188,6 +184,14 @@ def make_window(window: int | Window) -> Window:
             raise ValueError(f"window={window} must be 0 or more slots (None: no limit)")
     left, right = sides
     return left, right
+
+
+def check_key_mask(mask: Tensor, batch: int, k_length: int) -> Tensor:
+    """A padding mask as bool [B or 1, Lk]; raises where it does not fit."""
+    mask = as_bool_mask(mask, "key_mask")
+    if mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != k_length:
+        raise ValueError(f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(mask.shape)}")
+    return mask
 
 
 def as_bool_mask(mask: Tensor, name: str) -> Tensor:

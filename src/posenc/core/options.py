@@ -35,22 +35,21 @@ def require_number(
     name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
 ) -> float:
     """A finite number, at least `least`, more than `above` and less than `below`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number) and number >= least and above < number < below:
+        return number
     allowed = " and ".join(
         [f"at least {least:g}"] * (least > -math.inf)
         + [f"more than {above:g}"] * (above > -math.inf)
         + [f"less than {below:g}"] * (below < math.inf)
     )
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise OptionError(
-            f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
-        )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and number >= least and above < number < below):
+    if is_number:
         raise OptionError(f"{name}={_shown(value)} must be a finite number {allowed}".rstrip())
-    return number
+    raise OptionError(f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}")
 
 
 def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:

@@ -14,6 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
 from ..core.mask import MaskOptions
+from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import Positions, consecutive
 from ..core.torch_modes import call_like
@@ -77,8 +78,7 @@ class Attention(nn.Module):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
         head_dim = head_size(d_model, heads, head_dim)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+        require_number("dropout", dropout, least=0.0, below=1.0)
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
             if kv_heads != heads and "kv_heads" in options_of(

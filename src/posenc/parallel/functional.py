@@ -13,6 +13,7 @@ from ..core.dropout import draw_seed
 from ..core.encoding import Encoding
 from ..core.errors import UnsupportedPlan
 from ..core.mask import Mask, MaskOptions, make_mask
+from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import INTEGERS, Positions
 from ..functional import _check_tensors as check_tensors
@@ -96,8 +97,7 @@ def attend(
     cp.check_local(k.shape[2], "k")
     if table_gradients not in ("sum", "local"):
         raise ValueError(f"table_gradients={table_gradients!r} is unknown; use 'sum' or 'local'")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    require_number("dropout", dropout, least=0.0, below=1.0)
     _check_ranks(cp, q, k, {"positions": positions, "k_positions": k_positions, "dropout": dropout or None, **masks})
     make, encoding = _maker(plan)
     if getattr(encoding, "_moving", False) and encoding.training:

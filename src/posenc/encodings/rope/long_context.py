@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...core.mask import as_bool_mask
+from ...core.mask import check_key_mask
 from ...core.phases import compute_phases, split_frequencies
 from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on_device
@@ -227,10 +227,7 @@ def _run(
 ) -> Tensor:
     """One softmax over the pieces of each block of queries."""
     if key_mask is not None:
-        key_mask = as_bool_mask(key_mask, "key_mask")
-        keys = rotator.offset + q.shape[2]
-        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
-            raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")
+        key_mask = check_key_mask(key_mask, q.shape[0], rotator.offset + q.shape[2])
     factor = 1.0 if rotator.rope.scaling is None else rotator.rope.scaling.score_factor
     scale = factor * q.shape[3] ** -0.5 if scale is None else scale
     outs = []

@@ -131,7 +131,7 @@ class DynamicNTK(Scaling):
         s(n) = factor · n / original - (factor - 1)    for n > original, else 1
 
     factor=1 gives n / original. The rotation of every key changes with each token, so keys are cached unrotated.
-    `freeze_at=n` uses s(n) at every length instead, as some serving engines do: another model, chosen knowingly.
+    `freeze_at=n` uses s(n) at every length instead, as some serving engines do; that is a different model.
 
     Raises OptionError for values out of range.
 
