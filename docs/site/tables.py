@@ -8,9 +8,9 @@ import statistics
 from functools import cache
 from pathlib import Path
 
-from posenc.bench import hf_models
 from posenc.encodings.registry import ENCODINGS
 from posenc.engines.choose import ENGINES
+from posenc.hf import measure
 from posenc.lab import published, results, verdict
 from posenc.lab.results import Mean
 from posenc.lab.texts import Words
@@ -149,7 +149,7 @@ def hugging_face(language: str) -> str:
         "en": ["model", "", "transformers", "accelerated", "time", "memory"],
         "zh": ["模型", "", "transformers", "加速后", "时间", "内存"],
     }[language]
-    return "\n".join(["| " + " | ".join(head) + " |", "| --- " * len(head) + "|", hf_models.table(runs, **words)])
+    return "\n".join(["| " + " | ".join(head) + " |", "| --- " * len(head) + "|", measure.table(runs, **words)])
 
 
 def speed(name: str, language: str) -> str:

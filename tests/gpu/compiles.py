@@ -190,9 +190,9 @@ def from_bench(recorder, only):
 
 
 def from_hf(recorder, only):
-    """The models of posenc.bench.hf_models, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
+    """The models of posenc.hf.measure, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.bench import hf_models as measure
+    from posenc.hf import measure
 
     for name in measure.MODELS:
         recorder.case = f"hf {name}"

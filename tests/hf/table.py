@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from posenc import hf
-from posenc.bench import hf_families
+from posenc.hf import measure_families
 from tests.hf.cases import EVERY
 from tests.hf.harness import checks_of, inputs_of, outcome, real_output
 
@@ -31,7 +31,7 @@ TIMES = 5
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "hf-families.json"
 MEASURED = """## Published widths
 
-Few layers, random weights, one thread{busy} (`python -m posenc.bench.hf_families`): the original, then accelerated, and how many
+Few layers, random weights, one thread{busy} (`python -m posenc.hf.measure_families`): the original, then accelerated, and how many
 times faster and smaller.
 """
 
@@ -99,7 +99,7 @@ def measured():
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     loads = [one["load"] for one in result["models"].values() if "load" in one]
     busy = f", on two cores with a load of up to {max(loads)} where it was recorded" if loads else ""
-    return f"\n{MEASURED.format(busy=busy)}\n{hf_families.table(result)}"
+    return f"\n{MEASURED.format(busy=busy)}\n{measure_families.table(result)}"
 
 
 def main():

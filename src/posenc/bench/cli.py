@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
     import torch
 
     if given.suite == "hf":
-        from . import hf_models
+        from ..hf import measure
 
         out = Path(given.out) / "hf.json"
-        hf_models.main(["--device", given.device, "--times", str(given.repeats), "--out", str(out)])
+        measure.main(["--device", given.device, "--times", str(given.repeats), "--out", str(out)])
         return 0
 
     if given.suite == "uses":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.bench import hf_models as measure
+from posenc.hf import measure
 
 ROOT = Path(__file__).parents[2]
 CPU, LONG, CUDA = (

@@ -1,7 +1,7 @@
 """Vision, speech and sink models on a CPU, as they are and accelerated: forward pass and training step, time and memory.
 
-    python -m posenc.bench.hf_families --out bench/results/hf-families.json --missing       after an interruption: the rest
-    python -m posenc.bench.hf_families --table bench/results/hf-families.json        as the documentation has it
+    python -m posenc.hf.measure_families --out bench/results/hf-families.json --missing       after an interruption: the rest
+    python -m posenc.hf.measure_families --table bench/results/hf-families.json        as the documentation has it
 
 Published widths, few layers, random weights, float32, one thread unless --threads is given. Times are processor time of this
 process, minima of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own.
@@ -28,8 +28,8 @@ import torch
 import posenc
 
 from ..core import files
-from ..hf.family import first
-from .hf_models import _compare, _peak, _reset_peak, _resident
+from .family import first
+from .measure import _compare, _peak, _reset_peak, _resident
 
 Made = tuple[Any, dict[str, Any]]
 
@@ -237,7 +237,7 @@ def in_child(name: str, way: str, what: str, threads: int) -> int:
     command = [
         sys.executable,
         "-m",
-        "posenc.bench.hf_families",
+        "posenc.hf.measure_families",
         "--memory",
         name,
         way,
@@ -292,7 +292,7 @@ def table(result: dict[str, Any], heads: tuple[str, ...] = ("model", "forward", 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m posenc.bench.hf_families", description=(__doc__ or "").split("\n")[0]
+        prog="python -m posenc.hf.measure_families", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--times", type=int, default=5)

@@ -1,6 +1,6 @@
 """Every folder of transformers.models: which add a positional term inside attention, and what posenc.hf does about it.
 
-    python -m docs.site.hf_survey > docs/hf-survey.md
+    python -m posenc.hf.survey > docs/hf-survey.md
 
 `TERMS` was written by reading the models; `find_terms` searches the installed sources for what such terms are made of, so that a
 test notices a folder that nobody has read.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from posenc.hf.family import FOLDERS
+from .family import FOLDERS
 
 SINKS = "attention sinks, through the interface"
 OPEN = "not done: "
@@ -99,7 +99,7 @@ def page() -> str:
         "# Positional terms inside attention, model by model",
         "",
         f"All {len(texts)} folders of transformers {transformers.__version__} that have modeling code, by",
-        "`python -m docs.site.hf_survey`. *Refused* gives the reason; *not done* could be done, and is not.",
+        "`python -m posenc.hf.survey`. *Refused* gives the reason; *not done* could be done, and is not.",
         "",
         f"## A term inside attention ({len([f for f in known if f in texts])})",
         "",

@@ -1,14 +1,14 @@
 """The `hf` suite: a transformers model as it is against the same model accelerated, in one run.
 
-    python -m posenc.bench.hf_models --device cpu         L 2048, float32, forward; each cell in a process of its own
-    python -m posenc.bench.hf_models --device cuda        4 × 4096 tokens, bfloat16, forward and training step
-    python -m posenc.bench.hf_models --device cpu --models longt5-base-encoder --length 4096
+    python -m posenc.hf.measure --device cpu         L 2048, float32, forward; each cell in a process of its own
+    python -m posenc.hf.measure --device cuda        4 × 4096 tokens, bfloat16, forward and training step
+    python -m posenc.hf.measure --device cpu --models longt5-base-encoder --length 4096
 
 Random weights at the published sizes, dropout as published. The outputs are compared before any time is reported.
 Memory on a CPU is the peak of the resident set above the loaded model, with a malloc that gives freed memory back (the
 total, and what malloc holds as it is, are given too); on a GPU torch's peak allocation, all in.
 
-    cd bench/results && python -m posenc.bench.hf_models --table hf-cpu.json hf-cpu-longt5.json hf-cuda.json    as the documentation has it
+    cd bench/results && python -m posenc.hf.measure --table hf-cpu.json hf-cpu-longt5.json hf-cuda.json    as the documentation has it
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Child:
     """`cell` in a process of its own."""
 
     def __init__(self, name: str, label: str, length: int, threads: int, out: str, **environment: str):
-        command = [sys.executable, "-m", "posenc.bench.hf_models", "--cell", name, label, out,
+        command = [sys.executable, "-m", "posenc.hf.measure", "--cell", name, label, out,
                    "--length", str(length), "--threads", str(threads)]  # fmt: skip
         self.what = f"{name} {label}"
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  read where the child fails
@@ -348,9 +348,7 @@ def table(results: list[dict[str, Any]], train: str = "training step", forward: 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m posenc.bench.hf_models", description="original against accelerated"
-    )
+    parser = argparse.ArgumentParser(prog="python -m posenc.hf.measure", description="original against accelerated")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="+", choices=KNOWN)
     parser.add_argument("--rows", type=int, default=4, help="batch rows on a GPU")
