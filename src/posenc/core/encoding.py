@@ -80,9 +80,9 @@ class Encoding(_Recorded):
     rotates_by_rows = False
     """Whether the phases of a run are a slice of those of a longer run."""
     adds_terms = False
-    """Whether the class overrides `terms` or `plan`."""
+    """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
     keeps = False
-    """Whether the class overrides `keep`, so that a cache stores more for a token than its key and value."""
+    """Whether a cache must keep more of a token than its key and value: set for each class that has its own `keep`."""
     causal_only = False
     """Whether it is defined for past keys only, so that it needs a causal layer."""
     _device_marker: Tensor
@@ -116,7 +116,7 @@ class Encoding(_Recorded):
         length = q.shape[2]
         if self.rotates_by_rows and q.is_cpu and may_keep(q.device) and not torch.is_grad_enabled():
             row = start % STEP
-            if row + length <= STEP:  # the phases of STEP positions are made once and kept
+            if row + length <= STEP:  # the phases of all these steps are made once, and found at once
                 whole = self.rotation(consecutive(start - row, STEP, start - row, STEP))
                 rotated = None if whole is None or whole.values else whole.rotate_rows(q, k, row)
                 if rotated is not None:

@@ -50,7 +50,7 @@ class Lookup:
     def __post_init__(self):
         if self.dot_query is None and (self.states is not None or self.query_shift is not None):
             name = "query_shift" if self.states is None else "states"
-            raise ValueError(f"{name} is multiplied with dot_query, which is missing; give dot_query too")
+            raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""

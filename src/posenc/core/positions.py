@@ -50,7 +50,7 @@ def _reach(q: Side, k: Side) -> tuple[int, int]:
     # row by row: rows of a batch may lie far apart
     q_lo, q_hi = _ends(q)
     k_lo, k_hi = (q_lo, q_hi) if k is q else (x.to(q_lo.device) for x in _ends(k))
-    if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # invalid: `attend` explains why
+    if q_lo.numel() != k_lo.numel() and min(q_lo.numel(), k_lo.numel()) > 1:  # an error, which `attend` explains
         q_lo, q_hi, k_lo, k_hi = q_lo.amin(), q_hi.amax(), k_lo.amin(), k_hi.amax()
     lo, hi = torch.stack(((k_lo - q_hi).amin(), (k_hi - q_lo).amax())).tolist()
     return lo, hi

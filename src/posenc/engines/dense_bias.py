@@ -2,9 +2,8 @@
 
     table [H, n]  ── rows [Lq, Lk] ──▶  bias [1, H, Lq, Lk]       row (i, j) of the index: the same for every window and layer
 
-Which row a pair reads depends on the positions only, so it is computed once for each tensor of positions and kept, together
-with its inverse, the pairs that read each row: the table's gradient is a gather and a sum in a fixed order, where PyTorch's own
-would sort or add atomically.
+Which row a pair reads depends on the positions alone; it is worked out once for each tensor of positions and kept. So is which
+pairs read each row: the table's gradient is a gather and a sum, in one order, where PyTorch's own would sort or add atomically.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from ..core.torch_modes import apply_function
 from .lowering import LoweredPlan, add
 
 LARGEST = 1 << 24  # numbers in a dense bias, of all heads
-ALIGNED = 16  # rows of the bias begin at multiples of this many elements, as PyTorch's kernels require
+ALIGNED = 16  # rows of the bias begin at multiples of so many elements, as PyTorch's kernels need
 
 
 def supports(lowered: LoweredPlan) -> str | None:
-    """Why a dense bias cannot express a plan's terms, or None."""
+    """Why a plan's terms are no dense bias, or None."""
     facts, plan = lowered.facts, lowered.plan
     if facts.has_content or any(x.dot_query is not None or x.dot_key is not None for x in plan.lookups):
         return "the plan's terms depend on queries, keys or values"
@@ -37,7 +36,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if plan.decay is not None and any(x.shape[0] > 1 or x.dtype != facts.dtype for x in plan.decay):
         return "decays differ between the rows of the batch, or would be rounded"
     if not facts.further_axes and not plan.positions.is_constant:
-        return "positions may differ in the next call"
+        return "positions may be others in the next call"
     if facts.heads * facts.q_length * facts.k_length > LARGEST:
         return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {LARGEST} numbers"
     exact = (facts.dtype, *((torch.bfloat16, torch.float16) if facts.dtype == torch.float32 else ()))

@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """The output, or None: take the general path."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
-        return None  # subclasses may override operations
+        return None  # subclasses have ways of their own
     on_gpu = not q.is_cpu
     if on_gpu and plan is not None and (plan.lookups or plan.slopes is not None):
         return None  # the triton engine's

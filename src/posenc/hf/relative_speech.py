@@ -3,7 +3,7 @@
     s = [ (q + u)·k_j + (q + v)·W_R R(i - j) ] / sqrt(d)
 
 FastSpeech2ConformerAttention (modeling_fastspeech2_conformer.py 354-463 of transformers 5.22) calls no interface. Parakeet's layer does,
-but hands it the second term as a mask, [B, H, L, L]; its forward is what is replaced. In Parakeet a padded frame is fully masked as a query: the
+but hands it the second term as a mask, [B, H, L, L]; its forward is what is replaced. In Parakeet a padded frame sees nothing: the
 original gives it the mean of all values.
 """
 
