@@ -244,7 +244,7 @@ def refusals(group):
     layer = posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, encoding="t5", causal=True, context_parallel=cp)
     with pytest.raises(ValueError, match="cache cannot be combined with context_parallel"):
         layer(x, cache=posenc.KVCache())
-    with pytest.raises(ValueError, match="memory cannot go"):
+    with pytest.raises(ValueError, match="memory cannot be combined"):
         layer(x, memory=x)
     with pytest.raises(TypeError, match="cannot be pickled"):
         copy.copy(cp).__reduce__()
