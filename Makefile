@@ -106,7 +106,6 @@ bench: $(VENV)/.dev
 	$(PY) -m posenc bench $(ARGS)
 
 bench-table: $(VENV)/.dev
-	$(PY) -m posenc.bench.readme_tables
 	$(PY) -m docs.site.readme
 
 figures: $(VENV)/.dev

@@ -263,7 +263,7 @@ class _Sequence:
         return _real(self.generator, *shape).to(self.device, self.dtype)
 
     def _facts(self, rows: int, past: int, count: int, last: dict | None = None) -> dict[str, Tensor]:
-        """What is told of `count` new tokens, beside themselves."""
+        """The arguments for `count` new tokens, except the tokens themselves."""
         case, facts = self.case, {}
         whole = lambda low, high: torch.randint(low, high + 1, (rows, count), generator=self.generator).to(self.device)  # noqa: E731
         before = lambda name: last[name][:, -1:] if last and last[name].shape[1] else torch.zeros(rows, 1).long()  # noqa: E731

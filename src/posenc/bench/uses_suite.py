@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import uses, uses_calls, uses_layers, uses_models
-from .run import machine
+from .measure import machine
 
 LIMITS = {"cpu": None, "cuda": 450.0}
 """Seconds after which no cell starts, unless --seconds says otherwise."""

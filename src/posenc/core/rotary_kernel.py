@@ -27,7 +27,7 @@ current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
 """(pairs of a tile; heads that share one load of the phases, at most; warps), where all channels are rotated and where some
-are not: the best of `python -m posenc.bench.rotate --sweep` on an H200."""
+are not: the best of `python -m tests.gpu.sweep_rotary` on an H200."""
 
 
 @triton.jit

@@ -32,7 +32,7 @@ class Part(nn.Module):
 
     @staticmethod
     def concerns(module: Any) -> bool:
-        """Whether this module has a term; one that has none stays as it is."""
+        """Whether this module has a positional term; one without is left unchanged."""
         return True
 
     @staticmethod
@@ -92,7 +92,7 @@ class Layer(Part):
         """
         if self.posenc_context is not None:
             from ..parallel.functional import attend as attend_together
-            from ..parallel.terms import FixedPlan
+            from ..parallel.plan_tensors import FixedPlan
 
             assert not isinstance(plan, Plan)
             out = attend_together(

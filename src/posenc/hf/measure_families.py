@@ -248,8 +248,7 @@ def main(arguments: list[str] | None = None) -> None:
         result["models"][name] = found
         print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
         if given.out:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            files.write(given.out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+            files.write_json(given.out, result)
 
 
 if __name__ == "__main__":

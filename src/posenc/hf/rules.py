@@ -1,8 +1,8 @@
-"""Which way a call of an accelerated model runs on a CPU: measured rules over plain facts.
+"""How a call of an accelerated model runs on a CPU: measured rules over plain facts.
 
-An engine needs O(L) memory and some hundred microseconds of bookkeeping, which short texts do not earn back. There a call keeps
-its dense mask or bias, or the original runs. Elsewhere than on a CPU, in compiled code, with a named engine and where ranks share
-a sequence, none of these rules acts. Figures: float32, one core, milliseconds; `pairs` are the scores of a head, Lq · Lk.
+An engine needs O(L) memory and some hundred microseconds of bookkeeping, which do not pay off for short texts. There a call keeps
+its dense mask or bias, or the original runs. The rules do not apply on other devices, in compiled code, with a named engine, or
+where ranks share a sequence. Figures: float32, one core, milliseconds; `pairs` are the scores of a head, Lq · Lk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Every sentence of the lab's reports, in English and in Simplified Chinese, by key."""
+"""Every sentence of the lab's reports (texts.toml), in English or Simplified Chinese."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from ..core.translation import read_texts
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 TAGS = {"en": "en", "zh": "zh-Hans"}  # the languages' tags in HTML

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ...core.constants import constant
-from ...core.functions import transform_reason
 from ...core.index import Index
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
