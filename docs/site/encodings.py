@@ -6,7 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-from posenc.bench import readme_tables
 from posenc.cli import pictures
 from posenc.encodings.registry import CAUSAL, ENCODINGS, OWN_ATTENTION, EncodingInfo
 from posenc.lab import verdict

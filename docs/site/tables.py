@@ -8,7 +8,6 @@ import statistics
 from functools import cache
 from pathlib import Path
 
-from posenc.bench import readme_tables
 from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 from posenc.engines.choose import ENGINES
 from posenc.hf import measure

@@ -268,12 +268,12 @@ def run(
             *waiting,
             *[one.name for one in cells[number + 1 :] if "ratio" not in known.get(one.name, {})],
         ]
-        save(result, path)
+        files.write_json(path, result)
         show(line(cell.name, record), (number + 1) / len(cells))
         release(device)
     gc.unfreeze()
     result["not run"] = [*waiting, *left]
-    save(result, path)
+    files.write_json(path, result)
     return result
 
 

@@ -133,7 +133,7 @@ class Encoding(_Recorded):
             row = start % STEP
             if row + length <= STEP:  # the phases of all these steps are made once, and found at once
                 whole = self._rotation_of_steps(start - row)
-                rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
+                rotated = None if whole is None or whole.values else whole.rotate_rows(q, k, row)
                 if rotated is not None:
                     return *rotated, v
         rotation = self.rotation(consecutive(start, length, start, length))

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.functions import apply_function, transform_reason
 from ..core.index import Grid, Index
 from ..core.positions import Positions, Run, Side
-from ..core.torch_modes import apply_function
+from ..core.torch_modes import apply_function, transform_reason
 from .lowering import LoweredPlan, add
 
 LARGEST = 1 << 26  # numbers in a dense bias, of all heads: 128 MiB in half precision

@@ -120,7 +120,7 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
     if plan.rotate is None:
         return q, k, v
     plan.rotate.check(q, k, v)
-    return plan.rotate.every(q, k, v)
+    return plan.rotate.rotate_qkv(q, k, v)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
+from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import Positions
+from ..core.torch_modes import call_like
 from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
 from . import plain_forward

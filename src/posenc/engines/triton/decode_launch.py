@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.constants import constant
 from ...core.index import Index
+from ...core.torch_modes import transform_reason
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single
