@@ -83,7 +83,7 @@ test-hf-newest: $(VENV)/.dev
 	$(PY) -m pip --disable-pip-version-check install --quiet --upgrade --no-deps --target $(NEWEST) \
 		transformers huggingface-hub tokenizers safetensors
 	PYTHONPATH=$(NEWEST) $(PY) -c 'import transformers as t; print("transformers", t.__version__)'
-	PYTHONPATH=$(NEWEST) $(PYTEST) tests/hf/families tests/hf/test_interface.py tests/hf/test_swap.py tests/hf/test_extension.py $(ARGS)
+	PYTHONPATH=$(NEWEST) $(PYTEST) tests/hf/families tests/hf/test_interface.py tests/hf/test_swap.py tests/hf/test_extension.py tests/hf/test_construction.py $(ARGS)
 
 # Everything; .ci/run does what fits its time. A thousand draws of the fuzz with a seed that changes by the day, and the suite last.
 check: lint types docs test-cpu test-hf-lowest test-hf-newest test-slow fuzz-today test
@@ -106,7 +106,6 @@ bench: $(VENV)/.dev
 	$(PY) -m posenc bench $(ARGS)
 
 bench-table: $(VENV)/.dev
-	$(PY) -m posenc.bench.readme_tables
 	$(PY) -m docs.site.readme
 
 figures: $(VENV)/.dev

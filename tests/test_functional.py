@@ -45,10 +45,10 @@ def test_shift_and_rotation_come_first():
     shift = torch.randn(4, 8, dtype=torch.float64)
     positions = Positions((2, 5), 7)
     ours = posenc.scores(q, k, Plan(positions, shift=shift, rotate=rotation))
-    rotated = rotation.queries(q + shift[:, None]) @ rotation.keys(k).transpose(-1, -2)
+    rotated = rotation.rotate_q(q + shift[:, None]) @ rotation.rotate_k(k).transpose(-1, -2)
     torch.testing.assert_close(ours, rotated * 8**-0.5)
     both = posenc.attend(q, k, v, Plan(positions, rotate=Rotation(rotation.q, phases, values=True)))
-    torch.testing.assert_close(both, posenc.attend(q, k, rotation.keys(v), Plan(positions, rotate=rotation)))
+    torch.testing.assert_close(both, posenc.attend(q, k, rotation.rotate_k(v), Plan(positions, rotate=rotation)))
 
 
 def test_engines_run_or_raise():
@@ -87,7 +87,7 @@ def test_a_refusing_engine_says_why(monkeypatch):
         (lambda q, k, v: (q[:1], k, v), "1, 2 and 2 batch rows"),
         (lambda q, k, v: (q[..., :4], k, v), "head size 4 and k 8"),
         (lambda q, k, v: (q, k, v[:, :, 1:]), "same heads and length"),
-        (lambda q, k, v: (q[:, :3], k, v), "3 query heads cannot share 2 key heads"),
+        (lambda q, k, v: (q[:, :3], k, v), "q has 3 heads and k has 2; the number of query heads must be a multiple"),
     ],
 )
 def test_wrong_tensors_are_refused(change, words):

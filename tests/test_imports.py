@@ -29,7 +29,6 @@ MAY_IMPORT = {
 }
 """What each folder of posenc may import of posenc; `__init__` is the public API."""
 EXCEPTIONS = {
-    ("bench/decode.py", "engines"),  # it sweeps the schedule of one kernel
     ("cli/rope_diff.py", "plot"),  # inside the function that draws a figure
     ("cli/plot.py", "plot"),  # the same
 }

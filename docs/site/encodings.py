@@ -6,13 +6,12 @@ import inspect
 import re
 from pathlib import Path
 
-from posenc.bench import readme_tables
 from posenc.cli import pictures
 from posenc.encodings.registry import CAUSAL, ENCODINGS, OWN_ATTENTION, EncodingInfo
 from posenc.lab import verdict
 from posenc.plot import analysis
 
-from . import docstrings, tables, texts
+from . import docstrings, speed_tables, tables, texts
 
 DOCS = Path(__file__).parents[1]
 WORDS = {
@@ -160,7 +159,7 @@ def lab(name: str, language: str) -> str:
 def speed(name: str, words: dict[str, str]) -> str:
     lines = []
     for file, device in (("results.json", "CPU, float32"), ("h200.json", "H200, bfloat16")):
-        for workload in dict.fromkeys(r["workload"] for r in readme_tables.load(file)["records"]):
+        for workload in dict.fromkeys(r["workload"] for r in speed_tables.load(file)["records"]):
             base = re.sub(r"-(causal|values|decode|learned)", "", workload)
             if base != name:
                 continue

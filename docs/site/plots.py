@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posenc.bench import readme_tables
 from posenc.lab.results import Mean
 
-from . import tables
+from . import speed_tables, tables
 
 
 def write(folder: Path) -> None:
@@ -66,7 +65,7 @@ def _lab(which: str, title: str) -> dict[str, Any]:
 
 def _speed(name: str, kind: str, title: str) -> dict[str, Any]:
     records = [
-        r for r in readme_tables.load(name)["records"] if r["pass"] == kind and r["peer"] == "posenc" and "ratio" in r
+        r for r in speed_tables.load(name)["records"] if r["pass"] == kind and r["peer"] == "posenc" and "ratio" in r
     ]
     data = []
     for workload in dict.fromkeys(r["workload"] for r in records):

@@ -1,4 +1,5 @@
-"""Rewrite the generated parts of the two READMEs and of docs/lab.md: `make bench-table`, or `python -m docs.site.readme`.
+"""Rewrite the generated parts of the READMEs, docs/lab.md and bench/results/README.md: `make bench-table`, or
+`python -m docs.site.readme`.
 
 Encodings come from the registry, verdicts from docs/results, speed from bench/results: uses-cpu.json,
 uses-cuda.json, results.json and h200.json.
@@ -13,7 +14,7 @@ from pathlib import Path
 from posenc.encodings.registry import ENCODINGS
 from posenc.lab import verdict
 
-from . import tables, texts
+from . import speed_tables, tables, texts
 
 ROOT = Path(__file__).parents[2]
 READMES = {"README.md": "en", "README.zh-CN.md": "zh"}
@@ -82,7 +83,10 @@ LAB_PARTS = {
     "paper_published": lambda language: tables.lab_published(),
     "paper_agreement": tables.lab_agreement,
 }
-FILES = {**dict.fromkeys(READMES, PARTS), "docs/lab.md": LAB_PARTS}
+BENCH_PARTS = {
+    "bench": lambda language: speed_tables.section(speed_tables.load("results.json"), speed_tables.load("h200.json"))
+}
+FILES = {**dict.fromkeys(READMES, PARTS), "docs/lab.md": LAB_PARTS, "bench/results/README.md": BENCH_PARTS}
 
 
 def rewritten(name: str) -> str:

@@ -8,7 +8,6 @@ import statistics
 from functools import cache
 from pathlib import Path
 
-from posenc.bench import readme_tables
 from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 from posenc.engines.choose import ENGINES
 from posenc.hf import measure
@@ -16,7 +15,7 @@ from posenc.lab import published, results, verdict
 from posenc.lab.results import Mean
 from posenc.lab.texts import Words
 
-from . import texts
+from . import speed_tables, texts
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench" / "results"
@@ -157,14 +156,14 @@ def hugging_face(language: str) -> str:
 
 
 def speed(name: str, language: str) -> str:
-    labels = None if language == "en" else readme_tables.CHINESE
-    return readme_tables.markdown(readme_tables.load(name), readme_tables.LENGTH, labels)
+    labels = None if language == "en" else speed_tables.CHINESE
+    return speed_tables.markdown(speed_tables.load(name), speed_tables.LENGTH, labels)
 
 
 def ratios(name: str, kind: str) -> list[tuple[float, str]]:
     """posenc's time relative to attention without positions at the table's length, lowest first."""
-    records = readme_tables.load(name)["records"]
-    own = [r for r in records if r["peer"] == "posenc" and r["pass"] == kind and r["length"] == readme_tables.LENGTH]
+    records = speed_tables.load(name)["records"]
+    own = [r for r in records if r["peer"] == "posenc" and r["pass"] == kind and r["length"] == speed_tables.LENGTH]
     return sorted((r["ratio"], r["workload"]) for r in own if "ratio" in r and "decode" not in r["workload"])
 
 

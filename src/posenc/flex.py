@@ -50,7 +50,7 @@ class Flex(NamedTuple):
 def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOptions]) -> Flex:
     """FlexAttention's arguments for a plan and masks, as `attend` takes them.
 
-    Positional values (`add_value`), which are no part of a score, and `pair`, which is called for blocks, raise
+    Positional values (`add_value`), which are not part of a score, and `pair`, which is called for blocks, raise
     UnsupportedPlan.
 
     q [B, H, Lq, D] and so on, as in `attend`.
@@ -118,7 +118,7 @@ def _lookup(
         terms.append(lambda b, h, i, j: of_query[b, h, i, rows(b, i, j)])
     if lookup.dot_key is not None:
         if isinstance(scale, Tensor):
-            raise UnsupportedPlan("dot_key with a scale for each query has no table of its own; give a number as scale")
+            raise UnsupportedPlan("dot_key is not supported with a scale for each query; give a number as scale")
         keys = repeat_heads(k, q.shape[1]).to(precision)
         of_key = captured[f"{name}.dot_key"] = (lookup.dot_key.to(precision) @ keys.mT * scale).contiguous()
         terms.append(lambda b, h, i, j: of_key[b, h, rows(b, i, j), j])

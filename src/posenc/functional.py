@@ -1,4 +1,4 @@
-"""The functions: attend, scores, merge, apply_rotary, explain."""
+"""The functional API: attend, scores, merge, apply_rotary, explain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .core.mask import MaskOptions, make_mask
+from .core.options import require_number
 from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
@@ -193,7 +194,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention whose softmax has one more score for each query, of its head's sink [H], that takes weight and no value.
+    """Attention whose softmax has one more logit for each query, the sink [H] of its head, without a value.
 
     exp(lse) is the sum over the keys, so the keys keep exp(lse) / (exp(lse) + exp(sink)) of the weight.
     """
@@ -207,7 +208,7 @@ def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tenso
     if plan.shift is not None:
         q = q + plan.shift.to(q.dtype)[:, None, :]
     if plan.rotate is not None:
-        q, k, v = plan.rotate.every(q, k, v)
+        q, k, v = plan.rotate.rotate_qkv(q, k, v)
     if plan.cosine is not None:
         q, k = normalise(q, plan.cosine), normalise(k)
     if plan.append is not None:
@@ -220,8 +221,7 @@ def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> Lo
     _check_tensors(q, k, v)
     plan = _check_plan(plan, q, k)
     plan.check(q, k, v if values else None)
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    require_number("dropout", dropout, least=0.0, below=1.0)
     mask = make_mask(q, k, **masks)
     if mask.causal:
         _warn_alignment(plan)
@@ -259,17 +259,19 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     k_rows, k_heads, k_length, k_size = k.shape
     v_rows, v_heads, v_length, _ = v.shape
     if q_rows != k_rows or q_rows != v_rows:
-        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give as many")
+        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give the same number")
     if q_size != k_size:
         raise ValueError(f"q has head size {q_size} and k {k_size}; they must be equal")
     if k_heads != v_heads or k_length != v_length:
         raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
     if k_heads == 0 or q_heads % k_heads:
-        raise ValueError(f"{q_heads} query heads cannot share {k_heads} key heads; make one a multiple")
+        raise ValueError(
+            f"q has {q_heads} heads and k has {k_heads}; the number of query heads must be a multiple of that of key heads"
+        )
 
 
 def _warn_alignment(plan: Plan) -> None:
-    """The commonest porting error: a causal query that continues a cache, planned as if it stood at position 0."""
+    """The most common porting mistake: a causal query that continues a cache, planned as if it started at position 0."""
     positions = plan.positions
     if (
         positions.offset is None

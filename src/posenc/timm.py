@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,11 @@ from .nn import blocks
 
 __all__ = ["accelerate", "report", "restore"]
 
+Model = TypeVar("Model", bound=nn.Module)
+"""The class of the caller's model."""
 
-def accelerate(model: nn.Module) -> nn.Module:
+
+def accelerate(model: Model) -> Model:
     """Replace the attention biases of a timm model; returns the same model. `restore` undoes it."""
     found = [(module, name, function) for module in model.modules() for name, function in _replacements(module)]
     if not found and not report(model):
@@ -45,7 +48,7 @@ def accelerate(model: nn.Module) -> nn.Module:
     return model
 
 
-def restore(model: nn.Module) -> nn.Module:
+def restore(model: Model) -> Model:
     """Undo `accelerate`; returns the same model."""
     for module in model.modules():
         name = module.__dict__.pop("posenc_replaced", None)

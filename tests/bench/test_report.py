@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from docs.site.speed_tables import markdown
 from posenc.bench import cli, growth, report, run
-from posenc.bench.readme_tables import markdown
 
 
 def record(workload="t5", peer="posenc", length=512, kind="forward", **more):

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from posenc.bench import uses, uses_calls, uses_layers, uses_models, uses_report, uses_suite
+from docs.site import uses_page
+from posenc.bench import uses, uses_calls, uses_layers, uses_models, uses_suite
 from posenc.bench.uses import OURS, Cell, Contest
 
 
@@ -174,7 +175,7 @@ def test_models_and_changing_lengths():
 def test_the_page_names_gains_losses_and_failures(tmp_path):
     path = tmp_path / "uses.json"
     machine = {"cpu": "some CPU", "threads": 1, "torch": "2.0"}
-    text = uses_report.page([uses.run(CELLS, "cpu", path, machine=machine, budget=0.01)])
+    text = uses_page.page([uses.run(CELLS, "cpu", path, machine=machine, budget=0.01)])
     assert "## some CPU, 1 thread\n" in text
     assert "2 cells: best 0." in text
     assert "| good | **" in text

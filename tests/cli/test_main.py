@@ -106,7 +106,7 @@ def test_invalid_arguments_get_one_sentence_and_status_2(arguments, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["compare", "--schemes", "alibii"], "unknown encoding 'alibii' (did you mean 'alibi'?)"),
+        (["compare", "--encodings", "alibii"], "unknown encoding 'alibii' (did you mean 'alibi'?)"),
         (["compare", "--encodings", "rope+yran:8"], "unknown extension 'yran' in rope+yran:8 (did you mean 'yarn'?)"),
         (["compare", "--throughput", "--encodings", "ropee"], "unknown encoding 'ropee' (did you mean 'rope'?)"),
         (["compare", "--preset", "quik"], "unknown preset 'quik' (did you mean 'quick'?)"),

@@ -82,7 +82,7 @@ def test_empty_positions():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(q=2.5), "no positions"),
+        (dict(q=2.5), "is not a length, a run or a tensor"),
         (dict(q=True), "neither a length"),
         (dict(q=-1), "0 or more"),
         (dict(q=(0.5, 2)), "must be integers"),
@@ -103,7 +103,7 @@ def test_empty_positions():
         (dict(q=3, k=[0, 3]), r"torch.tensor\(k\)"),
         (dict(q=torch.tensor([True, False])), "must be integers"),
         (dict(q=(True, 3)), "must be integers"),
-        (dict(q=(0, 3, 1)), "no positions"),
+        (dict(q=(0, 3, 1)), "is not a length, a run or a tensor"),
         (dict(q=3, more=[(3, 3, (0.5, 2))]), "bounds of an axis are integers"),
     ],
 )
@@ -125,7 +125,7 @@ def test_bounds_are_read_once_or_given():
     assert positions.bounds(1) == ((0, 5), (0, 5))
     assert positions.bounds(2) == ((0, 9), (0, 9)) and positions.bounds(3) == ((4, 6), (2, 4))
     assert positions.bounds(0) == ((0, 2), (0, 2))
-    with pytest.raises(ValueError, match=r"between 3 and 1 do not exist; give \(lowest, highest\)"):
+    with pytest.raises(ValueError, match=r"bounds \(3, 1\) of an axis are reversed; give \(lowest, highest\)"):
         Positions(3, 3, more=[(ids, ids, (3, 1))])
     with pytest.raises(ValueError, match="from 0 to 7 are outside their bounds, 0 to 3"):
         Positions(3, 3, more=[(ids, ids, (0, 3))])

@@ -72,6 +72,7 @@ def test_a_launch_that_is_ready_differs_in_addresses_alone(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(rotary_kernel, "_compile", lambda *_: Compiled())
     monkeypatch.setattr(rotary_kernel, "_ready", {})
+    monkeypatch.setattr(rotary_kernel, "current_device", lambda: 0)  # as where there is a device
     monkeypatch.setattr(launches, "_variants", {})
     taken, given = [], []
     for _ in range(2):
@@ -162,14 +163,14 @@ def test_nothing_waits_for_the_device():
         (posenc.MRoPE(head_dim=64), mixed), (posenc.MRoPE(head_dim=64, scaling=dynamic), mixed),
         (posenc.AxialRoPE(head_dim=64, columns=8), line),
     ):  # fmt: skip
-        encoding.cuda().rotation(posenc.Positions(at)).both(q, k)  # constants are made and kernels compiled
+        encoding.cuda().rotation(posenc.Positions(at)).rotate_qk(q, k)  # constants are made and kernels compiled
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            ours = encoding.rotation(posenc.Positions(at)).both(q, k)
+            ours = encoding.rotation(posenc.Positions(at)).rotate_qk(q, k)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        theirs = encoding.cpu().rotation(posenc.Positions(at.cpu())).both(q.cpu(), k.cpu())
+        theirs = encoding.cpu().rotation(posenc.Positions(at.cpu())).rotate_qk(q.cpu(), k.cpu())
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a.cpu(), b, atol=2e-6, rtol=1e-6)
 

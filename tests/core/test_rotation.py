@@ -93,7 +93,7 @@ def test_gradients_of_queries_and_keys_at_once(layout):
     for number in (0, 1):
         assert torch.autograd.gradcheck(lambda q, k, n=number: both(q, k)[n], (q, k))
     whole = Rotation((cos, sin), (cos, sin), layout)
-    for ours, one in zip(whole.both(q, k), (q, k), strict=True):
+    for ours, one in zip(whole.rotate_qk(q, k), (q, k), strict=True):
         assert torch.equal(ours, apply_rotary(one, cos, sin, layout))
 
 
@@ -136,12 +136,27 @@ def test_queries_alone():
     rope = posenc.RoPE(head_dim=8)
     q = torch.randn(1, 2, 13, 8)
     alone = Rotation(rope.rotation(posenc.Positions(13)).q, None)
-    assert alone.keys(q) is q
-    assert torch.equal(alone.queries(q), rope.rotate(q, 13))
+    assert alone.rotate_k(q) is q
+    assert torch.equal(alone.rotate_q(q), rope.rotate(q, 13))
 
 
 def test_neighbouring_channels_that_begin_at_an_odd_element():
     """A slice of a wider tensor: a complex number begins at an even one."""
     x, phases = torch.randn(1, 1, 5, 34)[..., 1:], torch.randn(1, 5, 1)
     rotation = Rotation((phases.cos(), phases.sin()), None, layout="interleaved")
-    assert torch.equal(rotation.every(x, x, x)[0], rotation.every(x.contiguous(), x, x)[0])
+    assert torch.equal(rotation.rotate_qkv(x, x, x)[0], rotation.rotate_qkv(x.contiguous(), x, x)[0])
+
+
+def test_phases_of_the_caller_carry_no_state_and_may_change():
+    """Channels are kept between calls, but not on the caller's tensors, and not past a change of them."""
+    x = torch.randn(1, 2, 3, 8)
+    cos, sin = torch.randn(1, 3, 4), torch.randn(1, 3, 4)
+    first = apply_rotary(x, cos, sin)
+    assert cos.__dict__ == {}
+    assert sin.__dict__ == {}
+    assert torch.equal(apply_rotary(x, cos, sin), first)
+    cos.mul_(2.0)
+    torch.testing.assert_close(apply_rotary(x, cos, sin), rotation.rotate_by_formula(x, cos, sin, "half"))
+    for _ in range(20):  # a new tensor may get the identity of a dead one
+        cos, sin = torch.randn(1, 3, 4), torch.randn(1, 3, 4)
+        torch.testing.assert_close(apply_rotary(x, cos, sin), rotation.rotate_by_formula(x, cos, sin, "half"))

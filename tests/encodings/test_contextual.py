@@ -181,5 +181,5 @@ def test_bad_input():
         stick_breaking(q, k, v, block=0)
     with pytest.raises(ValueError, match="decode with path_step"):
         path(q[:, :, :1], k, v, k, k[..., 0])
-    with pytest.raises(ValueError, match="do not go together"):
+    with pytest.raises(ValueError, match="do not fit together"):
         stick_breaking(q, k[..., :3], v)

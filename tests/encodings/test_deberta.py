@@ -162,7 +162,7 @@ def test_the_table_and_its_norm_can_be_shared():
         (dict(terms=()), "'c2p', 'p2c' or both"),
         (dict(projections="none"), "'own' or 'shared'"),
         (dict(sign="other"), "'checkpoint' or 'paper'"),
-        (dict(projections="shared", own_key_bias=True), "goes with projections='own'"),
+        (dict(projections="shared", own_key_bias=True), "needs projections='own'"),
         (dict(norm=torch.nn.LayerNorm(8)), "normalise=True"),
         (dict(buckets=8, max_distance=4), "at least the number of buckets"),
         (dict(table=torch.nn.Parameter(torch.zeros(3, 8))), r"table must be"),

@@ -160,11 +160,11 @@ def test_mixed_rotations_are_timms():
     with oracle.wide(m):
         theirs = m.apply_rot_embed_cat(x, m.get_mixed_freqs(original.freqs[:, 0], original.t_x, original.t_y))
     rotation = encoding.rotation(Positions(15))
-    torch.testing.assert_close(rotation.queries(x), theirs, rtol=0, atol=1e-10)
+    torch.testing.assert_close(rotation.rotate_q(x), theirs, rtol=0, atol=1e-10)
     rows = posenc.rope.grid_positions(3, 5)
-    torch.testing.assert_close(encoding.rotation(Positions(rows)).keys(x), theirs, rtol=0, atol=1e-10)
+    torch.testing.assert_close(encoding.rotation(Positions(rows)).rotate_k(x), theirs, rtol=0, atol=1e-10)
     with torch.no_grad():  # the kernels of evaluation do not know phases of each head
-        torch.testing.assert_close(encoding.rotation(Positions(15)).queries(x), theirs, rtol=0, atol=1e-10)
+        torch.testing.assert_close(encoding.rotation(Positions(15)).rotate_q(x), theirs, rtol=0, atol=1e-10)
 
 
 def test_mixed_rotations_start_as_the_authors_do():
@@ -236,7 +236,7 @@ def test_many_axes_of_any_order_and_odd_shares(layout):
     axis_of, w = (2, 0, 1, 0, 0), (1.0, 0.5, 0.25, -0.1, 0.0)
     encoding = posenc.ManyAxes(axis_of=axis_of, frequencies=w, layout=layout).double()
     p, x = torch.randint(0, 50, (1, 6, 3)), torch.randn(1, 2, 6, 11, dtype=torch.float64)
-    rotated = encoding.rotation(Positions(p)).keys(x)
+    rotated = encoding.rotation(Positions(p)).rotate_k(x)
     first = (lambda c: (c, c + 5)) if layout == "half" else (lambda c: (2 * c, 2 * c + 1))
     expected = x.clone()
     for c, (axis, frequency) in enumerate(zip(axis_of, w)):

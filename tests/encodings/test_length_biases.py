@@ -89,6 +89,14 @@ def test_fire_notices_that_its_threshold_was_trained():
         assert frozen.plan(Positions(8)).pair is None
 
 
+def test_fire_notices_a_threshold_that_was_changed_without_a_new_version():
+    """An exponential moving average writes to `.data`, which leaves the parameter's version as it is."""
+    encoding = posenc.Fire(heads=2, threshold=8.0)
+    assert encoding.plan(posenc.Positions(8)).pair is None
+    encoding.multiplier.data.fill_(0.5)
+    assert encoding.plan(posenc.Positions(8)).pair is not None
+
+
 @pytest.mark.parametrize("name", ["kerple", "sandwich", "fire"])
 def test_they_run_fused_on_a_cpu_at_training_lengths(name):
     q, k, v = torch.randn(3, 1, 4, 64, 8).unbind()

@@ -61,7 +61,7 @@ def test_appended_channels_are_checked():
     wide = torch.cat((q, more[0].expand(2, 4, 5, 3)), -1), torch.cat((k, more[1].expand(2, 2, 7, 3)), -1)
     close(posenc.attend(q, k, v, plan), posenc.attend(*wide, v, Plan(Positions(5, 7), scale=0.5)))
     for wrong, message in (
-        (dict(scale=None), "give the plan's scale"),
+        (dict(scale=None), "give the plan a scale"),
         (dict(append=(more[0], more[1][..., :2])), "adds 3 channels to q and 2 to k"),
         (dict(append=(more[1], more[0])), "must be"),
         (dict(lookups=(posenc.Lookup(posenc.index.clip(1, 1), dot_key=torch.zeros(1, 3, 8)),)), "multiplied with q or k"),

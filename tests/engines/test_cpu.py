@@ -1,4 +1,4 @@
-"""The cpu engine against the float64 reference: every slot, awkward lengths, gradients of every tensor."""
+"""The cpu engine against the float64 reference: every field of a plan, awkward lengths, gradients of every tensor."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The commonest CPU calls: decided at a glance, with the results, errors and choices of the long way; nothing kept is stale."""
+"""The shortcut for the most common CPU calls has the results, errors and choices of the general path; no cache is stale."""
 
 import threading
 import warnings

@@ -21,7 +21,7 @@ QUICK = {"together", "watch", "empty", "replay", "known", "decay"}
 """The interpreter is slow: `make test` runs these groups only."""
 COMPILED = (
     "corner bias + slopes", "corner key_mask ('bias'", "corner documents ('bias'", "corner dot_query + add_value",
-    "corner states + scale", "corner 80 torch.float16", "corner 16 torch.float32", "corner tokens ('dot_query'", "rotation",
+    "corner states + scale", "corner 80 torch.float16", "corner 16 torch.float32", "corner tokens ('dot_query'", "rotation", "corner shifts",
 )  # fmt: skip
 """Cases of tests.gpu.compiles that together have every kernel and every slot."""
 

@@ -162,20 +162,17 @@ def group_steps():
     decode_schedule.choose_decode_shares = kept
 
 
-def group_bench():
-    """posenc.bench.decode runs, at sizes for the interpreter; times are made up."""
-    from posenc.bench import decode as bench
+def group_sweep():
+    """tests.gpu.sweep_decode runs every plan, at sizes for the interpreter; times are made up."""
     from tests.gpu import sweep_decode
     from tests.gpu.elsewhere import Elsewhere
 
-    bench.SHAPES = sweep_decode.SHAPES = {"small": (2, 4, 2, 33, 64)}
-    bench.machine = sweep_decode.machine = dict
-    bench.time_device = sweep_decode.time_device = lambda call, *rest: call() is None or 1.0
-    bench.time_python = lambda call, *rest: (1.0, 1.0)
+    sweep_decode.SHAPES = {"small": (2, 4, 2, 33, 64)}
+    sweep_decode.machine = lambda device: {}
+    sweep_decode.time_device = lambda call, *rest: call() is None or 1.0
     sweep_decode.TILES = {64: ((16, 4, 1), (32, 4, 1))}
     with Elsewhere("cpu"):
-        bench.compare(list(bench.SCHEMES), 1e12, None)
-        sweep_decode.sweep(["none"], 1e12, None)
+        sweep_decode.sweep(list(sweep_decode.PLANS), 1e12, None)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from posenc.explorer import render
 from posenc.explorer.pages import PAGES
 from posenc.explorer.texts import LANGUAGES
+from tests.explorer import views
 
 BAD = [
     None, "", " ", "x" * 1_000_000, "👩‍👩‍👧", "שלום עולם", "\u202eevil\0", "<img src=x onerror=alert(1)>", "nan", "-inf", "1e400",
@@ -52,7 +52,7 @@ def test_every_field_accepts_or_refuses_any_value(built, key, language):
     for field in fields:
         for bad in BAD if language == "en" else BAD[::3]:
             changed = [*values[:field], bad, *values[field + 1 :]]
-            view = render.render_values(one.page, one.controls, one.words, changed, width=1000, coarse=True)
+            view = views.render_values(one.page, one.controls, one.words, changed, width=1000, coarse=True)
             refused += is_refused(view, language)
     assert refused  # every field has values that it must refuse
 
@@ -60,7 +60,7 @@ def test_every_field_accepts_or_refuses_any_value(built, key, language):
 @pytest.mark.parametrize("values", [None, [], "text", {"a": 1}, [1] * 99])
 def test_values_of_another_page_are_refused(built, values):
     one = built["en"]["extend"]
-    response = render.render_values(one.page, one.controls, one.words, values, width=1000, coarse=True)
+    response = views.render_values(one.page, one.controls, one.words, values, width=1000, coarse=True)
     assert "load it again" in response["status"]
 
 
@@ -99,7 +99,7 @@ LINKS = {
 def test_an_invalid_link_gets_a_sentence_with_the_reason(query, language):
     found = re.search(r"view=(\w+)", query)
     page = PAGES[found[1] if found and found[1] in PAGES else "gallery"]
-    response = render.render_query(page, LANGUAGES[language], query, width=1000, coarse=True)
+    response = views.render_query(page, LANGUAGES[language], query, width=1000, coarse=True)
     is_refused(response, language)
     if language == "en":
         assert LINKS[query] in re.sub(r"<[^>]*>", "", response["status"]).replace("&#x27;", "'")

@@ -25,6 +25,7 @@ from posenc.explorer.texts import BOTH, LANGUAGES
 from posenc.plot import analysis, course
 from posenc.plot.panels import Heat, Lines
 from posenc.plot.translations import CHINESE, ENGLISH
+from tests.explorer import views
 
 EN, ZH = LANGUAGES["en"], LANGUAGES["zh"]
 SOURCE = Path(render.__file__).parent
@@ -348,7 +349,7 @@ def test_a_configuration_without_rotation_clears_the_form_and_the_figures(handle
         model, *values, message = paste(json.dumps(config))
         assert values == [None, None, None, None, "none", "", "", ""] and "alert" in message and words in message
         values += [json.dumps(config), model]
-        response = render.render_values(PAGES["extend"], controls, EN, values, width=1000, coarse=True)
+        response = views.render_values(PAGES["extend"], controls, EN, values, width=1000, coarse=True)
         assert response["cleared"] and "plots" not in response
         assert words in response["status"]  # the reason stands where the figures were
     _, *values, message = paste(json.dumps({"rope_type": "linear", "factor": 2.0}))

@@ -38,7 +38,7 @@ MAPPINGS = (
 )  # fmt: skip
 USES = (
     "outputs", "outputs", "gradients", "gradients", "generate", "generate", "beams", "static", "no cache", "embeddings", "attentions",
-    "copy", "pickle", "save", "twice", "restore", "half", "bfloat16", "checkpointing", "train", "name", "chunks",
+    "copy", "pickle", "save", "twice", "restore", "half", "bfloat16", "checkpointing", "train", "name", "chunks", "construct", "hidden states",
 )  # fmt: skip
 
 
@@ -245,6 +245,14 @@ def run(model: Any, given: dict[str, Any], use: str) -> dict[str, torch.Tensor]:
             return {"output": real(out, given)} | (
                 {f"map {i}": x for i, x in enumerate(maps)} if "attention_mask" not in given else {}
             )
+        if use == "hidden states":
+            found = model(**given, output_hidden_states=True)
+            every = [x for x in (getattr(found, "hidden_states", None) or ()) if isinstance(x, torch.Tensor)]
+            mask = given.get("attention_mask")
+            every = [
+                x if mask is None or x.shape[:2] != mask.shape else x[mask.bool() & (mask.cumsum(1) > 0)] for x in every
+            ]
+            return {"output": real(found, given)} | {f"map {i}": x for i, x in enumerate(every)}
         if use == "chunks":
             if model.config.is_encoder_decoder or given["input_ids"].shape[1] < 3:
                 raise Refused("no chunks")
@@ -351,11 +359,18 @@ def examine(model_type: str, name: str, seed: int) -> str:
     try:
         if use == "name":
             ours.set_attn_implementation("posenc")
+        elif use == "construct":
+            config = copy.deepcopy(model.config)
+            ours = type(model)._from_config(config, attn_implementation="posenc").float().eval()
+            ours.load_state_dict(model.state_dict())
         else:
             hf.accelerate(ours)
     except hf.UnsupportedModel as error:
         raise Refused(f"unsupported: {str(error)[:140]}") from error
-    if use == "twice":
+    if use == "train":  # dropout is on: another draw of it, the same shapes, finite
+        run(ours.train(), given, "outputs")
+        ours.eval()
+    elif use == "twice":
         hf.accelerate(ours)
     elif use == "restore":
         hf.restore(hf.restore(ours))

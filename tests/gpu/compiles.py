@@ -82,9 +82,10 @@ class Recorder:
 
 
 def pretend(arch: int) -> Recorder:
-    from posenc.engines.triton import ops
+    from posenc.engines.triton import launcher, ops
 
     recorder = Recorder()
+    launcher.current_stream = lambda device: 0
     driver.set_active(Target(arch))
     recorder.run = JITFunction.run
     JITFunction.run = lambda kernel, *args, **options: recorder.launch(kernel, *args, **options)
@@ -291,6 +292,16 @@ def from_corners(recorder, only):
             case(f"dropout {slots}", slots, (2, 2, 2, 150, 150, 64), dropout=rate)
         case(f"tokens {slots}", slots, (1, 2, 2, 150, 150, 64), positions=Positions(documents[:1]))
         case(f"starts {slots}", slots, (2, 2, 2, 150, 150, 64), positions=Positions((torch.tensor([1, 0]), 150), 150))
+    for size, dtype in ((64, torch.bfloat16), (128, torch.float16), (48, torch.float32)):
+        recorder.case = f"corner shifts {size} {dtype}"
+        if wanted(recorder.case, only):
+            with Elsewhere("cpu"):
+                q, k, v = tensors(1, 2, 2, 130, 130, size, dtype)
+                shift, other, table = (
+                    torch.randn(shape).requires_grad_() for shape in ((2, size), (2, size), (2, 259, size))
+                )
+                exact = Lookup(Index(-129, 129), dot_query=table.to(dtype), query_shift=other)
+                train(q, k, v, Plan(Positions(130), shift=shift.to(dtype), lookups=(exact,)))
     recorder.case = "corner nothing"
     if wanted(recorder.case, only):
         with Elsewhere("cpu"):

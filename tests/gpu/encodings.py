@@ -1,6 +1,7 @@
 """Every encoding, and every function of its own: which engine runs it, its error against float64, its time beside plain attention.
 
     python -m tests.gpu.encodings [--out FILE.json] [--only fox,kerple] [--length 2048] [--seconds 170] [--what errors] [--part 2/12]
+    --what times,alone    without the other ways of a function of both positions, which take long
     python -m tests.gpu.encodings --device cpu --length 1024            the same table for the engines of a CPU, in float32
     TRITON_INTERPRET=1 python -m tests.gpu.encodings --device cpu --length 64      the GPU's kernels, interpreted: errors alone
 
@@ -201,17 +202,17 @@ def measure(device, calls, rounds, training):
     return {label: best(some[2:]) for label, some in taken.items()}
 
 
-def times(name, device, length):
+def times(name, device, length, beside=True):
     on_gpu = device == "cuda"
     case = make(name, device)
     q, k, v, x = inputs(4 if on_gpu else 1, length, device, torch.bfloat16 if on_gpu else torch.float32)
     calls = {"ours": lambda: case(q, k, v, x), "plain": lambda: posenc.attend(q, k, v, causal=True)}
     if name in OWN:
         calls["plain"] = lambda: case.beside(q, k, v, x)
-    if name in FIRST:
+    if name in FIRST and beside:
         calls["dense blocks"] = lambda: case(q, k, v, x, engine="blocked")
     found = {}
-    if name == "pair" and on_gpu:
+    if name == "pair" and on_gpu and beside:
         try:
             call = case.flex(q, k, v)
             call().sum().backward()
@@ -261,7 +262,7 @@ def main():
             for kind in limits if "errors" in given.what else ():
                 line["engine"], line[kind] = errors(name, given.device, given.length, getattr(torch, kind))
             if not interpreted and "times" in given.what:
-                line |= times(name, given.device, given.length)
+                line |= times(name, given.device, given.length, "alone" not in given.what)
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:500]
         line["at, s"] = round(time.monotonic() - began, 1)

@@ -31,15 +31,16 @@ VARIANTS: dict[str, dict] = {
     "no dq": {"add": 0},
     "no spread": {"spread": 0},
 }
+FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 CHECKED = ("base", "copy engine", "two buffers")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine", "no sums")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "copy engine", "no spread", "two buffers", "no sums")),
-    (4, 16, 16, 4096, 64, "none", ("base", "copy engine", "no spread", "no sums")),
-    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "no spread")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "no spread")),
-    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "no spread", "no sums")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base", "no spread")),
+    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "no spread", "two buffers")),
+    (1, 16, 16, 16384, 64, "t5", ("peers", "base")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base")),
+    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "no spread")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "none", ("base", "no sums")),
     (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
     (4, 16, 16, 4096, 64, "alibi", ("peers", "base")),
     (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
@@ -51,7 +52,7 @@ ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants
     (8, 12, 12, 2048, 64, "t5", ("peers", "base")),
     (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
     (4, 16, 16, 2048, 128, "t5 causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "two buffers")),
+    (16, 12, 12, 1024, 64, "t5", ("peers", "base")),
     (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base")),
     (32, 12, 12, 512, 64, "t5", ("peers", "base")),
     (8, 12, 12, 2048, 64, "alibi causal", ("peers", "base")),
@@ -72,19 +73,15 @@ def checks(only):
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for size, terms, masks in product((64, 128), hopper.TERMS, hopper.MASKS):
-        if (not masks and terms not in ("alibi", "both")) or (
-            size == 128 and masks in ("window", "band", "padding", "documents")
-        ):
+    for size, terms, flags in product((64, 128), hopper.TERMS, FLAGS):  # a group compiles one variant
+        large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
+        if size == 128 and (terms, flags[0]) not in large:
             continue
-        common = {
-            "kind": "check", "variant": "copy engine" if size == 64 and "causal" in masks else "base", "terms": terms, "causal": "causal" in masks,
-            "masks": masks, "dtype": "bfloat16", "size": size,
-        }  # fmt: skip
         group = []
-        for batch, heads, kv_heads, lq, lk, start, layout in hopper.masked_shapes():
-            label = f"{terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
-            group.append({**common, "name": label, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
+        for masks, (batch, heads, kv_heads, lq, lk, start, layout) in product(flags, hopper.masked_shapes()):
+            label = f"masked {terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
+            group.append({"kind": "check", "name": label, "variant": "base", "terms": terms, "causal": "causal" in masks, "masks": masks,
+                          "dtype": "bfloat16", "size": size, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
                           "start": start, "layout": layout})  # fmt: skip
         groups.append(group)
     for terms, masks in (
@@ -115,6 +112,8 @@ def warm_ups(jobs):
     found = {}
     for job in jobs:
         key = tuple(job[x] for x in ("variant", "terms", "masks", "size"))
+        if job["variant"] != "peers":  # causality is no variant of ours
+            key = (*key[:2], job["masks"].replace("causal", "").strip(), key[3])
         found[key] = {
             **job,
             "kind": "warm",
@@ -372,7 +371,12 @@ def main() -> None:
 
     if "check" not in args.skip:
         warm = warm_ups(timings([] if "compile" in args.only else args.only))
-        hopper.run_all(warm + checks(args.only), 13, began + 0.5 * args.seconds, checked)
+        peers = [
+            jobs for jobs in warm if jobs[0]["variant"] == "peers"
+        ]  # what compiles longest, then what others share
+        others = [jobs for jobs in warm if jobs[0]["variant"] != "peers"]
+        share = 1.0 if "time" in args.skip else 0.5
+        hopper.run_all(peers + checks(args.only) + others, 16, began + share * args.seconds, checked)
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)

@@ -5,7 +5,6 @@ python -m tests.hf.table > docs/hf-families.md
 
 import copy
 import json
-import time
 from pathlib import Path
 
 import torch
@@ -14,26 +13,39 @@ import transformers
 from posenc import hf
 from posenc.hf import measure_families
 from tests.hf.cases import EVERY
-from tests.hf.harness import checks_of, inputs_of, outcome, real_output
+from tests.hf.harness import checks_of, inputs_of, real_output
 
 HEAD = """# Families of posenc.hf
 
 Made by `python -m tests.hf.table` from the cases of the harness (tests/hf/families), which compares every model with the
-original: outputs to 1e-5, gradients to 1e-4. The last rows stand for every model that calls transformers' attention interface.
+original: outputs to 1e-5, gradients to 1e-4. tests/hf/test_gpu.py does the same on a GPU. The rows from llama to vit stand for every
+model that calls transformers' attention interface.
 
 way       *interface*: attn_implementation="posenc", and the methods of an instance that would build a dense bias are replaced.
           *override*: the layer calls no interface, so its class is replaced by a subclass
-times     of the tiny models of the harness on longer texts (where their positions allow), one CPU core, float32:
-          milliseconds of processor time, the original first, the least of {times} alternating runs
-saved     what a training step keeps for the backward pass, KiB, the original first
+saved     what a training step of the tiny model keeps for the backward pass, KiB, the original first
+measured  the row of "Published widths" with its speed and memory
 """
-TIMES = 5
-RESULTS = Path(__file__).parents[2] / "bench" / "results" / "hf-families.json"
+ROOT = Path(__file__).parents[2] / "bench" / "results"
+RESULTS, ON_GPU = ROOT / "hf-families.json", ROOT / "hf-families-h200.json"
 MEASURED = """## Published widths
 
-Few layers, random weights, one thread{busy} (`python -m posenc.hf.measure_families`): the original, then accelerated, and how many
-times faster and smaller.
+Few layers, random weights (`python -m posenc.hf.measure_families`): the original → accelerated, and how many times faster and smaller.
+CPU: float32, one thread of two cores with a load of up to {load}; {cpu}. GPU: {gpu}.
 """
+MODELS = {
+    "bloom": "BLOOM", "mpt": "MPT", "beit": "BEiT", "data2vec": "BEiT", "speech rotary": "", "speech conformer": "w2v-BERT with",
+    "speech bert relative": "w2v-BERT with", "speech bert relative_key": "w2v-BERT, ", "speech seamless": "SeamlessM4T's",
+    "speech seamless v2": "SeamlessM4T v2", "speech seamless v2 chunks": "SeamlessM4T v2", "deberta": "DeBERTa", "sam": "SAM", "sam_hq": "SAM",
+    "got_ocr2": "SAM", "pp_formulanet": "SAM", "slanext": "SAM", "unlimited_ocr": "SAM", "deepseek_ocr2": "SAM", "seggpt": "ViTDet",
+    "vitdet": "ViTDet", "falcon": "Falcon", "inkling": "Inkling", "layoutlm": "LayoutLM", "pp_doclayout_v2": "LayoutLM", "longt5": "LongT5",
+    "mpnet": "MPNet", "llama": "Llama", "mistral": "Llama", "gemma": "Llama", "fastspeech2": "FastSpeech2", "parakeet": "Parakeet",
+    "nemotron_asr_streaming": "Parakeet", "sew_d": "SEW-D", "speecht5": "SpeechT5", "vits": "VITS", "gpt_oss": "gpt-oss", "swinv2": "Swin v2",
+    "swin2sr": "Swin v2", "swin": "Swin-T", "maskformer": "Swin-T", "clap": "Swin-T", "donut": "Donut", "t5": "T5-B", "mt5": "T5-B", "umt5": "UMT5",
+    "switch": "T5-B", "pop2piano": "T5-B", "pix2struct": "T5-B", "udop": "T5-B", "wavlm": "WavLM", "xlnet": "XLNet", "gptj": "GPT-J",
+    "codegen": "GPT-J",
+}  # fmt: skip
+"""The beginning of a case's name -> that of its row of published widths; the longest beginning counts."""
 
 
 def longer(inputs):
@@ -58,57 +70,59 @@ def saved_bytes(model, inputs):
     return sum(size for size, _ in kept.values())
 
 
-def alternate(*runs):
-    """The least processor time of each, ms."""
-    best = [float("inf")] * len(runs)
-    for number in range(TIMES + 1):
-        for one, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            if number:
-                best[one] = min(best[one], 1e3 * (time.process_time() - start))
-    return best
-
-
-def forward(model, inputs):
-    with torch.no_grad():
-        real_output(model, inputs)
+def measured_as(name):
+    found = max((one for one in MODELS if name.startswith(one)), key=len, default=None)
+    return MODELS[found].strip(" ,").removesuffix("'s").removesuffix(" with") if found is not None else ""
 
 
 def row(name, case):
-    model, inputs = case.make(), inputs_of(case, "mixed" if case.paddings != ("none",) else "none")
+    model, inputs = case.make(), inputs_of(case, "mixed" if "left" in case.paddings else case.paddings[-1])
     try:
-        forward(model, longer(inputs))
+        with torch.no_grad():
+            real_output(model, longer(inputs))
         inputs = longer(inputs)
     except Exception:  # a model with a longest text
         pass
     ours = hf.accelerate(copy.deepcopy(model))
     ways = list(dict.fromkeys(one.way for one in hf.report(ours, length=64).layers))
-    a, b = alternate(lambda: forward(model, inputs), lambda: forward(ours, inputs))
-    c, d = alternate(lambda: outcome(model, inputs), lambda: outcome(ours, inputs))
     before, after = (saved_bytes(one, inputs) / 1024 for one in (model, ours))
     length = next(iter(inputs.values())).shape[1:]
     return (
         f"| {name} | {'; '.join(ways)} | {', '.join(checks_of(case))} | {'×'.join(map(str, length))} "
-        f"| {a:.1f} → {b:.1f} | {c:.1f} → {d:.1f} | {before:.0f} → {after:.0f} |"
+        f"| {before:.0f} → {after:.0f} | {measured_as(name)} |"
     )
 
 
 def measured():
-    """The models of published widths, from the committed run."""
-    result = json.loads(RESULTS.read_text(encoding="utf-8"))
-    loads = [one["load"] for one in result["models"].values() if "load" in one]
-    busy = f", on two cores with a load of up to {max(loads)} where it was recorded" if loads else ""
-    return f"\n{MEASURED.format(busy=busy)}\n{measure_families.table(result)}"
+    """The models of published widths, from the committed runs."""
+    on_cpu = json.loads(RESULTS.read_text(encoding="utf-8"))
+    on_gpu = json.loads(ON_GPU.read_text(encoding="utf-8")) if ON_GPU.is_file() else {"models": {}}
+    heads = ("model", "CPU, forward", "CPU, training step", "GPU, forward", "GPU, training step")
+    loads = [one["load"] for one in on_cpu["models"].values() if "load" in one]
+    said = [
+        f"transformers {one['versions']['transformers']}, torch {one['versions']['torch']}" if "versions" in one else "not measured"
+        for one in (on_cpu, on_gpu)
+    ]  # fmt: skip
+    said[1] = f"{on_gpu['machine']}, bfloat16, eight times as many rows; {said[1]}" if on_gpu["models"] else said[1]
+    lines = [MEASURED.format(load=max(loads, default=0), cpu=said[0], gpu=said[1])]
+    lines += [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for name in measure_families.MODELS:
+        cells = [
+            measure_families.cells(result["models"][name]) if name in result["models"] else ["", ""]
+            for result in (on_cpu, on_gpu)
+        ]
+        if any(any(pair) for pair in cells):
+            lines.append(f"| {name} | {' | '.join((*cells[0], *cells[1]))} |")
+    return "\n" + "\n".join(lines)
 
 
 def main():
     torch.set_num_threads(1)
-    print(HEAD.format(times=TIMES))
+    print(HEAD)
     print(f"transformers {transformers.__version__}, torch {torch.__version__}; the harness also runs with the lowest supported\n"
           "transformers (make test-hf-lowest) and with the newest that pip finds (make test-hf-newest).\n")  # fmt: skip
-    print("| model | way | checks | input | forward, ms | training step, ms | saved, KiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | way | checks | input | saved, KiB | measured |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name, case in EVERY.items():
         print(row(name, case), flush=True)
     print(measured())

@@ -1,4 +1,4 @@
-"""attn_implementation="posenc": the doors of transformers, and the masks that come through them."""
+"""attn_implementation="posenc": the interfaces of transformers, and the masks that come through them."""
 
 import copy
 import importlib

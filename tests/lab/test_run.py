@@ -47,6 +47,23 @@ def test_a_second_run_computes_nothing_and_more_encodings_only_what_is_new(tiny,
     assert calls == ["train", "test"]
 
 
+def test_a_published_run_goes_on_without_its_weights(tiny, run_copy, text, calls):
+    """results.json alone, as in docs/results: finished trials are not computed again, missing ones are."""
+    first = results.read(run_copy)
+    report_of_one = json.loads((run_copy / "results.json").read_text())
+    seeds = [t for t in report_of_one["trainings"] if t["settings"]["seed"] == 0]
+    report_of_one["trainings"] = seeds
+    report_of_one["rows"] = [row for row in report_of_one["rows"] if row["seed"] == 0]
+    for path in run_copy.rglob("*"):
+        if path.is_file() and path.name != "results.json":
+            path.unlink()
+    (run_copy / "results.json").write_text(json.dumps(report_of_one))
+    again = compare(tiny(seeds=2, rates=[2.0]), run_copy, text=text, jobs=1)
+    assert again.finished == again.wanted == 24
+    assert sorted(map(str, again.rows)) == sorted(map(str, first.rows))
+    assert calls.count("train") == len(first.trainings) - len(seeds) > 0
+
+
 def test_learned_positions_report_their_end(run_folder):
     rows = [r for r in results.read(run_folder).rows if (r["task"], r["encoding"]) == ("text", "learned")]
     here, far = rows[:2]

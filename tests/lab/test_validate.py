@@ -260,7 +260,7 @@ def test_published_results_can_be_read():
     """The files in docs, of an earlier version."""
     for name in ("quick", "paper"):
         found = results.read(f"docs/results/{name}")
-        assert found.finished == found.wanted
+        assert found.finished == len(found.trainings) <= found.wanted
         assert all(found.encodings(task) == list(task["encodings"]) for task in found.tasks())
 
 

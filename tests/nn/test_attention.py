@@ -276,9 +276,9 @@ def test_the_causal_form_is_the_past_of_both_sides(name):
 @pytest.mark.parametrize("name", ["xpos", "relative_logits"])
 def test_encodings_of_the_past_are_refused_by_a_layer_that_is_not_causal(name):
     for position in (name, make(name)):
-        with pytest.raises(posenc.OptionError, match="describes the past alone.*give causal=True"):
+        with pytest.raises(posenc.OptionError, match="is defined for past keys only.*give causal=True"):
             posenc.Attention(16, 4, encoding=position)
-    with pytest.raises(posenc.OptionError, match="describes the past alone"):
+    with pytest.raises(posenc.OptionError, match="is defined for past keys only"):
         posenc.Attention(16, 4, encoding=posenc.Randomized(encoding=make(name), max_length=50))
     posenc.Attention(16, 4, encoding=name, causal=True)
 
@@ -345,9 +345,12 @@ def test_position_must_be_an_encoding():
     [
         (dict(x=torch.zeros(2, 5, 8)), r"x must be \[B, L, 16\]"),
         (dict(context=torch.zeros(1, 5, 16)), r"context must be \[2, M, 16\]"),
-        (dict(context_positions=torch.arange(5)), "goes with context"),
-        (dict(context=torch.zeros(2, 5, 16), documents=torch.zeros(2, 5).long()), "documents cannot go with context"),
-        (dict(context=torch.zeros(2, 5, 16), memory=torch.zeros(2, 5, 16)), "memory cannot go with context"),
+        (dict(context_positions=torch.arange(5)), "needs context"),
+        (
+            dict(context=torch.zeros(2, 5, 16), documents=torch.zeros(2, 5).long()),
+            "documents cannot be combined with context",
+        ),
+        (dict(context=torch.zeros(2, 5, 16), memory=torch.zeros(2, 5, 16)), "memory cannot be combined with context"),
         (dict(memory=torch.zeros(2, 5, 8)), r"memory must be \[2, M, 16\]"),
         (dict(memory=torch.zeros(2, 5, 16), cache=KVCache()), "not both"),
         (dict(positions=torch.arange(4)), r"positions must be \[2, 5\]"),

@@ -175,7 +175,7 @@ def test_what_fixed_shapes_cannot_serve_raises():
     fixed = cache.fix_shapes()
     with pytest.raises(ValueError, match="one token without gradients"):
         layer(x[:, :2], cache=fixed)
-    with pytest.raises(ValueError, match="takes x and the cache alone"):
+    with pytest.raises(ValueError, match="takes only x and the cache"):
         layer(x[:, :1], cache=fixed, key_mask=torch.ones(1, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="no keys of this layer"):
         make_layer("rope")(x[:, :1], cache=fixed)

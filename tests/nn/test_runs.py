@@ -25,7 +25,7 @@ def test_runs_have_the_numbers_of_their_positions(start, length, gradient):
         for name in ("rope", "xpos"):
             encoding = posenc.create(name, head_dim=16)
             for ours, truth in zip(
-                encoding.rotate_run(q, k, v, start), encoding.rotation(at).every(q, k, v), strict=True
+                encoding.rotate_run(q, k, v, start), encoding.rotation(at).rotate_qkv(q, k, v), strict=True
             ):
                 assert torch.equal(ours, truth)
         few = posenc.create("rope", head_dim=16).rotate_run(q, k[:, :2], v, start)  # heads that share keys

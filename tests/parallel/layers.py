@@ -242,9 +242,9 @@ def refusals(group):
     cp = parallel.ContextParallel(group, strategy="ulysses")
     x = torch.randn(1, 4, D_MODEL)
     layer = posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, encoding="t5", causal=True, context_parallel=cp)
-    with pytest.raises(ValueError, match="cache cannot go with context_parallel"):
+    with pytest.raises(ValueError, match="cache cannot be combined with context_parallel"):
         layer(x, cache=posenc.KVCache())
-    with pytest.raises(ValueError, match="memory cannot go"):
+    with pytest.raises(ValueError, match="memory cannot be combined"):
         layer(x, memory=x)
     with pytest.raises(TypeError, match="cannot be pickled"):
         copy.copy(cp).__reduce__()
@@ -253,7 +253,7 @@ def refusals(group):
         parallel.attend(q, q, q, context_parallel=cp)
     with pytest.raises(TypeError, match="got a Plan"):
         parallel.attend(q, q, q, posenc.Plan(posenc.Positions(4)), context_parallel=cp)
-    with pytest.raises(ValueError, match="strategy='ring' was given next to"):
+    with pytest.raises(ValueError, match="strategy='ring' was given together with"):
         parallel.attend(q, q, q, context_parallel=cp, strategy="ring")
     with pytest.raises(ValueError, match=r"mask must broadcast to \[B, H, L/N, L\]"):
         parallel.attend(q, q, q, context_parallel=cp, mask=torch.zeros(4, 4))
@@ -265,7 +265,7 @@ def refusals(group):
         parallel.attend(odd, odd, odd, context_parallel=zigzag)
     weight = torch.ones((), requires_grad=True)
     pair = lambda positions: posenc.Plan(positions, pair=lambda a, b: weight * (b - a[:, None]).float())  # noqa: E731
-    with pytest.raises(UnsupportedPlan, match="cannot reach the gradients of what `pair` reads"):
+    with pytest.raises(UnsupportedPlan, match="cannot reach the gradients of tensors that `pair` reads"):
         parallel.attend(q, q, q, pair, context_parallel=group, strategy="ring")
     with pytest.raises(parallel.ParallelError, match="different numbers of queries: rank 0: 4, rank 1: 5"):
         y = torch.randn(1, 2, 4 + cp.rank, 8)
@@ -275,11 +275,11 @@ def refusals(group):
         masks = {"key_mask": torch.ones(1, 4, dtype=torch.bool)} if cp.rank else {}
         parallel.attend(y, y, y, context_parallel=cp, **masks)
     moving = posenc.AxialRoPE(head_dim=8, convention="dinov3", grid=(2, 4), shift=0.1)
-    with pytest.raises(UnsupportedPlan, match="draws other coordinates on every rank"):
+    with pytest.raises(UnsupportedPlan, match="would draw different coordinates on every rank"):
         parallel.attend(y, y, y, moving, context_parallel=cp, positions=torch.zeros(1, 4, 2, dtype=torch.int64))
     for name, value in (("strategy", "star"), ("balance", "even"), ("timeout", 0)):
         with pytest.raises(ValueError, match=f"{name}="):
             parallel.ContextParallel(group, **{name: value})
-    with pytest.raises(ValueError, match="goes with context_parallel"):
+    with pytest.raises(ValueError, match="needs context_parallel"):
         posenc.Attention(D_MODEL, HEADS, head_dim=SIZE, strategy="ring")
     assert torch.isfinite(layer(x)).all()

@@ -1,8 +1,8 @@
-"""Bytes that a rank sends and holds against the formulas of posenc.parallel.estimate: counted, not timed."""
+"""Bytes that a rank sends and holds against the formulas of docs.site.parallel_estimate: counted, not timed."""
 
 import pytest
 
-from posenc.parallel.estimate import ring_buffers, traffic
+from docs.site.parallel_estimate import ring_buffers, traffic
 from tests.parallel import counted
 from tests.parallel.ranks import Ranks
 
@@ -78,7 +78,7 @@ def test_gathered_keys_grow_with_the_sequence(eight):
 def test_the_tables_of_the_document_are_the_formulas():
     from pathlib import Path
 
-    from posenc.parallel.estimate import table
+    from docs.site.parallel_estimate import table
 
     document = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
     assert f"<!-- estimate:start -->\n{table()}\n<!-- estimate:end -->" in document

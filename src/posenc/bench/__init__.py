@@ -4,13 +4,17 @@ posenc bench
     workloads.py        the encodings and shapes                                      a line each
     peers.py            posenc, PyTorch and textbook formulas                         a class each
     libraries.py        third-party libraries, optional                               a class each
-    measure.py          interleaved timing, peak memory, load by other processes
+    measure.py          interleaved timing, peak memory, the machine and its load by other processes
     run.py              compare with the float64 reference, then measure
     growth.py           exponents of time and extra memory
     report.py           terminal, JSON, plot
-    goals.py, readme_tables.py   the tables of bench/results/README.md and of the documentation (make bench-table)
+
+posenc bench --suite uses    layers, models, decoding and windows at everyday sizes, beside the best code without posenc
+    uses.py             a cell: our call, the others, their comparison, their times
+    uses_suite.py       the cells of a device in the order in which they run
+    uses_layers.py      cells of one layer          uses_by_hand.py   the layers as one writes them without posenc
+    uses_models.py      cells of whole models       uses_calls.py     cells of one `attend` call
 
 python -m posenc.bench.gpu               the triton engine on one GPU
 python -m posenc.bench.rotate            the rotation of queries and keys
-python -m posenc.bench.explorer_redraw   the explorer in a browser
 """

@@ -11,21 +11,17 @@ FlashAttention and cuDNN, have no positions.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 from .. import Lookup, Plan, Positions, Rotation, attend
 from ..core import files, index
-from .measure import capture_graph
+from .measure import capture_graph, machine
 
 SHAPES = [(4, 16, 4096, 64, False), (4, 16, 4096, 64, True), (1, 16, 16384, 64, False), (1, 16, 16384, 64, True)]
 WIDE = [(4, 16, 4096, 128, True)]
@@ -174,21 +170,13 @@ def plain(backend, q, k, v, causal, g):
         return time_step(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v), g)
 
 
-def machine() -> dict:
-    fields = "name,driver_version,memory.total"
-    found = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    return {"gpu": found.stdout.strip(), "torch": torch.__version__, "triton": triton.__version__}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
     parser.add_argument("--only", default=",".join(PLANS))
     args = parser.parse_args()
     began = time.time()
-    report: dict = {"card": machine(), "date": time.strftime("%Y-%m-%d"), "rows": [], "errors": {}}
+    report: dict = {"card": machine("cuda"), "date": time.strftime("%Y-%m-%d"), "rows": [], "errors": {}}
     names = args.only.split(",")
     for name in names:
         report["errors"][name] = wrong = largest_error(PLANS[name][0], MASKS.get(name))
@@ -230,7 +218,7 @@ def main() -> None:
             )
         report["rows"].append({"shape": shape, "results": results})
         if args.out:
-            files.write(Path(args.out), (json.dumps(report, indent=1) + "\n").encode())
+            files.write_json(args.out, report)
 
 
 if __name__ == "__main__":

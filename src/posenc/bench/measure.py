@@ -1,10 +1,13 @@
-"""Time and memory of a call, and the load that other processes put on the machine."""
+"""Time and memory of a call, the machine, and the load that other processes put on it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
+import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -112,6 +115,33 @@ def try_capture(call: Call, pool) -> Call | None:
     except RuntimeError:
         torch.cuda.synchronize()
         return None
+
+
+def machine(device: str) -> dict:
+    """The hardware and software of this run."""
+    cpu = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    found = {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["triton"] = importlib.metadata.version("triton")
+        query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+            found["driver"], found["memory"] = answer.split(", ")
+        except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+            pass  # optional
+    return found
 
 
 class OtherProcesses:

@@ -224,7 +224,7 @@ class Flex(Peer):
             if plan.shift is not None:
                 q = q + plan.shift.to(q.dtype)[:, None]
             if plan.rotate is not None:
-                q, k = plan.rotate.queries(q), plan.rotate.keys(k)
+                q, k = plan.rotate.rotate_q(q), plan.rotate.rotate_k(k)
             score = score_function(plan, q, k, self.copies if gpu and torch.is_grad_enabled() else 1)
             given: Any = dict(options) or None
             return compiled(q, k, v, score_mod=score, block_mask=mask, scale=scale_of(plan), kernel_options=given)

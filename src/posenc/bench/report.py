@@ -12,8 +12,7 @@ from .workloads import WORKLOADS
 
 
 def save(result: dict, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps({**result, "growth": growth(result)}, indent=1) + "\n").encode())
+    files.write_json(path, {**result, "growth": growth(result)})
 
 
 def load(path: Path) -> dict | None:

@@ -1,7 +1,6 @@
 """The rotation of queries and keys compared with a copy of them: verified, then timed.
 
     python -m posenc.bench.rotate [--device cuda|cpu] [--out FILE.json] [--only D64,partial] [--compile]
-    python -m posenc.bench.rotate --sweep [whole|partial] [--out FILE.json]     the same, with the best of several shapes
 
 A copy (`copy_`) reads and writes exactly the bytes that a rotation must, so copy time / rotation time is the share of
 the copy's bandwidth. Every case is first compared with float64, gradients too; a wrong one is not timed. On CUDA a graph
@@ -14,21 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import math
 import statistics
-import subprocess
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..core import files
 from ..core.rotation import Layout, rotate_both, rotate_by_formula
-from .measure import capture_graph
+from .measure import capture_graph, machine, seconds, time_interleaved
 
 CALLS = 8  # in a graph
 
@@ -90,24 +85,6 @@ def cases(device: str) -> list[Case]:
 
 
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
-SWEPT = {
-    "WHOLE": [Case(), Case(layout="interleaved"), Case(size=64, batch=8), Case(rows=True), Case(dtype="float32")],
-    "PARTIAL": [
-        Case(width=64, layout="interleaved"), Case(width=64, rows=True), Case(size=80, width=32, batch=6),
-        Case(size=64, width=16, batch=8),
-    ],
-}  # fmt: skip
-SHAPES = {
-    "WHOLE": [
-        (512, 1, 2), (512, 2, 2), (512, 4, 2), (1024, 1, 4), (1024, 2, 4), (1024, 4, 4), (1024, 8, 4), (2048, 1, 8),
-        (2048, 2, 8), (2048, 2, 4), (4096, 2, 8),
-    ],
-    "PARTIAL": [
-        (128, 1, 1), (128, 2, 1), (256, 1, 1), (256, 1, 2), (256, 2, 2), (512, 1, 2), (512, 1, 4), (512, 2, 2), (512, 2, 4),
-        (1024, 1, 4), (1024, 2, 4), (1024, 1, 8),
-    ],
-}  # fmt: skip
-"""(pairs, heads, warps) of the kernel's programs: all channels rotated (WHOLE) or some (PARTIAL)."""
 
 
 # ---- correctness ----------------------------------------------------------------------------------------------------
@@ -130,39 +107,15 @@ def find_error(case: Case, device: str) -> str | None:
 
 
 # ---- time ----------------------------------------------------------------------------------------------------
-def timer(call, device: str):
-    """A function that measures the seconds of one call of `call`."""
-    if device == "cpu":
-
-        def once() -> float:
-            began = time.perf_counter()
-            call()
-            return time.perf_counter() - began
-
-        once()
-        return once
-    graph = capture_graph(call, calls=CALLS)
-
-    def replay() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / CALLS
-
-    replay()
-    return replay
-
-
-def time_interleaved(calls: dict, device: str, rounds: int) -> dict[str, float]:
-    """Median seconds of each call, all of them measured in every round."""
-    runs = {name: timer(call, device) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(run())
-    return {name: statistics.median(found) for name, found in times.items()}
+def time_all(calls: dict, device: str, rounds: int) -> dict[str, float]:
+    """Median seconds of each call, all of them measured in every round; on CUDA in replayed graphs of CALLS calls."""
+    inner = 1 if device == "cpu" else CALLS
+    runs = calls if device == "cpu" else {name: capture_graph(call, calls=CALLS) for name, call in calls.items()}
+    for run in runs.values():
+        run()
+    rough = {name: seconds(run, device) for name, run in runs.items()}
+    taken = time_interleaved(runs, rough, rounds, math.inf, device)
+    return {name: statistics.median(found) / inner for name, found in taken.items()}
 
 
 def usual(x, cos, sin):
@@ -202,7 +155,7 @@ def measure(case: Case, device: str, compiled: bool) -> dict:
             lambda: (rotate_by_formula(q, cos, sin, case.layout), rotate_by_formula(k, cos, sin, case.layout))
         )
         calls["compiled"] = fused
-    times = time_interleaved(calls, device, rounds=9 if device == "cpu" else 12)
+    times = time_all(calls, device, rounds=9 if device == "cpu" else 12)
     moved = 2 * sum(x.numel() * x.element_size() for x in (q, k))
     row = {"case": case.name, **asdict(case), "bytes": moved, "seconds": times}
     row["copy_gb_s"] = moved / times["copy"] / 1e9
@@ -211,92 +164,15 @@ def measure(case: Case, device: str, compiled: bool) -> dict:
     return row
 
 
-# ---- the kernel's shape ---------------------------------------------------------------------------------------
-def set_shape(kind: str, shape: tuple[int, int, int]) -> None:
-    from ..core import rotary_kernel
-
-    setattr(rotary_kernel, kind, shape)
-
-
-def compile_for(kind: str, number: int, shape: tuple[int, int, int]) -> None:
-    """Compile for a case into Triton's cache on disk (in another process: compiling takes longer than timing)."""
-    set_shape(kind, shape)
-    q, k, cos, sin = SWEPT[kind][number].inputs("cuda", batch=1, length=64)
-    rotate_both(q, k, cos, sin, SWEPT[kind][number].layout)
-
-
-def sweep(kinds: list[str]) -> dict:
-    """The share of the copy's bandwidth for every shape and swept case; sets the kernel to the best shapes."""
-    began = time.time()
-    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(compile_for, kind, number, shape)
-            for kind in kinds
-            for shape in SHAPES[kind]
-            for number in range(len(SWEPT[kind]))
-        ]
-        failed = [str(job.exception()) for job in jobs if job.exception() is not None]
-    print(f"compiled {len(jobs)} in {time.time() - began:.0f} s, {len(failed)} failed {failed[:1]}", flush=True)
-    return {kind: sweep_one(kind) for kind in kinds}
-
-
-def sweep_one(kind: str) -> dict:
-    print(
-        f"{kind + ': (pairs, heads, warps)':50}" + " ".join(f"{'-'.join(map(str, shape)):>8}" for shape in SHAPES[kind])
-    )
-    found: dict[str, dict[str, float]] = {str(shape): {} for shape in SHAPES[kind]}
-    for case in SWEPT[kind]:
-        q, k, cos, sin = case.inputs("cuda")
-        q_to, k_to = torch.empty_like(q), torch.empty_like(k)
-        copy = timer(lambda: (q_to.copy_(q), k_to.copy_(k)), "cuda")  # noqa: B023
-        for shape in SHAPES[kind]:
-            set_shape(kind, shape)
-            ours = timer(lambda: rotate_both(q, k, cos, sin, case.layout), "cuda")  # noqa: B023
-            pairs = [(copy(), ours()) for _ in range(6)]
-            a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
-            found[str(shape)][case.name] = a / b
-        print(f"{case.name:50}" + " ".join(f"{share[case.name]:8.3f}" for share in found.values()), flush=True)
-    best = max(SHAPES[kind], key=lambda shape: min(found[str(shape)].values()))
-    print(f"best in its worst case: {best}", flush=True)
-    set_shape(kind, best)
-    return {"shapes": found, "best": best}
-
-
-def machine(device: str) -> dict:
-    facts = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
-    if device == "cuda":
-        import triton
-
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        facts["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-        facts["cuda"], facts["triton"] = torch.version.cuda, triton.__version__
-    else:
-        facts["processor"] = platform.processor() or platform.machine()
-    return {**facts, "date": time.strftime("%Y-%m-%d")}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", help="write the results here, as JSON")
     parser.add_argument("--only", help="cases whose name contains one of these texts, separated by commas")
     parser.add_argument("--compile", action="store_true", help="time the formula under torch.compile too")
-    parser.add_argument(
-        "--sweep",
-        nargs="?",
-        const="whole,partial",
-        help="find the best shape of the CUDA kernel first (whole or partial; both by default)",
-    )
     args = parser.parse_args(arguments)
     report: dict = {"machine": machine(args.device), "rows": []}
     print(json.dumps(report["machine"]), flush=True)
-    if args.sweep:
-        report["sweep"] = sweep(args.sweep.upper().split(","))
-        write(report, args.out)
-    if args.device == "cuda":
-        from ..core import rotary_kernel
-
-        report["shapes"] = {kind: getattr(rotary_kernel, kind) for kind in SHAPES}
     texts = args.only.split(",") if args.only else [""]
     status = 0
     print(f"{'case':52} {'copy GB/s':>9}   of the copy's bandwidth", flush=True)
@@ -304,23 +180,16 @@ def main(arguments: list[str] | None = None) -> int:
         if not any(text in case.name for text in texts):
             continue
         if error := find_error(case, args.device):
+            row, status = dict[str, Any](case=case.name, wrong=error), 1
             print(f"{case.name:52} WRONG, not timed: {error}", flush=True)
-            report["rows"].append({"case": case.name, "wrong": error})
-            status = 1
-            continue
-        row = measure(case, args.device, args.compile)
+        else:
+            row = measure(case, args.device, args.compile)
+            shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
+            print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
         report["rows"].append(row)
-        shares = "  ".join(f"{name} {share:.0%}" for name, share in row["of_copy"].items())
-        print(f"{case.name:52} {row['copy_gb_s']:9.0f}   {shares}", flush=True)
-        write(report, args.out)
-    write(report, args.out)
+        if args.out:
+            files.write_json(args.out, report)
     return status
-
-
-def write(report: dict, path: str | None) -> None:
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        files.write(Path(path), (json.dumps(report, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

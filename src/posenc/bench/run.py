@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import math
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -19,7 +15,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..functional import attend
 from . import libraries, peers
-from .measure import OtherProcesses, compare_with_base, free_bytes, peak_bytes, seconds, time_interleaved, try_capture
+from .measure import (
+    OtherProcesses,
+    compare_with_base,
+    free_bytes,
+    machine,
+    peak_bytes,
+    seconds,
+    time_interleaved,
+    try_capture,
+)  # fmt: skip
 from .workloads import WORKLOADS, Attention, Case, Problem, make_case
 
 PEERS: dict[str, peers.Peer] = {
@@ -50,33 +55,6 @@ AGAIN = 30.0
 """A disturbed measurement is repeated if it took at most this many seconds."""
 BUDGET = {"cpu": 6.0, "cuda": 0.4}
 """Seconds of one contender's rounds at one length and pass."""
-
-
-def machine(device: str) -> dict:
-    """The hardware and software of this run."""
-    cpu = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    found = {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = str(torch.version.cuda)
-        found["cudnn"] = str(torch.backends.cudnn.version())
-        found["triton"] = importlib.metadata.version("triton")
-        query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
-        try:
-            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
-            found["driver"], found["memory"] = answer.split(", ")
-        except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
-            pass  # optional
-    return found
 
 
 @dataclass

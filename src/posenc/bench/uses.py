@@ -1,4 +1,4 @@
-"""The suite of uses: what people run, beside the best code that does the same without posenc, in one run.
+"""The suite `uses`: everyday calls, layers and models, each measured next to the best code that computes the same without posenc.
 
     posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480] [--part 1/3]
     posenc bench --suite uses --merge first.json second.json      parts that were measured on like machines, as one file
@@ -6,7 +6,7 @@
 A cell has our call and one or more others that compute the same. Outputs (and gradients of training steps) are compared
 first; a cell that disagrees or raises is reported as failed and the run goes on. Then all are timed in turns, round by
 round, and each contender's figure is the lowest of its rounds on a CPU, the median on a GPU. ratio = ours / best other.
-`floor` is attention without positions: it computes less, and only stands beside.
+`floor` is attention without positions: it computes less, and is only given for comparison.
 
 Clocks: "wall" is the time of a call as it is made; "graph" that of a replayed CUDA graph (device time alone); "host" the time
 until the call has returned, without waiting for the device. On a CPU with one thread (OMP_NUM_THREADS=1) the thread's own
@@ -268,12 +268,12 @@ def run(
             *waiting,
             *[one.name for one in cells[number + 1 :] if "ratio" not in known.get(one.name, {})],
         ]
-        save(result, path)
+        files.write_json(path, result)
         show(line(cell.name, record), (number + 1) / len(cells))
         release(device)
     gc.unfreeze()
     result["not run"] = [*waiting, *left]
-    save(result, path)
+    files.write_json(path, result)
     return result
 
 
@@ -314,11 +314,6 @@ def release(device: str) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def save(result: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def line(name: str, record: dict[str, Any]) -> str:

@@ -46,8 +46,8 @@ def make_layer(name: str, causal: bool, device: str, dtype: torch.dtype, longest
 
 
 def compare(ours: list[Tensor], truth: list[Tensor], theirs: list[Tensor] | None = None) -> tuple[float, float]:
-    """Of the tensor that uses up most of what it may: its error, and what it may. Low precision may be as wrong as twice
-    the other contender's result, or ALLOWED."""
+    """(error, allowed error) of the tensor that is closest to its limit: ALLOWED, or in low precision twice the error of the
+    other contender."""
     worst = 0.0, 1.0
     for number, (own, true) in enumerate(zip(ours, truth, strict=True)):
         error, allowed = difference([own], [true]), ALLOWED[own.dtype]

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..core import files
 from . import uses, uses_calls, uses_layers, uses_models
-from .run import machine
+from .measure import machine
 
 LIMITS = {"cpu": None, "cuda": 450.0}
 """Seconds after which no cell starts, unless --seconds says otherwise."""
@@ -55,7 +56,7 @@ def main(
     try:
         if merged:
             result = uses.merge([uses.load(Path(name)) for name in merged])
-            uses.save(result, path)
+            files.write_json(path, result)
             print(uses.summary(result))
             print(f"wrote {path}")
             return 0

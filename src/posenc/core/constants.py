@@ -1,4 +1,4 @@
-"""Python numbers as tensors on a device, made once for each (numbers, dtype, device) and never changed."""
+"""Constant tensors on a device, made once for each (values, dtype, device) and never written to."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -16,11 +16,12 @@ def constant(values: tuple, device: torch.device, dtype: torch.dtype | None = No
 
 @lru_cache(maxsize=512)
 def _made(values: tuple, kind: str, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """`kind`: to a cache 1, 1.0 and True are the same."""
+    """`kind` tells 1, 1.0 and True apart, which are equal as keys."""
     if dtype is None and kind == "float":
         dtype = torch.float32
     if device.type == "cuda":
-        # what this thread allocates may be the memory of a CUDA graph (mode="reduce-overhead"), which nothing may keep
+        # memory that this thread allocates may belong to a CUDA graph (mode="reduce-overhead"), which reuses it; that of
+        # another thread does not
         with ThreadPoolExecutor(1) as other:
             return other.submit(torch.tensor, values, device=device, dtype=dtype).result()
     with torch.inference_mode(False), torch.no_grad():

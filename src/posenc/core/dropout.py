@@ -1,4 +1,4 @@
-"""Dropout by a hash of seed, head, query and key: a pair's draw does not depend on the block, or the rank, that computes it.
+"""Dropout by a hash of seed, head, query and key: the mask does not depend on the block, or the rank, that computes a score.
 
     row    = hash(i + hash(b H + h + seed_low))      once for each query
     column = hash(j + seed_high)                     once for each key
@@ -22,11 +22,11 @@ FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 
 
 class Dropout(float):
-    """A rate that knows its draw. It is a float, so `attend` takes it where it takes a rate.
+    """A dropout rate with its seed. It is a float, so `attend` accepts it as a rate.
 
     seed    int64 [1]
     q, k    (first slot, step) of the call's queries and keys in the whole sequence
-    heads   (first head, number of all heads): those of the call are some of a layer's
+    heads   (first head, number of all heads): a call may have only some of a layer's heads
     """
 
     __slots__ = ("heads", "k", "q", "seed")
@@ -68,12 +68,12 @@ class Dropout(float):
 
 
 def as_dropout(rate: float, device: torch.device) -> Dropout:
-    """A rate with a draw of its own, unless it has one."""
+    """The rate as a `Dropout`, with a new seed unless it has one."""
     return rate if isinstance(rate, Dropout) else Dropout(rate, draw_seed(device))
 
 
 def kernel_numbers(rate: float, heads: int, device: torch.device) -> Tensor:
-    """What a kernel reads: seed, (first, step) of queries and of keys, first head, all heads, the call's heads. int64 [8]."""
+    """int64 [8] for a kernel: seed, (first, step) of queries and of keys, first head, all heads, the call's heads."""
     if isinstance(rate, Dropout):
         first, every = rate.heads
         return torch.cat((rate.seed, constant((*rate.q, *rate.k, first, every or heads, heads), device)))
@@ -85,7 +85,7 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def hash_bits(x: Tensor) -> Tensor:
-    """32 bits, each of which depends on every bit of x; int64 tensors, of which 32 bits count."""
+    """A 32-bit hash of the low 32 bits of x; both are int64 tensors."""
     x = x & MASK
     x = (x ^ (x >> 16)) * FIRST & MASK
     x = (x ^ (x >> 15)) * SECOND & MASK

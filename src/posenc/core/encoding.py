@@ -1,4 +1,4 @@
-"""Encoding: what every positional encoding is. It makes plans and names no engine."""
+"""Encoding: the base class of every positional encoding. It makes plans and does not depend on engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Host(Protocol):
 
 
 class Kept(NamedTuple):
-    """What an encoding keeps of each key's token, and which of them belong together."""
+    """The numbers that an encoding keeps for each key (`Encoding.keep`), and the masks of those keys."""
 
     numbers: Tensor  # [B, Lk, n], as `keep` returned them
     documents: Tensor | None = None  # int ids [B, Lk]
@@ -43,25 +43,25 @@ class Kept(NamedTuple):
 class _Recorded(nn.Module):
     """Records the options of the constructor for `repr`: not every option stays an attribute.
 
-    A class of its own, so that `inspect.signature` of an encoding is that of its __init__.
+    A separate class, so that `inspect.signature` of an encoding is that of its __init__.
     """
 
     _options: dict[str, Any]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        self = super().__new__(cls)  # copies and pickles come here without options, and bring theirs
+        self = super().__new__(cls)  # copies and unpickled objects come here without options and restore theirs later
         object.__setattr__(self, "_options", {name: value for name, value in options.items() if _is_plain(value)})
         return self
 
 
 class Encoding(_Recorded):
-    """A positional encoding. A subclass overrides the methods of the places where it enters attention:
+    """A positional encoding. A subclass overrides the methods of the stages of attention that it changes:
 
     embed      1. the input:        x + P[p]                  absolute encodings
     rotation   2. queries and keys: R(p) q, R(p) k            rotary encodings
     terms      3. scores, 4. values: lookups, slopes, ...     relative encodings
 
-    One instance serves one layer or many: sharing a table is sharing the module.
+    One instance serves one layer or several; layers that share a table share the module.
 
     `plan` raises ValueError where an encoding needs x or host and gets none.
 
@@ -70,7 +70,7 @@ class Encoding(_Recorded):
     """
 
     absolute = False
-    """Whether the numbers depend on absolute positions, so that a padded row needs its true ones."""
+    """Whether results depend on absolute positions, so that rows with left padding need their true positions."""
     length_dependent = False
     """Whether the rotation depends on the total length, so that keys must be cached unrotated."""
     axes: int | None = 1
@@ -78,11 +78,11 @@ class Encoding(_Recorded):
     embeds_whole = False
     """Whether `embed` needs the whole input at once, so that it cannot continue a cache."""
     embeds = False
-    """Whether `embed` does anything: set for each class that has its own."""
+    """Whether the class overrides `embed`; set automatically, like the next ones."""
     rotates = False
-    """Whether there is a rotation: set for each class that has its own."""
+    """Whether the class overrides `rotation`."""
     rotates_by_rows = False
-    """Whether the phases of a run are rows of those of a longer run."""
+    """Whether the phases of a run are a slice of those of a longer run."""
     adds_terms = False
     """Whether there are terms in scores or values, or another scale: set for each class that has its own."""
     acts_inside = False
@@ -95,7 +95,7 @@ class Encoding(_Recorded):
     """Whether the tables and slopes of `terms` are the encoding's own parameters or constants, or views of them, the same for all
     runs: steps of decoding then use those of the step before. A subclass with other `terms` says so again."""
     causal_only = False
-    """Whether it describes the past alone, so that a layer that is not causal must not use it."""
+    """Whether it is defined for past keys only, so that it needs a causal layer."""
     _device_marker: Tensor
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -111,7 +111,7 @@ class Encoding(_Recorded):
 
     def __init__(self) -> None:
         super().__init__()
-        # Follows .to(device) for encodings without parameters; empty, so meta-device construction cannot spoil it.
+        # Follows .to(device) for encodings without parameters; empty, so construction on the meta device loses nothing.
         self.register_buffer("_device_marker", torch.empty(0), persistent=False)
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
@@ -119,7 +119,7 @@ class Encoding(_Recorded):
         return x
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
-        """`embed` of consecutive tokens from position `start` on; subclasses may know a shorter way."""
+        """`embed` of consecutive tokens from position `start` on; subclasses may override it with something faster."""
         return self.embed(x, consecutive(start, x.shape[1], start, x.shape[1]))
 
     def rotation(self, positions: Positions) -> Rotation | None:
@@ -133,14 +133,14 @@ class Encoding(_Recorded):
             row = start % STEP
             if row + length <= STEP:  # the phases of all these steps are made once, and found at once
                 whole = self._rotation_of_steps(start - row)
-                rotated = None if whole is None or whole.values else whole.few_rows(q, k, row)
+                rotated = None if whole is None or whole.values else whole.rotate_rows(q, k, row)
                 if rotated is not None:
                     return *rotated, v
         rotation = self.rotation(consecutive(start, length, start, length))
         if rotation is None:
             return q, k, v
         rotation.check(q, k, v)
-        return rotation.every(q, k, v)
+        return rotation.rotate_qkv(q, k, v)
 
     def _rotation_of_steps(self, first: int) -> Rotation | None:
         """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
@@ -158,8 +158,8 @@ class Encoding(_Recorded):
         return Plan(positions)
 
     def keep(self, x: Tensor) -> Tensor | None:
-        """Numbers of each token of x [B, L, d_model] that later queries need too, [B, L, n]: a cache keeps them beside its
-        keys. `terms` gets those of all keys as `kept`; of an encoding that keeps nothing it takes no such argument."""
+        """Numbers [B, L, n] for each token of x [B, L, d_model] that later queries need too; a cache stores them with its
+        keys. An encoding that overrides this gets those of all keys in `terms(..., kept=)`."""
         return None
 
     def plan(
@@ -221,13 +221,13 @@ class Encoding(_Recorded):
             )
 
     def check_causal(self, causal: bool) -> str | None:
-        """Raise where this encoding cannot serve a layer that is (not) causal; return a warning where it can, but
-        probably was not meant to.
+        """Raise where a layer with this `causal` cannot use the encoding; return the text of a warning where it can but
+        probably should not.
         """
         if self.causal_only and not causal:
             raise OptionError(
-                f"{type(self).__name__} describes the past alone, and this layer is not causal; "
-                "give causal=True, or use an encoding with two sides (rope, t5, alibi)"
+                f"{type(self).__name__} is defined for past keys only, and this layer is not causal; "
+                "give causal=True, or use an encoding for both directions (rope, t5, alibi)"
             )
         return None
 
@@ -252,7 +252,7 @@ class Encoding(_Recorded):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a setting (a number, a name, a scaling) and not a tensor or a module."""
+    """Whether a value is an option (a number, a name, a scaling) and not a tensor or a module."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str)) or is_dataclass(value)

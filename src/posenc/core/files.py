@@ -1,10 +1,12 @@
-"""Writing a file: whole or not at all. Locks that end with their process."""
+"""Atomic file writes, and file locks that end with their process."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from .errors import OptionError
 
@@ -12,7 +14,7 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 
 
 def figure_format(path: str | Path) -> str:
-    """The format of a figure by the suffix of its file; a command asks before it does any work."""
+    """The format of a figure by the suffix of its file; commands validate it before any work."""
     kind = Path(path).suffix.lstrip(".").lower()
     if kind not in FIGURE_FORMATS:
         allowed = ", ".join(f".{name}" for name in FIGURE_FORMATS)
@@ -39,6 +41,13 @@ def write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """`write` a value as indented JSON; the folder is made where there is none."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def lock(path: Path) -> int:

@@ -1,6 +1,6 @@
 """The closed formulas of the field, in exact integers and Python floats.
 
-Nothing here imports torch, so that `posenc show` can draw an encoding at once, and so that
+Nothing here imports torch, so that `posenc show` starts quickly, and so that
 `.to(torch.bfloat16)`, autocast or a device can never touch a bucket, a slope or a frequency.
 Every other place calls these functions; none of the formulas is written twice.
 """
@@ -33,7 +33,7 @@ def head_size(d_model: int, heads: int, head_dim: int | None = None) -> int:
 
 
 FARTHEST = 2**20
-"""Distances that buckets may tell apart: an index has a Python integer for each."""
+"""The largest distance that buckets may distinguish: an index stores a Python integer for each."""
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +55,7 @@ def t5_thresholds(buckets: int, max_distance: int) -> tuple[int, ...]:
         raise OptionError(f"T5 needs at least 2 buckets a direction, got {buckets}; give more buckets")
     if max_distance <= exact:
         raise OptionError(
-            f"max_distance={max_distance} must exceed the {exact} distances that have a bucket of their own; "
+            f"max_distance={max_distance} must exceed the {exact} distances that have separate buckets; "
             f"give max_distance > {exact} or fewer buckets"
         )
     return tuple(_first_distance(exact, max_distance, m, wide) for m in range(wide))
@@ -164,7 +164,7 @@ def _deberta_starts(size: int, max_distance: int) -> list[int]:
         found = bisect_left(distances, bucket, key=lambda d: deberta_bucket(d, size=size, max_distance=max_distance))
         if found == len(distances):
             raise OptionError(
-                f"{size} buckets with max_distance={max_distance} tell distances past {FARTHEST} apart; "
+                f"{size} buckets with max_distance={max_distance} distinguish distances past {FARTHEST}; "
                 "give an even number of buckets"
             )
         starts.append(distances[found])

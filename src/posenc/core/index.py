@@ -81,8 +81,13 @@ class Index:
         return found
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of positions that it reads."""
+        return (self.axis,)
+
+    @property
     def span(self) -> int:
-        """How many distances it tells apart."""
+        """Number of distances that it distinguishes."""
         return self.hi - self.lo + 1
 
     def distances_on(self, device: torch.device) -> Tensor:
@@ -119,6 +124,11 @@ class Grid:
     """
 
     parts: tuple[Index, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of positions that it reads."""
+        return tuple(dict.fromkeys(part.axis for part in self.parts))
 
     @property
     def n(self) -> int:
@@ -189,7 +199,7 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
     if not future:
         lo, hi = min(lo, 0), min(hi, 0)
     if torch.compiler.is_compiling():
-        torch._check(lo <= hi)  # a traced program knows nothing of positions that it reads
+        torch._check(lo <= hi)  # the tracer does not know the values of position tensors
     index = Index(lo, hi, axis=axis)
     if (
         one.offset is not None
@@ -202,9 +212,10 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
 
 
 DENSE = 2**14
-"""Distances up to which each has a row, unread, as have those of positions that hardly jump: engines are fast with it."""
+"""Spans up to this size get a row for every distance without reading the positions, and so do positions with few gaps:
+engines are fastest with an Index."""
 PAIRS = 2**22
-"""Distances that are sorted at a time."""
+"""Distances sorted at a time."""
 
 
 def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
@@ -232,11 +243,11 @@ def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
 
 
 def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, slice]:
-    """The index of the distances that can occur between these positions, and the rows of the table that it reads: all of them
-    where that is unknown without reading a tensor. What a table is projected to need not be computed for the others.
+    """The index of the distances that can occur between these positions, and the table rows that it reads, so that only those
+    need to be projected. All rows where the distances are not known without reading a tensor.
 
-    Not on a GPU, where lengths must not change which kernels run. A part of a longer sequence keeps all rows, as the
-    other parts must have the same table.
+    Not on a GPU, where lengths must not change which kernels run. A part of a longer sequence keeps all rows, because the
+    other parts use the same table.
 
     Returns rows of a table [.., n, ..] as a slice. Raises nothing.
 
@@ -252,15 +263,13 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
     ):
         return index, slice(None)
     lo, hi = positions.reach
-    if (
-        positions.q_length == 1
-    ):  # a decoding step: the same rows for some steps, so that what is made of them can be kept
+    if positions.q_length == 1:  # a decoding step: the same rows for STEPS steps, so that results can be kept
         lo = lo // STEPS * STEPS
     return _restricted(index, min(max(lo, index.lo), index.hi), max(min(hi, index.hi), index.lo))
 
 
 STEPS = 64
-"""Steps of decoding that read the same rows of a restricted table."""
+"""Decoding steps that read the same rows of a restricted table."""
 
 
 @lru_cache(maxsize=256)

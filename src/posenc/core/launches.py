@@ -1,4 +1,4 @@
-"""Launch compiled Triton kernels again, in a few microseconds. Triton's own launch looks its variant up in tens of them.
+"""Launch compiled Triton kernels again in a few microseconds; Triton's own launch takes tens of them to find the variant.
 
 launch_known(key, compile, programs, device, args)     key: everything on which the variant depends
 """
@@ -18,7 +18,7 @@ _variants: dict[tuple, tuple[Callable, tuple]] = {}
 
 
 def launch_known(key: tuple, compile: Callable, programs: int, device: torch.device, args: Sequence) -> None:
-    """Launch what compile() gave for this key the first time, on the device's current stream; the device is the current one.
+    """Launch what compile() returned for this key the first time, on the current stream of `device`, the current device.
     key: the kernel's name, the device, dtypes, constants, options, and `describe_variant` of strides and pointers."""
     known = _variants.get(key)
     if known is None:
@@ -39,8 +39,8 @@ def find_known(key: tuple) -> tuple[Callable, tuple] | None:
 
 
 def find_launch(compiled) -> tuple[Callable, tuple]:
-    """run and what stands between the stream and the kernel's arguments: run(programs, 1, 1, stream, *between, *args). Triton 3.6
-    looks for scratch memory in Python at each launch; a kernel that needs none is launched by the function within."""
+    """(run, between) for run(programs, 1, 1, stream, *between, *args). Triton 3.6 allocates scratch memory in Python at each
+    launch; a kernel that needs none is launched by the compiled launcher directly."""
     run: Any = compiled.run
     between: tuple = (compiled.function, compiled.packed_metadata, None, None, None)
     code = getattr(type(run).__call__, "__code__", None)
@@ -53,12 +53,13 @@ def find_launch(compiled) -> tuple[Callable, tuple]:
 
 
 LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
-"""Parameters of its call. Triton's hooks for profilers are not called; CUDA's profilers see the launch."""
+"""The parameters by which its Python launcher is recognised. Triton's own profiler hooks are then not called; CUDA's
+profilers see the launch."""
 
 
 def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -> object:
-    """What Triton makes of strides and pointers: divisible by 16 or not, 32 bits or 64. True where all are 32 bits and
-    divisible, as nearly always."""
+    """What Triton specialises on: whether strides and pointers are divisible by 16, and 32 or 64 bits wide. True in the usual
+    case that all are 32 bits and divisible."""
     steps, addresses = 0, 0
     for stride in strides:
         steps |= stride

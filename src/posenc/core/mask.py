@@ -7,7 +7,7 @@ Queries and keys are aligned at their ends, as in FlashAttention. x: visible, Lq
     query 0  x x x x .      query 0  . . x x .      query 0  . x x x x       query 0  . . x x x
     query 1  x x x x x      query 1  . . . x x      query 1  . x x x x       query 1  . . x x x
 
-All that are given hold at once.
+A key is visible if every given mask allows it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mask:
 
     @property
     def plain(self) -> bool:
-        """Whether causality and a window are all there is: no tensor."""
+        """Whether there is no mask tensor: only causality and a window, or nothing."""
         return self.key_mask is None and self.documents is None and self.extra is None
 
     def allowed(
@@ -133,11 +133,7 @@ def make_mask(
     k_length = k.shape[2]
     sides = None if window is None else make_window(window)
     if key_mask is not None:
-        key_mask = as_bool_mask(key_mask, "key_mask")
-        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != k_length:
-            raise ValueError(
-                f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(key_mask.shape)}"
-            )
+        key_mask = check_key_mask(key_mask, batch, k_length)
         _same_device("key_mask", key_mask, q)
     if documents is not None:
         if isinstance(documents, tuple) and len(documents) != 2:
@@ -188,6 +184,14 @@ def make_window(window: int | Window) -> Window:
             raise ValueError(f"window={window} must be 0 or more slots (None: no limit)")
     left, right = sides
     return left, right
+
+
+def check_key_mask(mask: Tensor, batch: int, k_length: int) -> Tensor:
+    """A padding mask as bool [B or 1, Lk]; raises where it does not fit."""
+    mask = as_bool_mask(mask, "key_mask")
+    if mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != k_length:
+        raise ValueError(f"key_mask must be [B, Lk] = [{batch}, {k_length}] (True: a real key), got {list(mask.shape)}")
+    return mask
 
 
 def as_bool_mask(mask: Tensor, name: str) -> Tensor:

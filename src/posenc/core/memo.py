@@ -1,4 +1,4 @@
-"""What is made once and used again: bounded in number and size, shared by threads, never in code that is traced."""
+"""Bounded caches of tensors, shared by threads and not used in traced code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Memo:
-    """The results used last by key, up to `most` of them with `numbers` numbers in all.
+    """A least-recently-used cache of at most `most` results with `numbers` elements in all.
 
-    Reading waits for no lock; threads that miss at once each make their own result, and one of them is kept.
+    Reads take no lock; threads that miss at the same time each compute the result, and one of them is kept.
     """
 
     def __init__(self, most: int, numbers: int):
@@ -24,19 +24,19 @@ class Memo:
         self._lock = Lock()
 
     def get(self, key: Hashable) -> Any:
-        """What was kept, or None."""
+        """The kept result, or None."""
         found = self._entries.get(key)
         if found is None:
             return None
         try:  # noqa: SIM105  contextlib takes longer
             self._entries.move_to_end(key)
-        except KeyError:  # another thread has dropped it meanwhile
+        except KeyError:  # another thread has evicted it
             pass
         return found[0]
 
     def put(self, key: Hashable, result: Any, numbers: int) -> None:
         if numbers * 2 > self.numbers:
-            return  # it would drive out most of the others
+            return  # it would evict most of the others
         with self._lock:
             old = self._entries.pop(key, None)
             self._held += numbers - (0 if old is None else old[1])
@@ -56,7 +56,7 @@ class Memo:
 
 def may_keep(device: torch.device) -> bool:
     """Whether tensors made now are plain ones that may outlive the call: not while tracing, inside torch.func, with fake
-    tensors, or while a CUDA graph is captured, whose memory is its own."""
+    tensors, or while a CUDA graph is captured, which reuses its memory."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
@@ -66,15 +66,15 @@ def may_keep(device: torch.device) -> bool:
 
 
 STEP = 1024
-"""Rows of runs are made from one multiple of this to another, so that the next steps of decoding find theirs."""
+"""Rows of runs are made in aligned blocks of this many, so that the next decoding steps find theirs."""
 
 
 def rows_of_run(
     memo: Memo, start: int, length: int, key: tuple, width: int, make: Callable[[int, int], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """make(start, length), tensors whose second to last axis are the rows start .. start + length - 1, by way of `memo`.
+    """make(start, length), tensors whose second to last axis are the rows start .. start + length - 1, kept in `memo`.
 
-    key    all that the rows depend on; width: numbers of a row, of all tensors. The results are shared: do not write to them.
+    key: what else the rows depend on; width: elements of a row in all tensors. The results are shared: do not write to them.
     """
     own = (start, length, *key)
     found = memo.get(own)
@@ -89,7 +89,5 @@ def rows_of_run(
             whole = make(first, last - first)
         memo.put((first, last - first, *key), whole, (last - first) * width)
     found = tuple([x.narrow(-2, start - first, length) for x in whole])
-    for part, x in zip(found, whole, strict=True):
-        part._posenc_rows = x, start - first  # what is made of all rows serves these too
     memo.put(own, found, 0)
     return found

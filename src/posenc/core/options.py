@@ -1,6 +1,6 @@
 """Checks of the options that an encoding is made with: each returns its value or raises OptionError in one sentence.
 
-Nothing here imports torch. Sizes have an upper bound, so that a slip of a digit is an error and no allocation.
+Nothing here imports torch. Sizes have an upper bound, so that a mistyped digit raises instead of allocating.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Choice = TypeVar("Choice")
 
 
 def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -> int:
-    """A whole number in [least, most]; bools and floats are none."""
+    """An integer in [least, most]; bools and floats raise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionError(f"{name}={_shown(value)} must be an integer, at least {least}, got {type(value).__name__}")
     if value < least:
@@ -35,22 +35,21 @@ def require_number(
     name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
 ) -> float:
     """A finite number, at least `least`, more than `above` and less than `below`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number) and number >= least and above < number < below:
+        return number
     allowed = " and ".join(
         [f"at least {least:g}"] * (least > -math.inf)
         + [f"more than {above:g}"] * (above > -math.inf)
         + [f"less than {below:g}"] * (below < math.inf)
     )
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise OptionError(
-            f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
-        )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and number >= least and above < number < below):
+    if is_number:
         raise OptionError(f"{name}={_shown(value)} must be a finite number {allowed}".rstrip())
-    return number
+    raise OptionError(f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}")
 
 
 def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:

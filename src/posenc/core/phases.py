@@ -43,7 +43,7 @@ _PIECES = tuple(piece / 2**60 for piece in (_HIGH, _MIDDLE, math.tau - _HIGH - _
 
 
 class Digits(tuple):
-    """Digits of frequencies as a key: its hash is computed once."""
+    """Digits of frequencies as a key of caches: the hash is computed once."""
 
     def __hash__(self) -> int:
         found = self.__dict__.get("hash")
@@ -64,7 +64,7 @@ def split_frequencies(frequencies: tuple[float, ...]) -> tuple[tuple[int, ...], 
 
 
 def split_frequency_tensor(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same digits of a float64 tensor of frequencies: of those that depend on a length known on the device only."""
+    """The same digits of a float64 tensor of frequencies, which depend on a length known on the device only."""
     rest = frequencies / math.tau
     rest = rest - rest.floor()
     parts = []

@@ -6,7 +6,7 @@
     s = scale [ q.k + sum (q + query_shift).dot_query + sum dot_key ] + sum bias - slopes |r| + decay + pair
     o = sum_j softmax([s + mask, sinks])_ij ( v_j + sum add_value )           r = p_k - p_q
 
-A sink is one more score of each query, which has no value: attend joins it to the output of any engine.
+A sink is one more logit of each query that has no value; attend merges it into the output of any engine.
 
 Letters, everywhere: B batch, H query heads, Hkv key heads, Lq and Lk lengths, D head size, n table rows.
 Dots run in q's dtype with float32 accumulation; the rest is float32 (float64 where q is).
@@ -94,7 +94,7 @@ class Plan:
     pair: Callable[[Tensor, Tensor], Tensor] | None = None  # (p_q [.., lq], p_k [.., lk]) -> [B or 1, H, lq, lk]
     pair_axes: bool | None = None  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
     # after the engine
-    sinks: Tensor | None = None  # [H]: a score without a value beside those of the keys
+    sinks: Tensor | None = None  # [H]: one more logit of each query, without a value
 
     def __init__(
         self, positions: Positions, shift: Tensor | None = None, rotate: Rotation | None = None,
@@ -131,8 +131,8 @@ class Plan:
         return float(self.scale)
 
     def decay_in(self, precision: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """c_q and c_k in at least this precision: only their difference may be rounded to it, each may be as large as the
-        sequence is long. Half precision would round the difference itself."""
+        """c_q and c_k in at least this precision. Only their difference may be rounded further: each of them grows with the
+        length of the sequence."""
         if self.decay is None:
             return None
         c_q, c_k = self.decay
@@ -140,7 +140,7 @@ class Plan:
         return c_q.to(exact), c_k.to(exact)
 
     def with_rotation(self, rotation: Rotation) -> Plan:
-        """The same plan with this rotation; `replace` takes longer, and every layer comes here."""
+        """The same plan with this rotation; called for every layer, and faster than `replace`."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new
@@ -200,7 +200,7 @@ class Plan:
         ):
             if not isinstance(self.scale, Tensor) and self.append is None and self.sinks is None:
                 return
-        # Values are read on a CPU only: elsewhere that is a synchronisation, which anomaly mode pays. Inside torch.func
+        # Values are read on a CPU, and elsewhere, where reading synchronises, in anomaly mode only. Inside torch.func
         # a tensor may stand for a batch of tensors, and has no values to read.
         readable = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
         readable = readable and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
@@ -258,9 +258,11 @@ class Plan:
         if self.append[0].shape[3] != self.append[1].shape[3]:
             raise ValueError(f"append adds {self.append[0].shape[3]} channels to q and {self.append[1].shape[3]} to k")
         if self.scale is None:
-            raise ValueError("append makes heads wider, so 1/sqrt(D) is not meant; give the plan's scale")
+            raise ValueError("append widens heads, so the default scale 1/sqrt(D) is ambiguous; give the plan a scale")
         if any((x.dot_query is not None and x.states is None) or x.dot_key is not None for x in self.lookups):
-            raise ValueError("append goes with no table that is multiplied with q or k; give states, or no append")
+            raise ValueError(
+                "append does not combine with tables that are multiplied with q or k; give states, or leave append out"
+            )
 
     def width(self, head_size: int) -> int:
         """Channels of queries and keys after the pre-pass."""
@@ -269,8 +271,8 @@ class Plan:
 
 
 def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Lookup:
-    """query_shift · table is one number for each row: a bias, which engines are fast with.
-    With a scale for each query it is none; the states carry the shift then.
+    """query_shift · table is one number for each row: a bias, which engines run fast. With a scale for each query it is not,
+    and the states carry the shift instead.
     """
     shift, table = lookup.query_shift, lookup.dot_query
     if shift is None or table is None:

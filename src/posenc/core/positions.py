@@ -102,7 +102,7 @@ class Positions:
     they could be a run or positions.
     `k` defaults to `q`. `reach` bounds r on the first axis: free for runs, otherwise taken from the tensors
     unless given. `total`, the last key position + 1 (one per row for tensors), may be given too; [B, Lk] is one per key,
-    where packed documents have lengths of their own and the queries are the last of the keys.
+    for packed documents of different lengths, where the queries are the last of the keys.
 
     Raises ValueError for shapes that do not fit and TypeError for what is neither a run nor integers.
 
@@ -112,7 +112,7 @@ class Positions:
     """
 
     is_constant = False
-    """Whether its tensors never change and live on: engines may keep what they work out from them."""
+    """Whether its tensors never change and outlive the call, so that engines may keep what they derive from them."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Positions:
                 if not _is_whole(lowest) or not _is_whole(highest):
                     raise ValueError(f"bounds of an axis are integers (lowest, highest), got {pair[2]!r}")
                 if lowest > highest:
-                    raise ValueError(f"positions between {lowest} and {highest} do not exist; give (lowest, highest)")
+                    raise ValueError(f"bounds ({lowest}, {highest}) of an axis are reversed; give (lowest, highest)")
                 for side in (q_side, k_side):
                     _check_bounds(side, lowest, highest)
                 self._bounds[len(q_axes)] = (lowest, highest), (lowest, highest)
@@ -250,7 +250,7 @@ class Positions:
 
 
 def consecutive(q_start: int, q_length: int, k_start: int, k_length: int) -> Positions:
-    """Positions of two runs, kept: layers and steps ask for the same ones."""
+    """Positions of two runs, cached: layers and decoding steps use the same ones."""
     if torch.compiler.is_compiling():
         if q_start == k_start and q_length == k_length:
             return Positions(Run(q_start, q_length))
@@ -318,7 +318,7 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
             f"{name}={spec!r} is a list; give positions as torch.tensor({name}), or a run as a tuple (start, length)"
         )
     raise ValueError(
-        f"{name}={spec!r} are no positions; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
+        f"{name}={spec!r} is not a length, a run or a tensor of positions; give a length, (start, length), or an int tensor [L], [B, L] or [B, L, axes]"
     )
 
 
@@ -345,7 +345,7 @@ def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
 
 
 def _is_readable(side: Side) -> bool:
-    """Whether positions may be read: on a CPU; elsewhere it is a synchronisation, which anomaly mode pays."""
+    """Whether positions may be read: on a CPU, and elsewhere, where reading synchronises, in anomaly mode only."""
     numbers = side.start if isinstance(side, Run) else side
     if not isinstance(numbers, Tensor) or numbers.is_cpu:
         return True

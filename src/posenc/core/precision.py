@@ -1,4 +1,4 @@
-"""Parts that must keep their precision under autocast."""
+"""Code that must keep its precision under autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -27,7 +27,7 @@ current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
 """(pairs of a tile; heads that share one load of the phases, at most; warps), where all channels are rotated and where some
-are not: the best of `python -m posenc.bench.rotate --sweep` on an H200."""
+are not: the best of `python -m tests.gpu.sweep_rotary` on an H200."""
 
 
 @triton.jit
@@ -177,7 +177,7 @@ class Ready:
 
     def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outs = tuple([torch.empty_like(x) for x in tensors])
-        with NOTHING if current_device() == self.index else torch.cuda.device(self.device):
+        with NOTHING if self.index in (None, current_device()) else torch.cuda.device(self.device):
             self.launch(
                 self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.index), *self.between,
                 tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),

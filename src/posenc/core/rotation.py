@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -52,12 +53,12 @@ class Rotation:
     polar: bool = False
     """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
 
-    def queries(self, q: Tensor) -> Tensor:
+    def rotate_q(self, q: Tensor) -> Tensor:
         """q [B, H, Lq, D], rotated by its phases."""
         self._check_range(q)
         return q if self.q is None else apply_rotary(self._pairs(q), *self.q, self.layout)
 
-    def keys(self, k: Tensor) -> Tensor:
+    def rotate_k(self, k: Tensor) -> Tensor:
         """k [B, Hkv, Lk, D], rotated by its phases; also values, where they rotate."""
         self._check_range(k)
         return k if self.k is None else apply_rotary(self._pairs(k), *self.k, self.layout)
@@ -71,7 +72,7 @@ class Rotation:
         size = torch.nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
         return torch.cat((size, torch.zeros_like(size)), -1)
 
-    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: one launch where they share their phases."""
         if (
             self.q is not None
@@ -81,18 +82,18 @@ class Rotation:
             and not self.polar
         ):
             return rotate_both(q, k, *self.q, self.layout)
-        return self.queries(q), self.keys(k)
+        return self.rotate_q(q), self.rotate_k(k)
 
-    def every(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate_qkv(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values where they rotate too."""
         if self.values:
-            v = self.keys(v)
-        q, k = self.both(q, k)
+            v = self.rotate_k(v)
+        q, k = self.rotate_qk(q, k)
         return q, k, v
 
-    def few_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
-        """`both` by the phases from `row` on, of a longer run on a CPU, without gradients and where q and k are short; None
-        elsewhere. A decoding step cuts nothing but what it multiplies with."""
+    def rotate_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
+        """`rotate_qk` by the phases from `row` on, where these phases are of a longer run, on a CPU, without gradients and for
+        short q and k; None elsewhere. A decoding step slices only the tensors that it multiplies with."""
         if self.q is None or self.k is None or self.polar or q.dtype != k.dtype or q.numel() + k.numel() >= JOINT:
             return None
         (q_cos, q_sin), (k_cos, k_sin) = self.q, self.k
@@ -129,7 +130,9 @@ class Rotation:
                     f"got {list(cos.shape)}, {list(sin.shape)}"
                 )
             if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
-                raise ValueError(f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for as many")
+                raise ValueError(
+                    f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for {x.shape[1]} or 1"
+                )
             room = 2 * x.shape[3] if self.polar else x.shape[3]
             if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
                 raise ValueError(
@@ -206,7 +209,7 @@ def normalise(x: Tensor, factor: Tensor | None = None) -> Tensor:
 
 
 def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    if cos.dim() == 4:  # phases of each head: the formula alone has them
+    if cos.dim() == 4:  # phases of each head: only the formula supports them
         return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -243,7 +246,7 @@ class _OnePass(torch.autograd.Function):
 
 
 def _rotate_given(tensors: tuple[Tensor | None, ...], ctx, inverse: bool) -> tuple[Tensor | None, ...]:
-    """Rotate the gradients that there are."""
+    """Rotate the gradients that are not None."""
     there = tuple([x for x in tensors if x is not None])
     if not there:
         return tensors
@@ -274,7 +277,7 @@ class _Again(torch.autograd.Function):
 
 _apply_ready = super(torch.autograd.Function, _Again).apply
 _apply_one_pass = super(torch.autograd.Function, _OnePass).apply
-"""Function.apply looks at each argument first, for torch.func; `_eager` is not inside one."""
+"""Function.apply without its inspection of each argument for torch.func, which `_eager` has excluded."""
 
 
 def _rotate_eagerly(
@@ -295,7 +298,9 @@ def _by_partners(
     """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
     tensors so short that each costs more than its arithmetic. row: where their phases begin in cos and sin."""
     heads = 1
-    if tensors[0].stride(1) < tensors[0].stride(2):  # [B, L, H, D] in memory, as projections are; so is then the result
+    if tensors[0].stride(1) < tensors[0].stride(
+        2
+    ):  # [B, L, H, D] in memory, as projections are: the result keeps that layout
         tensors, heads = tuple([x.transpose(1, 2) for x in tensors]), 2
     x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, heads)
     dtype = x.dtype
@@ -320,25 +325,29 @@ def _by_partners(
     return parts if heads == 1 else (parts[0].transpose(1, 2), parts[1].transpose(1, 2))
 
 
+_channels: dict[int, tuple] = {}
+"""cos and sin for each channel, of phases that layers share, by the identity of cos. Nothing is stored on the phases themselves,
+which may be the caller's: they are known by weak references, and an entry goes when its cos does."""
+MOST_CHANNELS = 64
+
+
 def _both_channels(
     cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin for each channel, [B or 1, L, R] with an axis for the heads; kept with phases that are kept themselves."""
-    name = _KEPT[layout, heads]
-    kept = getattr(cos, name, None)
-    if kept is not None and kept[0] is precision and kept[1] is sin and kept[2] == (cos._version, sin._version):
-        return kept[3]
+    """cos and sin for each channel, [B or 1, L, R] with an axis for the heads: made once while the phases live unchanged."""
+    key = id(cos)
+    known = _channels.get(key)
+    if known is not None and known[0]() is cos and known[1]() is sin and known[2] == layout and known[3] == heads:
+        if known[4] is precision and known[5] == cos._version and known[6] == sin._version:
+            return known[7]
     if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
         return _repeat_channels(cos, sin, layout, precision, heads)
-    rows, sin_rows = getattr(cos, "_posenc_rows", None), getattr(sin, "_posenc_rows", None)
-    if rows is None or sin_rows is None:
-        with torch.inference_mode(False), torch.no_grad():
-            wide = _repeat_channels(cos, sin, layout, precision, heads)
-    else:  # those of a longer run are made once
-        whole = _both_channels(rows[0], sin_rows[0], layout, precision, heads)
-        axis, length = 3 - heads, cos.shape[1]
-        wide = whole[0].narrow(axis, rows[1], length), whole[1].narrow(axis, rows[1], length)
-    setattr(cos, name, (precision, sin, (cos._version, sin._version), wide))
+    with torch.inference_mode(False), torch.no_grad():
+        wide = _repeat_channels(cos, sin, layout, precision, heads)
+    if len(_channels) >= MOST_CHANNELS:
+        _channels.clear()
+    own_cos = ref(cos, lambda _: _channels.pop(key, None))
+    _channels[key] = own_cos, ref(sin), layout, heads, precision, cos._version, sin._version, wide
     return wide
 
 
@@ -364,9 +373,8 @@ def _in_blocks(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return out
 
 
-_KEPT = {(layout, heads): f"_posenc_{layout}_{heads}" for layout in ("half", "interleaved") for heads in (1, 2)}
 SMALL = 2**16
-"""Elements below which few operations cost less than the blocks' bookkeeping."""
+"""Elements below which a few whole-tensor operations cost less than blocks."""
 JOINT = 2**15
 """Elements of queries and keys below which one rotation of both, side by side, is faster than two."""
 BLOCK = 2**19

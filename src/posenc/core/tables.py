@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .constants import constant
-from .functions import apply_function, cache_in_eager_mode
 from .index import Grid, Index
+from .torch_modes import apply_function, cache_in_eager_mode
 
 
 def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor:
@@ -22,20 +22,20 @@ def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor
     assert isinstance(index, Index)
     if index.rows is None and index.lo <= lo and hi <= index.hi:
         table = table if (lo, hi) == (index.lo, index.hi) else table[:, lo - index.lo : hi - index.lo + 1]
-        # kernels read rows whose numbers lie side by side
+        # kernels read rows with contiguous numbers
         return table if table.stride(-1) == 1 else table.contiguous()
-    if torch.compiler.is_compiling() and table.is_cpu:  # there index_add has one order
+    if torch.compiler.is_compiling() and table.is_cpu:  # index_add is deterministic on a CPU
         return _select(table, index, lo, hi)
     return apply_function(_Expand, table, index, lo, hi)
 
 
 def _select(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
-    """In code that is traced: lo and hi may follow from lengths that torch.compile leaves open."""
+    """For traced code, where lo and hi may depend on symbolic lengths."""
     return table.index_select(1, index.lookup(torch.arange(lo, hi + 1, device=table.device)))
 
 
 def _within_span(grad: Tensor, index: Index, lo: int, hi: int) -> Tensor:
-    """The gradient of the distances lo .. hi as one of index.lo .. index.hi, in code that is traced: no length is compared."""
+    """The gradient of the distances lo .. hi as one of index.lo .. index.hi, for traced code: no length is compared."""
     shape = (1, -1, *[1] * (grad.dim() - 2))
     steps = torch.arange(index.lo - lo, index.hi - lo + 1, device=grad.device)
     own = grad.index_select(1, steps.clamp(0, hi - lo))
@@ -55,9 +55,9 @@ def rows_of(index: Index, lo: int, hi: int) -> tuple[int, ...]:
 @cache_in_eager_mode(maxsize=256)
 def _readers(index: Index, lo: int, hi: int, n: int) -> tuple[int, int, tuple[int, ...], tuple[bool, ...] | None]:
     """Which distances read each of the table's n rows: how many at the start and at the end repeat the first and the last
-    row; the other distances, equally many for each row; and which of those only fill up, or None.
+    row; the other distances, padded to the same number for each row; and which of those are padding, or None.
 
-    Repeated ends are summed first: a row with many readers would make all others as long.
+    Repeated ends are summed first, because every row is padded to the one with the most readers.
     """
     rows = rows_of(index, lo, hi)
     before, after = 0, 0

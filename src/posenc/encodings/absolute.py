@@ -19,13 +19,13 @@ Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 
 
 def sinusoid(positions: Tensor, size: int, *, base: float = 10000.0, layout: Layout = "interleaved") -> Tensor:
-    """Sines and cosines of integer positions [..., L] -> [..., L, size], in float64 (float32 where there is none).
+    """Sines and cosines of integer positions [..., L] -> [..., L, size], in float64 (float32 on MPS).
 
         interleaved     sin(p w0) cos(p w0) sin(p w1) ...      w_c = base^(-2c/size)
         concatenated    sin(p w0) sin(p w1) ... cos(p w0) ...  the same frequencies
         tensor2tensor   as concatenated, w_c = base^(-c/(n-1)), n = size // 2; an odd size ends in a zero
 
-    Odd sizes give the sines one channel more (but for tensor2tensor).
+    Odd sizes have one more sine than cosines (except tensor2tensor).
     """
     spacing = "tensor2tensor" if layout == "tensor2tensor" else "paper"
     precision = torch.float32 if positions.device.type == "mps" else torch.float64
@@ -58,7 +58,7 @@ class Absolute(Encoding):
 
 
 _vectors = Memo(most=64, numbers=1 << 22)
-"""Sinusoids of runs, for the layers and steps that ask again."""
+"""Sinusoids of runs, for other layers and later steps."""
 
 
 class Sinusoidal(Absolute):
@@ -68,7 +68,7 @@ class Sinusoidal(Absolute):
 
     layout="interleaved" is the paper's; "concatenated" has all sines first (Marian, RoFormer's table);
     "tensor2tensor" also spaces the frequencies as the code that trained the published models (Whisper).
-    The vectors are computed from the positions, so there is no table and no last position.
+    The vectors are computed from the positions, so there is no table and no maximum length.
 
     Raises OptionError for options out of range, ValueError for positions with several axes.
 
@@ -101,7 +101,7 @@ class Sinusoidal(Absolute):
             or type(self).embed is not Sinusoidal.embed
             or type(self).encode is not Sinusoidal.encode
         ):
-            return super().embed_run(x, start)  # first of all: a traced length must not be compared
+            return super().embed_run(x, start)  # before anything compares a traced length
         row, length = start % STEP, x.shape[1]
         if row + length > STEP:
             return super().embed_run(x, start)
@@ -121,7 +121,7 @@ class Learned(Absolute):
 
         x_p + table[p + offset]
 
-    Undefined past max_length, so that raises; `resize` interpolates to another length. `offset` rows stand before
+    Undefined past max_length, so that raises; `resize` interpolates to another length. `offset` rows come before
     position 0 and are never resized (OPT has 2).
 
     Raises OptionError for options out of range, ValueError for a position past max_length.
@@ -185,7 +185,7 @@ class Learned(Absolute):
         if length > self.max_length:
             raise ValueError(
                 f"learned positions end at max_length={self.max_length}, but the input reaches length {length}; "
-                f"shorten it, call resize({length}), or use an encoding that goes further"
+                f"shorten it, call resize({length}), or use an encoding without a maximum length"
             )
 
 

@@ -1,12 +1,12 @@
-"""Attention whose positions are made of its own scores: contextual counts, stick-breaking, products along the path.
+"""Attention whose positions depend on its own scores: contextual counts, stick-breaking, products along the path.
 
     cope             positions are counts of gates: "the third verb back" (Golovneva et al. 2024, arXiv:2405.18719)
     stick_breaking   the nearest key takes its share first, the next a share of the rest (Tan et al. 2024, arXiv:2410.17980)
     path             keys are reflected by every token between them and the query (Yang et al. 2025, arXiv:2505.16381)
 
-A position that depends on all scores of a row fits no plan, so these are functions of their own. All are causal; q
-[B, H, Lq, D] are the last of the Lk tokens of k and v [B, Hkv, Lk, D], so that a step of decoding is a call with one query.
-They run over blocks of queries (path: of both), each computed again in the backward pass: memory grows with block × length.
+A position that depends on all scores of a row is not a plan, so these are separate functions. All are causal; q
+[B, H, Lq, D] are the last of the Lk tokens of k and v [B, Hkv, Lk, D], so that a decoding step is a call with one query.
+They run over blocks of queries (path: of both), each recomputed in the backward pass: memory grows with block × length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cope(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, *, scale: float | None = None, scale_positions: bool = False,
     key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Contextual position encoding: a key's position is the number of gates that opened since.
+    """Contextual position encoding: a key's position is the sum of the gates from it to the query.
 
         g_ij = sigmoid(scale q_i·k_j)                          p_ij = min(Σ_{t = j .. i} g_it, n - 1)
         s_ij = scale q_i·k_j + q_i·e[p_ij]                     e between two rows of the table is interpolated
@@ -78,7 +78,7 @@ def stick_breaking(
 
         β_ij = sigmoid(scale q_i·k_j)             a_ij = β_ij Π_{t = j+1 .. i-1} (1 - β_it),     j < i
 
-    include_current   a query sees its own token too: t and j up to i
+    include_current   a query attends to its own token too: t and j up to i
     key_mask          bool [B, Lk], True for real keys; padding takes nothing
     documents         int [B, Lk], an id for each token: other documents' keys take nothing
     block             queries at a time; None: 128, on a GPU as many as fill it
@@ -110,7 +110,7 @@ def path(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, gates: Tensor | None = None,
     scale: float | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None, block: int = 64,
 ) -> Tensor:  # fmt: skip
-    """PaTH attention: between a key and a query stands a product of one reflection-like matrix for each token.
+    """PaTH attention: keys are multiplied by one reflection-like matrix for each token between them and the query.
 
         s_ij = scale q_i^T (H_i H_{i-1} ... H_{j+1}) k_j,     H_t = I - β_t w_t w_t^T
 
@@ -177,7 +177,7 @@ def path_step(
     keys, values   of the tokens before, [B, Hkv, L, D], as the last step returned them; keys [.., 0, D] at the start
 
     The new token's matrix is applied to every cached key, once: keys change with each step. Returns the output and the
-    keys and values to go on with.
+    keys and values for the next step.
 
     Shapes that do not fit raise RuntimeError.
 
@@ -201,7 +201,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, block: int | None) -> None:
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {list(getattr(x, 'shape', ()))}")
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not go together")
+        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together")
     if q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
         raise ValueError(
             f"{q.shape[1]} query heads must be a multiple of {k.shape[1]} key heads, and {q.shape[2]} queries the last of "
@@ -240,7 +240,7 @@ def _blocks(
     block: int | None,
     strict: bool,
 ) -> Tensor:
-    """run(q, k, v, *more, visible) over blocks of queries, in float32 or better; strict: a query does not see itself."""
+    """run(q, k, v, *more, visible) over blocks of queries, in float32 or better; strict: a query does not attend to itself."""
     precision = torch.promote_types(q.dtype, torch.float32)
     heads, keys = q.shape[1], k.shape[2]
     if block is None:
@@ -253,7 +253,7 @@ def _blocks(
     first, parts = keys - q.shape[2], []
     for start in range(0, q.shape[2], block):
         stop = min(start + block, q.shape[2])
-        last = first + stop  # no query of this block sees a key from here on
+        last = first + stop  # keys from here on are visible to no query of this block
         visible = slots[:last] < slots[first + start : last, None] + int(not strict)
         visible = visible if real is None else visible & real[..., :last]
         if ids is not None:
@@ -265,7 +265,7 @@ def _blocks(
 
 
 def _softmax(s: Tensor, visible: Tensor) -> Tensor:
-    """Probabilities; zeros for a query that sees nothing."""
+    """Probabilities; zeros for a fully masked query."""
     s = s.masked_fill(~visible, NEG_INF)
     top = s.detach().amax(-1, keepdim=True)
     weights = (s - top.masked_fill(top == NEG_INF, 0.0)).exp()

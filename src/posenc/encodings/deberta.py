@@ -31,7 +31,7 @@ class DeBERTa(Encoding):
     sign="checkpoint"     p2c looks up δ(i-j), as the released code does; "paper" looks up δ(j-i)
     table, norm           P and its LayerNorm, passed in to be shared by the layers
 
-    Raises OptionError for options that contradict one another, ValueError where shared projections have no host.
+    Raises OptionError for options that contradict each other, ValueError where shared projections have no host.
 
         >>> layer = posenc.Attention(64, 4, encoding=posenc.DeBERTa(d_model=64, heads=4, max_distance=16))
         >>> layer.encoding.table.shape, layer(torch.randn(1, 8, 64)).shape
@@ -77,7 +77,7 @@ class DeBERTa(Encoding):
             if given is not None and not isinstance(given, kind):
                 raise OptionError(f"{name} must be an nn.{kind.__name__}, got {type(given).__name__}")
         if own_key_bias and projections == "shared":
-            raise OptionError("own_key_bias goes with projections='own'; shared projections have the layer's biases")
+            raise OptionError("own_key_bias needs projections='own'; shared projections use the layer's biases")
         if norm is not None and not normalise:
             raise OptionError("norm was given but normalise=False; give normalise=True")
         head_dim = head_size(d_model, heads, head_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core import index
 from ..core.encoding import Encoding
@@ -18,9 +19,9 @@ class Fire(Encoding):
         s = q·k / sqrt(d) + MLP(φ(i - j) / φ(max(i, T)))_h,     φ(x) = ln(1 + |c x|),     T = |multiplier · threshold|
 
     MLP: 1 -> hidden, ReLU, hidden -> heads. c and the multiplier are learned, from 0.1 and 1. The network's input lies in
-    [0, 1] at every length, so longer texts ask it for nothing new. i counts from 0, and padding and documents count their
-    own tokens. Up to T the bias is a function of the distance, a table that engines are fast with; past T it depends on the
-    query too, by a function that no table holds, and attention runs block by block.
+    [0, 1] at every length, so longer texts do not leave the range of training. i counts from 0, and padding and documents count their
+    own tokens. Up to T the bias is a function of the distance, a table that engines run fast; past T it depends on the
+    query's position too, and attention runs block by block.
 
     Raises OptionError for options out of range.
 
@@ -45,7 +46,6 @@ class Fire(Encoding):
         self.first, self.last = nn.Linear(1, hidden), nn.Linear(hidden, heads)
         self.c = nn.Parameter(torch.empty(()))
         self.multiplier = nn.Parameter(torch.empty(()))
-        self._read: tuple[int, float] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -80,8 +80,8 @@ class Fire(Encoding):
         return bias if bias.dim() == 4 else bias[None]
 
     def _is_near(self, positions: Positions) -> bool:
-        """Whether no query lies past T, so that the bias is a function of the distance. T is read once an update: on a GPU
-        that is a synchronisation; compiled code, which may not wait, takes the general form."""
+        """Whether no query lies past T, so that the bias is a function of the distance. On a GPU reading T synchronises, so it is
+        read once after each update; compiled code, which cannot read it, takes the general form."""
         side, device = positions.q, self.c.device
         if not isinstance(side, Run) or isinstance(side.start, Tensor) or torch.compiler.is_compiling():
             return False
@@ -90,7 +90,18 @@ class Fire(Encoding):
             return last <= self.threshold
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False
-        version = self.multiplier._version if not self.multiplier.is_inference() else -1
-        if self._read is None or self._read[0] != version or version < 0:
-            self._read = version, abs(float(self.multiplier.detach())) * self.threshold
-        return last <= self._read[1]
+        return last <= _read(self.multiplier) * self.threshold
+
+
+_values = WeakTensorKeyDictionary()
+"""Parameter on a GPU -> (its version, its value)."""
+
+
+def _read(parameter: Tensor) -> float:
+    """|parameter|, a single number."""
+    if parameter.is_cpu or parameter.is_inference():
+        return abs(float(parameter.detach()))
+    known = _values.get(parameter)
+    if known is None or known[0] != parameter._version:
+        known = _values[parameter] = parameter._version, abs(float(parameter.detach()))
+    return known[1]

@@ -1,4 +1,4 @@
-"""Forgetting gates: what a query thinks of a key fades by the gates of the tokens in between."""
+"""Forgetting gates: the score of a key decays by the gates of the tokens between it and the query."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..core.positions import Positions
 
 
 class FoX(Encoding):
-    """The Forgetting Transformer (Lin et al. 2025, arXiv:2503.02130): attention that decays as the tokens decide.
+    """The Forgetting Transformer (Lin et al. 2025, arXiv:2503.02130): attention with a decay that depends on the tokens.
 
         s_ij = q·k / sqrt(d) + Σ_{t = j+1 .. i} log f_t,     f_t = sigmoid(w_h·x_t + b_h),     j <= i
 
         tokens        0     1     2     3
         query 3 sees  f1f2f3  f2f3  f3   1           times exp(q·k / sqrt(d)); no other position is needed
 
-    gate="input"   w and b are learned (the paper); "bias": b alone; "fixed": none is, and head h forgets over T_h tokens,
+    gate="input"   w and b are learned (the paper); "bias": only b; "fixed": neither, and head h forgets over T_h tokens,
                    log-spaced in `timescales`: f = exp(-1/T_h), which is ALiBi with slopes 1/T_h.
     start          b at the start where w is learned: 0 in the paper, 5 (slow forgetting) in x-transformers
 
     Gates accumulate in float64, and engines subtract before they round, so that the sums keep their digits at any length.
-    A cache keeps log f beside its keys. Padding does not forget; documents have sums of their own. Causal only.
+    A cache stores log f with its keys. Padding does not decay; each document has its own sums. Causal only.
 
     Raises OptionError for bad timescales; so does a layer that is not causal.
 

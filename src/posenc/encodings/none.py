@@ -4,7 +4,7 @@ from ..core.encoding import Encoding
 
 
 class NoPosition(Encoding):
-    """Nothing added (NoPE). A causal mask alone gives a stack some order; without one, attention is over a set.
+    """No positions (NoPE). A causal mask gives a stack of layers some order; without one, attention is over a set.
 
     s = q·k / sqrt(d)
 

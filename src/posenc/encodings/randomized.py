@@ -20,11 +20,11 @@ class Randomized(Encoding):
 
         p = 0, 1, 2, 3, ...   becomes   4, 5, 17, 90, ...      sorted and distinct, below `max_length`
 
-    Each plan draws anew, in evaluation too, as in the paper; give each layer its own wrapper for a draw of its own,
-    or share one plan. `seed` makes the draw a function of the seed and the number of tokens alone. Keys are cached
-    unrotated, so that a step uses one draw; encodings added to the input cannot be drawn again and take no cache.
+    Each plan is a new draw, in evaluation too, as in the paper; layers share a draw by sharing a plan. With `seed` the draw
+    depends on the seed and the number of tokens only. Keys are cached unrotated, so that a step uses one draw; encodings
+    that are added to the input cannot be redrawn and do not work with a cache.
 
-    Raises OptionError for what is no encoding, ValueError for more tokens than max_length.
+    Raises OptionError for an `encoding` of another type, ValueError for more tokens than max_length.
 
         >>> encoding = posenc.Randomized(encoding=posenc.create("rope", head_dim=16), max_length=100, seed=0)
         >>> encoding.plan(posenc.Positions(8)).rotate.q[0].shape  # [B or 1, L, D/2]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodingInfo:
-    """What to know of an encoding before using it."""
+    """Facts about an encoding, for choosing one."""
 
     name: str
     target: str  # "module:Class" under posenc.encodings; of a registered class its own module
@@ -200,7 +200,7 @@ CAUSAL: dict[str, dict[str, object]] = {
     "shaw": {"right": 0},
     "clipped": {"right": 0},
 }
-"""Options that leave out the rows of later keys."""
+"""Options of encodings in causal layers: tables without rows for later keys."""
 
 
 def list_encodings() -> list[str]:
@@ -215,7 +215,7 @@ def list_encodings() -> list[str]:
 
 
 def info(name: str) -> EncodingInfo:
-    """What to know of an encoding: its formula, parameters, extrapolation, models that use it.
+    """Facts about an encoding: its formula, parameters, extrapolation, models that use it.
 
     Raises ValueError for an unknown name.
 
@@ -246,12 +246,12 @@ def register_encoding(
     formula: str = "not described",
     causal_options: dict[str, object] | None = None,
 ) -> None:
-    """Make a class from outside the package known by a name: to `create`, `Attention(encoding=name)`, the lab and the
+    """Register a class from outside the package under a name, for `create`, `Attention(encoding=name)`, the lab and the
     explorer of this process.
 
     causal_options   what a causal layer adds when it creates the encoding by name
 
-    Raises ValueError for a name that is taken or is no identifier.
+    Raises ValueError for a name that is taken or is not an identifier.
 
         >>> class Far(posenc.ALiBi): ...
         >>> posenc.register_encoding("far", Far)

@@ -19,7 +19,7 @@ from .tempered import temperatures
 class RelativeLogits(Encoding):
     """Each token mixes a bank of bias-against-distance profiles.
 
-        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < max_distance, else nothing is added
+        s = τ_i ( scale q_i·k_j + r_i·bank[:, i - j] ),   r = W_r x,   0 <= i - j < max_distance, else 0
         τ_i = 1 + alpha log(max((i + 1) / floor, 1))      where `temper` = (alpha, floor); otherwise 1
 
     bank [d_rel, max_distance] is shared by the heads; r has d_rel numbers per token and head. scale=None is 1/sqrt(d).

@@ -43,7 +43,7 @@ class Sandwich(Encoding):
         if torch.compiler.is_compiling():
             sums = _sums(distances, self.frequencies)
         else:
-            # a power of two of them at a time: decoding would otherwise compute all of them at each step
+            # rounded up to a power of two and kept: decoding would otherwise recompute all of them at each step
             most = max(abs(part) for part in (rows.lo, rows.hi)) if isinstance(rows, index.Index) else None
             if most is None:
                 sums = _sums(distances, self.frequencies)

@@ -21,8 +21,8 @@ class Shaw(Encoding):
         s = q·(k + a^K[c]) / sqrt(d),   o = Σ_j a_ij (v_j + a^V[c]),   c = clip(j - i, -left, right) + left
 
     max_distance clips both sides; `left` and `right` override it. Tables are [heads or 1, left + 1 + right, head_dim],
-    shared by the heads unless per_head. outside="clip" gives distances past the window the row of its edge;
-    "zero" gives them nothing.
+    shared by the heads unless per_head. outside="clip" gives distances past the window the row of its edge, "zero" a row
+    of zeros.
 
     Raises OptionError without keys and values, and for per_head without heads.
 
@@ -82,7 +82,7 @@ class Shaw(Encoding):
         )
 
     def _rows(self, table):
-        """With nothing outside the window, a row of zeros at each end is what everything past it reads."""
+        """outside="zero": a row of zeros at each end, which all distances past the window read."""
         if table is None or self.outside == "clip":
             return table
         return nn.functional.pad(table, (0, 0, 1, 1))

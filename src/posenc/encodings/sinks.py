@@ -1,4 +1,4 @@
-"""Learned attention sinks: a score of each head that takes weight and gives no value."""
+"""Learned attention sinks: one more logit for each head, without a value."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .wrapper import Wrapper
 
 
 class Sinks(Wrapper):
-    """One learned score per head beside those of the keys, so that a head may attend to nothing (gpt-oss).
+    """One learned logit per head beside the scores of the keys, so that a head may attend to nothing (gpt-oss).
 
         a_ij = exp(s_ij) / (exp(sink_h) + Σ_j exp(s_ij))        o_i = Σ_j a_ij v_j
 
-    The sink has no position, no key and no value: it is not masked, and a query that sees only one key may still ignore
-    it. It goes with any other encoding, `encoding` (a name, or an Encoding): gpt-oss has rotary positions. The sinks
+    The sink has no position, no key and no value: it is never masked, and a query with one visible key may still ignore
+    it. It combines with any other encoding, `encoding` (a name, or an Encoding): gpt-oss has rotary positions. The sinks
     [heads] start at N(0, std).
 
-    Raises OptionError for an encoding that it cannot stand beside.
+    Raises OptionError for an encoding that it cannot be combined with.
 
         >>> posenc.Sinks(heads=4, head_dim=16, encoding="rope").sinks.shape
         torch.Size([4])

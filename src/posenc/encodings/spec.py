@@ -39,7 +39,7 @@ def parse(text: str) -> Spec:
 
 
 def parse_options(text: str, *, bare: str | None = None) -> Spec:
-    """NAME or NAME:OPTION=VALUE,OPTION=VALUE, whatever the name stands for.
+    """NAME or NAME:OPTION=VALUE,OPTION=VALUE, for any kind of name.
 
     Values are Python literals, true, false, none or text. `bare` names the option of a value without OPTION=.
     """

@@ -1,4 +1,4 @@
-"""A temperature by position: queries far into a long context are sharpened, with any encoding beside it."""
+"""A temperature that depends on the position: it sharpens queries far into a long context, with any other encoding."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Tempered(Wrapper):
         form="ministral3"   τ = 1 + alpha ln(1 + floor(i / floor))                Ministral 3, Mistral Large 4, rotated
         form="log"          τ = 1 + alpha ln(max((i + 1) / floor, 1))             Inkling: no steps
 
-    τ multiplies all that a plan's `scale` does, terms of content included, and no bias. `encoding` is the encoding
-    beside it (a name, or an Encoding); None: no positions, as in Llama 4. The factor belongs to the query, so cached
+    τ multiplies what a plan's `scale` multiplies: dot products, content terms included, but not biases. `encoding` is the
+    encoding it is combined with (a name, or an Encoding); None: no positions, as in Llama 4. The factor belongs to the query, so cached
     keys stay valid.
 
     A factor for each query, [Lq]. Raises OptionError for an unknown form.

@@ -42,7 +42,7 @@ _memo = Memo(most=16, numbers=1 << 23)
 def _kept_waves(
     rows: Index, size: int, base: float, layout: Layout, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """`_waves`; a decoding step's are rows of those of the next ones."""
+    """`_waves`, kept; those of a decoding step are a slice of a block that serves the next steps."""
 
     def make(start: int, count: int) -> tuple[Tensor, ...]:
         return (_waves(Index(start, start + count - 1), size, base, layout, device, dtype),)
@@ -115,7 +115,7 @@ class TransformerXL(Encoding):
         if self.causal and not causal:
             return (
                 f"a causal {type(self).__name__} gives every later key the row of distance 0, and this layer is not "
-                "causal; give the encoding both sides, or the layer causal=True"
+                "causal; give the encoding causal=False, or the layer causal=True"
             )
         return super().check_causal(causal)
 
@@ -130,7 +130,7 @@ class TransformerXL(Encoding):
         weight = self.position_proj.weight
         real = type(weight) is nn.Parameter and may_keep(weight.device)  # a fake tensor must not be kept
         facts = (self.d_model, self.base, self.layout, weight.device, weight.dtype)
-        # sparse rows are made anew for each plan
+        # sparse rows differ from plan to plan
         waves = _kept_waves(rows, *facts) if real and isinstance(rows, Index) else _waves(rows, *facts)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)

@@ -1,4 +1,4 @@
-"""An encoding around another one: everything passes through to it."""
+"""An encoding that wraps another one and passes everything through to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import create
 
 
 class Wrapper(Encoding):
-    """A subclass changes the plan of `self.encoding`: an Encoding, or what `create` makes of a name and the sizes."""
+    """A subclass changes the plan of `self.encoding`: an Encoding, or one that `create` makes from a name and the sizes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Engine: what computes attention for a lowered plan. An engine knows slots, never encodings.
+"""Engine: what computes attention for a lowered plan. An engine reads the fields of plans and knows no encoding.
 
     attend ──lower_plan──▶ LoweredPlan ──choose_engine──▶ engine.supports(lowered) is None ──▶ engine.run(q, k, v, lowered)
 

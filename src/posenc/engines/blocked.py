@@ -1,12 +1,12 @@
 """Any plan, a block of queries at a time: the reference formula in O(block · visible keys) memory, forward and backward.
 
-    keys ──▶                      causality and a window say which keys a block of queries can see at most; no others
-    queries  . ╲▒▒▒▒╲ . . . .     are read. Padding, documents and dense masks hide keys within them.
+    keys ──▶                      a block of queries reads only the keys that causality and the window leave visible;
+    queries  . ╲▒▒▒▒╲ . . . .     padding, documents and dense masks are applied within them
              . . . ╲▒▒▒▒╲ . .
 
 Each block is checkpointed: nothing of size [block, keys] outlives it, and autograd recomputes it for the gradients,
-those of what `pair` closes over included. This is the path for plans without a structure that could be used:
-arbitrary position tensors, documents, dense masks, dropout, a scale for each query, grids, `pair`.
+including those of tensors that `pair` closes over. It runs the plans that the fast engines refuse: arbitrary position
+tensors, documents, dense masks, dropout, a scale for each query, grids, `pair`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..core.dropout import as_dropout
-from ..core.functions import transform_reason
 from ..core.mask import Mask, Window
 from ..core.plan import Lookup, Plan
+from ..core.torch_modes import transform_reason
 from . import reference
 from .lowering import LoweredPlan
 
@@ -33,10 +33,10 @@ SCORES = 1 << 22
 FEWEST = 64
 """... but at least this many query rows."""
 PARTS = 8
-"""Blocks under a limit on one side: n of them compute 1 + 1/n of the visible scores. Under limits on both sides, a block has
-half as many rows as a query has keys, and computes 1.5 of them ..."""
+"""Blocks under a limit on one side (causal): n blocks compute 1 + 1/n times the visible scores. Under limits on both sides, a
+block has half as many rows as a query has visible keys, and computes 1.5 times the visible scores ..."""
 LEAST = 1 << 17
-"""... but so many scores: for fewer, another block takes as long as what it saves."""
+"""... but at least this many scores: a smaller block costs more overhead than it saves."""
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -51,8 +51,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     rows = [slice(start, min(start + block, q_length)) for start in range(0, max(1, q_length), block)]
     columns = [visible_keys(one, k_length - q_length, k_length, mask.limits) for one in rows]
     if len(rows) == 1:
-        (seen,) = columns
-        return reference.attention(q, k[:, :, seen], v[:, :, seen], plan, mask, dropout, columns=seen)
+        (visible,) = columns
+        return reference.attention(q, k[:, :, visible], v[:, :, visible], plan, mask, dropout, columns=visible)
     if dropout and not torch.compiler.is_compiling():
         dropout = as_dropout(dropout, q.device)  # one draw for all blocks
     precision = torch.promote_types(q.dtype, torch.float32)
@@ -68,7 +68,7 @@ def run_blocks(
     q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice],
     attention: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]], is_large: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: made again for the gradients."""
+    """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: recompute it in backward."""
     # in float32 here, so that the blocks' gradients are summed in float32
     precision = torch.promote_types(q.dtype, torch.float32)
     k, v = k.to(precision), v.to(precision)
@@ -98,16 +98,18 @@ def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int
     row = max(1, heads * k_length)
     block = max(FEWEST, SCORES // row)
     if left is not None and right is not None:
-        seen = left + right + 1
-        block = max(block, SCORES // max(1, heads * 2 * seen))  # of 2 seen keys, as the next line has it
-        block = min(block, max(FEWEST, seen // 2, LEAST // row))
+        visible = left + right + 1
+        block = max(
+            block, SCORES // max(1, heads * 2 * visible)
+        )  # a block of visible // 2 rows has fewer than 2 visible keys
+        block = min(block, max(FEWEST, visible // 2, LEAST // row))
     elif left is not None or right is not None:
         block = min(block, max(FEWEST, q_length // PARTS, LEAST // row))
     return -(-q_length // max(1, -(-q_length // block))) or 1  # blocks of about the same size
 
 
 def visible_keys(rows: slice, offset: int, k_length: int, limits: Window) -> slice:
-    """The keys that causality and the window leave to these queries; at least one, for `pair` may need positions."""
+    """The keys that causality and the window leave visible to these queries; at least one, because `pair` may need positions."""
     left, right = limits
     start = 0 if left is None else min(max(rows.start + offset - left, 0), max(k_length - 1, 0))
     stop = k_length if right is None else min(rows.stop + offset + right, k_length)
@@ -121,7 +123,7 @@ def _attention(
 
 
 def join(pieces: Sequence[Tensor]) -> Tensor:
-    """Pieces of keys or values, joined within a block, where checkpointing does not keep the result."""
+    """Concatenate pieces of keys or values; within a block, where checkpointing does not save the result."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 2)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.errors import UnsupportedPlan
-from ..core.functions import is_exporting
+from ..core.torch_modes import is_exporting
 from . import blocked, cpu, reference, sdpa, triton
 from .base import Engine
 from .lowering import Facts, LoweredPlan
@@ -21,7 +21,7 @@ _STANDARD = list(ENGINES.values())
 
 
 def is_standard() -> bool:
-    """Whether the engines are those above and in that order: then the commonest calls need no look at each."""
+    """Whether no engine was added or replaced: only then may `plain_call` and `known_calls` bypass the choice."""
     return list(ENGINES.values()) == _STANDARD
 
 
@@ -52,7 +52,7 @@ def register_engine(name: str, engine: Engine, *, before: str | None = "blocked"
     if missing:
         raise TypeError(f"an engine needs supports(lowered) and run(q, k, v, lowered); {engine!r} lacks {missing}")
     if before is not None and before not in ENGINES:
-        raise ValueError(f"before={before!r} is no engine; the engines are {', '.join(ENGINES)}")
+        raise ValueError(f"before={before!r} is not an engine; the engines are {', '.join(ENGINES)}")
     others = dict(ENGINES)
     ENGINES.clear()
     for other, implementation in others.items():
@@ -86,12 +86,12 @@ def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
 
 
 def _choose_plain_operators(lowered: LoweredPlan) -> Choice:
-    """PyTorch's attention where nothing is added or masked, the dense formula elsewhere: neither has an operator of ours, and
-    neither compares lengths, which would fix the exported ones."""
+    """PyTorch's attention where nothing is added or masked, else the dense formula. Neither uses an operator of posenc, and
+    neither compares lengths, which would specialise the exported program."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # torch.export has loaded it
 
     facts = lowered.facts
-    reason = "an exported program has plain operators alone, for every length"
+    reason = "an exported program contains standard PyTorch operators only, for every length"
     others = {name: reason for name in ENGINES if name not in ("sdpa", "reference")}
     is_square = statically_known_true(facts.q_length == facts.k_length)
     if facts.has_terms or (facts.is_limited and not is_square):

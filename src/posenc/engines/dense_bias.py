@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.functions import apply_function, transform_reason
 from ..core.index import Grid, Index
 from ..core.positions import Positions, Run, Side
+from ..core.torch_modes import apply_function, transform_reason
 from .lowering import LoweredPlan, add
 
 LARGEST = 1 << 26  # numbers in a dense bias, of all heads: 128 MiB in half precision
@@ -79,7 +79,7 @@ def _reason(lowered: LoweredPlan) -> str | None:
     if facts.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         indices = {lookup.index for lookup in plan.lookups}
         if any(_kept.find(plan.positions, index, facts.device) is None for index in indices):
-            return "which row each pair reads must be worked out before a graph is captured"
+            return "the row of each pair must be computed before a CUDA graph is captured"
     return None
 
 
@@ -144,7 +144,7 @@ def _sum_read(x: Tensor, readers: Tensor, precision: torch.dtype) -> Tensor:
 
 # ---- which pairs read which row ----------------------------------------------------------------------------------------
 class _Kept:
-    """Pairs by positions and index. An entry holds the tensors of positions, so that their memory is not given to others."""
+    """Pairs by positions and index. An entry holds the tensors of positions, so that their memory is not reused."""
 
     def __init__(self, most: int):
         self.most, self.lock = most, Lock()
@@ -165,13 +165,13 @@ class _Kept:
         with torch.inference_mode(False), torch.no_grad():
             made = _make_pairs(positions, index, device)
         with self.lock:
-            self.entries[key] = (made, tuple(side for axis in _axes_of(index) for side in _sides(positions, axis)))
+            self.entries[key] = (made, tuple(side for axis in index.axes for side in _sides(positions, axis)))
             while len(self.entries) > self.most:
                 self.entries.popitem(last=False)
         return made
 
     def _key(self, positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
-        sides = [_identity(side) for axis in _axes_of(index) for side in _sides(positions, axis)]
+        sides = [_identity(side) for axis in index.axes for side in _sides(positions, axis)]
         return (device, index, *sides)
 
 
@@ -224,9 +224,5 @@ def _sides(positions: Positions, axis: int) -> tuple[Side, Side]:
     return positions.q_axes[axis], positions.k_axes[axis]
 
 
-def _axes_of(index: Index | Grid) -> tuple[int, ...]:
-    return tuple(part.axis for part in index.parts) if isinstance(index, Grid) else (index.axis,)
-
-
 def _axes(lookups) -> set[int]:
-    return {axis for lookup in lookups for axis in _axes_of(lookup.index)}
+    return {axis for lookup in lookups for axis in lookup.index.axes}

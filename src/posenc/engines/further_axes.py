@@ -6,8 +6,8 @@ Tokens have few different positions on such an axis. A query adds one number for
     dot_key    q' = [.., [p_i = 0], ...]            k' = [.., k_j . t[row(p_j - c)], ...]
     values     v' = [v, [p_j = 0], ...]             out' = [out, m_i0, ...]      out + sum_c m_ic t[row(c - p_i)]
 
-So an engine sees attention with slightly wider heads and the terms of axis 0, and knows nothing of other axes. All of it
-is ordinary differentiable PyTorch, with sums in one order.
+An engine then runs attention with slightly wider heads and the terms of axis 0 only. All of this is ordinary differentiable
+PyTorch, with sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ HUGE = {torch.float16: 6e4}  # instead of infinity, which times zero is NaN; oth
 def supports(facts: Facts, plan: Plan, widest: int) -> str | None:
     """Why these lookups cannot become channels, or None. Reads explicit positions once for each Positions."""
     lookups = [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
-    axes = sorted({axis for lookup in lookups for axis in _axes_of(lookup.index)})
+    axes = sorted({axis for lookup in lookups for axis in lookup.index.axes})
     positions = plan.positions
     if _needs_prescaling(plan) and any(lookup.dot_key is not None for lookup in plan.lookups):
         return f"the plan has a bias on axis {axes[-1]}, dot_key, and a scale for each query"
     if not positions.bounded(axes) and _cannot_be_read(positions, axes):
-        return (
-            f"it must know the bounds of the positions on axes {axes}, which cannot be read now (compiling, capturing)"
-        )
+        return f"it needs the bounds of the positions on axes {axes}, which cannot be read while compiling or capturing"
     scores, values = count_channels(facts.dtype, plan)
     if max(facts.head_dim + scores, facts.value_dim + values) > widest:
         return (
@@ -67,8 +65,8 @@ def widen(
     k_more: list[Tensor] = []
     v_more: list[Tensor] = []
     mass = []
-    for axes in dict.fromkeys(_axes_of(lookup.index) for lookup in lookups):
-        some = [lookup for lookup in lookups if _axes_of(lookup.index) == axes]
+    for axes in dict.fromkeys(lookup.index.axes for lookup in lookups):
+        some = [lookup for lookup in lookups if lookup.index.axes == axes]
         ours, theirs = (AxisPositions(plan.positions, axes, number, q.device) for number in (0, 1))
         added = [
             _query_numbers(lookup, q, scale, theirs.rows(lookup.index, 1)) for lookup in some if _adds_to_query(lookup)
@@ -114,7 +112,7 @@ def widen(
 
 
 def _needs_prescaling(plan: Plan) -> bool:
-    """Whether a bias becomes channels, inside a scale that is no number to divide it by."""
+    """Whether a bias becomes channels although the scale, which multiplies them, is a tensor: it cannot be divided out."""
     return isinstance(plan.scale, Tensor) and any(x.bias is not None for x in plan.lookups if reads_further_axes(x))
 
 
@@ -232,8 +230,8 @@ def count_channels(dtype: torch.dtype, plan: Plan) -> tuple[int, int]:
     """Channels for scores and for values."""
     scores = values = 0
     positions, lookups = plan.positions, [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
-    for axes in dict.fromkeys(_axes_of(lookup.index) for lookup in lookups):
-        some = [lookup for lookup in lookups if _axes_of(lookup.index) == axes]
+    for axes in dict.fromkeys(lookup.index.axes for lookup in lookups):
+        some = [lookup for lookup in lookups if lookup.index.axes == axes]
         bounds = [positions.bounds(axis) for axis in axes]
         ours, theirs = (prod([both[side][1] - both[side][0] + 1 for both in bounds]) for side in (0, 1))
         if any(map(_adds_to_query, some)):
@@ -252,10 +250,6 @@ def _cannot_be_read(positions: Positions, axes: list[int]) -> bool:
     if torch.compiler.is_compiling() or any(x.is_meta for x in tensors):
         return True
     return any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing()
-
-
-def _axes_of(index: Index | Grid) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(part.axis for part in index.parts)) if isinstance(index, Grid) else (index.axis,)
 
 
 def _adds_to_query(lookup: Lookup) -> bool:

@@ -1,12 +1,12 @@
-"""Calls that came before: validated, lowered and chosen once, and from then on found by a key of plain facts.
+"""Calls like an earlier one: validated, lowered and chosen once, and from then on found by a key of plain facts.
 
     attend(q, k, v, plan, ..)  ─▶  describe  ─▶  key  ─▶  known?  ── yes ─▶  run
                                                             └── no ──▶  validate, lower, choose; keep it under the key
 
 The key holds everything that these steps read: of each tensor its shape, strides, dtype, device, alignment and whether it needs
 a gradient; numbers, positions and indices as values; modes of PyTorch. Values of tensors are not part of it: nothing is read from
-the device. What is rare or of changing structure (further axes, token positions, functions, traced code) has no key, and
-takes the long way. A few queries without gradients decode: their keys grow with every step, so the key leaves their number out.
+the device. Rare calls and calls whose structure changes (further axes, token positions, functions, traced code) have no key
+and take the general path. A few queries without gradients decode: their keys grow with every step, so the key leaves their number out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ OTHER_SLOTS = tuple(
     for slot in fields(Plan)
     if slot.name not in ("positions", "shift", "rotate", "lookups", "scale", "slopes", "pair_axes")
 )
-"""What must be None here, a slot that is added later included."""
+"""Fields of a plan that must be None here, including those that are added later."""
 MASKS = frozenset(("causal", "window", "key_mask", "documents", "mask"))
 MOST = 1024
 FEW, DECODING = 16, "decoding"
-"""So many queries without a gradient are a decoding step."""
+"""Up to this many queries without a gradient are a decoding step."""
 SHIFTED = "shifted"
 """In the key of a plan with shifts, which `attend` adds to queries and scores where the triton engine does not."""
 _known = Memo(MOST, MOST)
@@ -47,7 +47,7 @@ _steps: dict[tuple, Any] = {}
 def describe(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float, engine: str, return_lse: bool, masks: dict[str, Any]
 ) -> tuple[tuple, list[Tensor | None]] | None:
-    """A call's key and tensors (prepared.collect, then the phases); None: take the long way."""
+    """A call's key and tensors (prepared.collect, then the phases); None: take the general path."""
     if not (getattr(q, "is_cuda", False) or triton.INTERPRETED) or type(plan) is not Plan:
         return None
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
@@ -86,7 +86,7 @@ def describe(
     tensors = [q, k, v, *tables, *hiding, *phases, *shifts]
     for x in tensors:
         if type(x) not in PLAIN:
-            return None  # subclasses have ways of their own; what is no tensor is wrong
+            return None  # subclasses may override operations; anything else is invalid
     graph = torch.is_grad_enabled()
     if window is not None and not isinstance(window, int):
         window = tuple(window)
@@ -252,8 +252,8 @@ class Known:
         rotate = plan.rotate
         if rotate is not None:
             if rotate.values:
-                v = rotate.keys(v)
-            q, k = rotate.both(q, k)
+                v = rotate.rotate_k(v)
+            q, k = rotate.rotate_qk(q, k)
         if not autocast_is_on(q.device):
             return self.engine.run(q, k, v, lowered)
         with no_autocast(q.device):

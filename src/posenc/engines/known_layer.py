@@ -39,7 +39,7 @@ class KnownText:
         return cls(known, plan, described[1])
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        """The output, or None where something differs: take the long way."""
+        """The output, or None where something differs: take the general path."""
         if torch.is_grad_enabled() or _layouts(q, k, v) != self.layouts:
             return None
         if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():

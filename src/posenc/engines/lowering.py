@@ -114,7 +114,7 @@ class LoweredPlan:
 
     def fold_query_shifts(self, q: Tensor) -> None:
         """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is rotated already.
-        The facts say so from the start."""
+        The facts describe the plan after this step."""
         if self._has_query_shifts:
             self.plan = self.plan.fold_query_shifts(q)
             self._has_query_shifts = False
@@ -180,7 +180,7 @@ class LoweredPlan:
     def offset(self) -> int | None:
         """p_k - p_q of slots 0 and 0 where positions are consecutive and every batch row has the same offset, else None.
 
-        Explicit positions often are (`position_ids`): on a CPU they are read once, O(L), where L² scores follow.
+        Explicit positions often are consecutive (`position_ids`): on a CPU they are read once, in O(L).
         """
         if not self._offset_is_known:
             self._offset_is_known = True
@@ -256,7 +256,7 @@ def _requires_grad(plan: Plan) -> bool:
 
 
 def _call_pair(pair: Callable, batch: int, heads: int, every_axis: bool, p_q: Tensor, p_k: Tensor) -> Tensor:
-    """What `pair` returns, in the shape that it must have: broadcasting would hide a mistake."""
+    """The result of `pair`, with its shape validated: broadcasting would hide a mistake."""
     added = pair(p_q, p_k)
     length = -2 if every_axis else -1
     shape = [batch, heads, p_q.shape[length], p_k.shape[length]]

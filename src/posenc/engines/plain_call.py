@@ -1,14 +1,14 @@
-"""The commonest calls, decided at a glance: consecutive positions, no mask but causality, no engine named.
+"""A shortcut for the most common calls: consecutive positions, no mask but causality, no engine named.
 
-A decoding step or a text of a few tokens is shorter than the validation, lowering and choice of a call that may hold anything.
-`run` makes the checks that can fail here in one pass and then does what `choose_engine` would have chosen:
+For a decoding step or a text of a few tokens, general validation, lowering and choice would take longer than attention itself.
+`run` makes the checks that apply here in one pass and then does what `choose_engine` would have chosen:
 
     no terms                                 `sdpa`: PyTorch's attention
     biases by distance, one table that is multiplied with queries or other states, on a CPU
                                              the dense form of `cpu`: PyTorch's attention with one mask, which is kept where
                                              it is the same for every query and needs no gradient
 
-It returns None for every other call, and for every call that is wrong: the long way explains what is. Tests compare the two
+It returns None for every other call and for every invalid one, which the general path runs or explains. Tests compare the two
 (tests/engines/test_plain_call.py).
 """
 
@@ -32,7 +32,7 @@ GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """The output, or None: take the long way."""
+    """The output, or None: take the general path."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -120,7 +120,7 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
     if plan.rotate is None:
         return q, k, v
     plan.rotate.check(q, k, v)
-    return plan.rotate.every(q, k, v)
+    return plan.rotate.rotate_qkv(q, k, v)
 
 
 def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:

@@ -1,7 +1,6 @@
-"""The formula as written, dense, in float32 or better: the oracle of every other engine. Supports every slot.
+"""The formula as written, dense, in float32 or better: the oracle of every other engine. It supports every plan.
 
-It reads the raw plan and rotates by the plain formula: it depends on neither the lowering nor a
-rotation kernel.
+It reads the raw plan and rotates by the plain formula, so it depends on neither the lowering nor a rotation kernel.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..core.dropout import as_dropout
-from ..core.functions import is_exporting
 from ..core.mask import Mask
 from ..core.plan import Plan, holds_nan
 from ..core.positions import Positions
 from ..core.rotation import rotate_by_formula
+from ..core.torch_modes import is_exporting
 from .lowering import LoweredPlan
 
 reads_raw_plan = True
@@ -89,8 +88,8 @@ def attention(
 
 
 def drop(probabilities: Tensor, dropout: float, rows: slice, columns: slice) -> Tensor:
-    """Dropout on `rows` and `columns` of the probabilities. A pair's draw depends on its slots alone, not on the block it is computed in;
-    compiled code and torch.func, which know PyTorch's random numbers only, draw those."""
+    """Dropout on `rows` and `columns` of the probabilities. The mask depends on the slots of a pair, not on the block that computes it;
+    compiled code and torch.func use PyTorch's own random numbers instead."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return torch.nn.functional.dropout(probabilities, dropout)
     batch, heads, count, keys = probabilities.shape
@@ -153,7 +152,7 @@ def pair_block(plan: Plan, device: torch.device, rows: slice, columns: slice) ->
 def masked(
     s: Tensor, mask: Mask, rows: slice = ALL, columns: slice = ALL, positions: Positions | None = None
 ) -> Tensor:
-    """s plus the additive mask, -inf where a key is masked. s holds `rows` and `columns` of what `positions` counts."""
+    """s plus the additive mask, -inf where a key is masked. s holds `rows` and `columns` of the scores for `positions`."""
     added = mask.added(rows, columns)
     if added is not None:
         s = s + added.to(s.dtype)
@@ -183,7 +182,7 @@ def weigh_values(probabilities: Tensor, v: Tensor, allowed: Callable[[], Tensor 
         return out
     if not holds_nan(out):
         return out
-    visible = allowed()  # 0 times NaN is NaN: such values are counted, not multiplied
+    visible = allowed()  # 0 times NaN is NaN, so values that are not finite are counted instead of multiplied
     if visible is None:
         return out
     out = probabilities @ v.masked_fill(~v.isfinite(), 0.0)
@@ -198,7 +197,7 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     if x.shape[1] == heads:
         return x
     group = heads // x.shape[1]
-    if is_exporting():  # views of open lengths become conditions that torch.export cannot decide
+    if is_exporting():  # views of symbolic lengths become conditions that torch.export cannot decide
         return x.index_select(1, torch.arange(heads, device=x.device) // group)
     return x.repeat_interleave(group, dim=1)
 

@@ -1,9 +1,9 @@
 """Which form of the `cpu` engine runs a call: measured rules over plain facts.
 
-    posenc bench --suite uses --only layer/      with both numbers as they are, and with both 0: both forms
+    posenc bench --suite uses --only layer/      with both numbers below as they are, and with both 0, measures both forms
 
 `dense` writes all terms into one mask [B or 1, H, Lq, Lk] and calls PyTorch's attention once; `tiles` (forward.py, backward.py)
-need O(L) memory and some hundred microseconds of bookkeeping, which short texts do not earn back.
+need O(L) memory and some hundred microseconds of bookkeeping, which do not pay off for short texts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ VARIED_PAIRS = 1 << 21
 def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
     """dense: short texts whose terms PyTorch's attention takes as one mask. tiles: everything else.
 
-    Whether a gradient is wanted does not matter: the two forms round differently, and an output is to have the same bits."""
+    The rule does not depend on whether a gradient is wanted, so that an output has the same bits either way: the two forms
+    round differently."""
     _, query, key, value = facts.spans
     if value is not None or facts.decay or facts.return_lse or facts.further_axes:
         return "tiles"

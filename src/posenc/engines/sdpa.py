@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..core.functions import transform_reason
 from ..core.plan import holds_nan
+from ..core.torch_modes import transform_reason
 from . import blocked, dense_bias
 from .lowering import LoweredPlan
 
@@ -63,7 +63,7 @@ def fused_attention(
             bias = bias.reshape(bias.shape[0], kv_heads, heads // kv_heads, bias.shape[3])
         return scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(batch, heads, 1, v.shape[3])
     grouped = False
-    if heads != kv_heads:  # a branch: where torch.compile leaves sizes open, a comparison alone is no bool
+    if heads != kv_heads:  # a branch: with symbolic sizes the comparison itself is not a bool
         grouped = True
     return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=grouped)
 

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gradio as gr
 
-from ..plot.translations import Translation
+from ..core.translation import Translation
 from .pages import PAGES
 from .pages.base import Controls, Page
 from .texts import LANGUAGES, PATHS

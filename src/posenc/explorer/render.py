@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..core.translation import Translation
 from ..plot.panels import csv
-from ..plot.translations import Translation
 from .pages import PAGES
 from .pages.base import Controls, Page, View
 from .plotly_figures import as_json, mosaic, subplots
@@ -35,17 +35,6 @@ COMMON_PARAMETERS = {"view", "lang", "table", "__theme"}
 """Parameters of a query that belong to no page."""
 
 
-def render_values(
-    page: Page, controls: Controls, words: Translation, values: Any, *, width: int, coarse: bool
-) -> ViewData:
-    """The view for the values of the controls."""
-    try:
-        state = state_of_values(controls, words, values)
-    except ValueError as error:
-        return error_response(error, words)
-    return render_state(page, words, state, width=width, coarse=coarse)
-
-
 def state_of_values(controls: Controls, words: Translation, values: Any) -> State:
     """The state of a page from the values of its controls."""
     try:
@@ -54,15 +43,6 @@ def state_of_values(controls: Controls, words: Translation, values: Any) -> Stat
         return controls.read(*values)
     except (TypeError, OverflowError) as error:
         raise ValueError(str(error)) from None
-
-
-def render_query(page: Page, words: Translation, query: str, *, width: int, coarse: bool) -> ViewData:
-    """The view of a link."""
-    try:
-        state, notes = state_of_query(page, words, query)
-    except ValueError as error:
-        return error_response(error, words)
-    return render_state(page, words, state, width=width, coarse=coarse, notes=notes)
 
 
 def state_of_query(page: Page, words: Translation, query: str) -> tuple[State, list[str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from ..plot.translations import Translation
+from ..core.translation import Translation
 
 State = dict[str, str]
 # parameter -> key of its control's label in texts.py

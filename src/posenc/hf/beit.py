@@ -99,6 +99,8 @@ class Data2VecVision(Layer):
             patches = tuple(side // self.config.patch_size for side in resolution)
             made = own(patches, interpolate_pos_encoding, dim_size=hidden_states.shape[1])
             bias = made if bias is None else made + bias
+        if not blocks.in_blocks(self, q):
+            return self.posenc_run_dense(q, k, v, bias, size**-0.5, self.dropout.p), None
         out = blocks.run(
             self, q, k, v, _rows_of, (bias,), lambda: Plan(Positions(q.shape[2]), scale=size**-0.5), lambda: {"mask": bias},
             scale=size**-0.5, dropout=self.dropout.p, plain_gradients=True,

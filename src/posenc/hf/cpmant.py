@@ -51,9 +51,12 @@ class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
         k, v = (split(project(hidden_kv), self.dim_head) for project in (self.project_k, self.project_v))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        plan = Plan(Positions((k.shape[2] - q.shape[2], q.shape[2]), k.shape[2]), scale=self.dim_head**-0.5)
         drop = 0.0 if self.dropout is None else self.dropout.p
-        return self.attention_out(self.posenc_run(q, k, v, plan, {"mask": position_bias}, drop)), None
+        out = self.posenc_run_dense(q, k, v, position_bias, self.dim_head**-0.5, drop)
+        empty = (
+            position_bias[:, 0, :, :1] == torch.finfo(position_bias.dtype).min
+        )  # padding sees nothing, and gives zeros
+        return self.attention_out(out.masked_fill(empty, 0.0)), None
 
 
 class CpmAntEncoder(Part, modeling_cpmant.CpmAntEncoder):
@@ -64,7 +67,10 @@ class CpmAntEncoder(Part, modeling_cpmant.CpmAntEncoder):
         if output_attentions:
             masks.log_dense()
         else:
-            position_bias = torch.where(attention_mask[:, None].bool(), position_bias, -float("inf"))
+            # a query that sees nothing has the lowest number for each key: kernels may give NaN where all are -inf
+            visible, lowest = attention_mask[:, None].bool(), torch.finfo(position_bias.dtype).min
+            hidden = torch.where(visible.any(-1, keepdim=True), -float("inf"), lowest).to(position_bias.dtype)
+            position_bias = torch.where(visible, position_bias, hidden)
             attention_mask = None
         return super().forward(hidden_states, attention_mask, position_bias, output_attentions, *args, **kwargs)
 

@@ -5,7 +5,7 @@
 These layers call no interface. They stand for SamVisionAttention and SamVisionSdpaAttention (modeling_sam.py 716-905 of
 transformers 5.22), VitDetAttention (modeling_vitdet.py 201-268), SegGptAttention (modeling_seggpt.py 227-360), and the copies
 of SAM's named below. The originals write both terms of all pairs, [B, H, L, L]: 800 MB for one image of 64 x 64 patches. Here they
-stay as they come, one number for each query and image row, and each query and image column.
+stay compact: one number for each query and image row, and one for each query and image column.
 """
 
 from __future__ import annotations

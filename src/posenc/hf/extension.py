@@ -29,7 +29,7 @@ from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
 from .layer import log_once
-from .swap import UnsupportedModel
+from .swap import Model, UnsupportedModel
 from .unrotated import UNROTATED, CosSin, GPTJAttention
 
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -62,7 +62,7 @@ class Change:
     length_dependent: set[str | None]  # the kinds of layers whose rotation depends on the length
 
 
-def extend(model: nn.Module, scaling: Scaling | None, *, max_length: int | None = None) -> nn.Module:
+def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = None) -> Model:
     """Swap the rotation of a Llama-like model; returns the same model.
 
     scaling      an object of posenc.scaling (None: plain RoPE)

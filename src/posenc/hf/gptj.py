@@ -48,7 +48,7 @@ class PlainAttention(Layer):
             out = self.posenc_run(query, key, value, plan, options, self.attn_dropout.p, fully_masked)
             return out.unflatten(-1, (-1, value.shape[3])).transpose(1, 2), None
         if attention_mask is None or interface.are_collected():
-            return super()._attn(query, key, value, attention_mask)
+            return super()._attn(query, key, value, attention_mask)  # type: ignore[misc]
         drop = self.attn_dropout.p if self.training else 0.0
         out, _ = interface.attention(self, query, key, value, attention_mask, scaling=self.posenc_scale(), dropout=drop)
         return out.transpose(1, 2), None

@@ -25,8 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import output_capturing
 
 from .. import Plan, Positions, attend
-from ..core.functions import is_exporting
 from ..core.precision import autocast_is_on
+from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
@@ -117,7 +117,7 @@ def attention(
         make = partial(Plan, scale=scaling, sinks=sinks if sinks is None or sinks.dim() == 1 else None)
     if context is not None:
         from ..parallel.functional import attend as attend_together
-        from ..parallel.terms import FixedPlan
+        from ..parallel.plan_tensors import FixedPlan
 
         if sinks is not None and sinks.dim() > 1:
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from .. import Index, Plan, Positions, attend
 
@@ -31,7 +32,7 @@ class Part(nn.Module):
 
     @staticmethod
     def concerns(module: Any) -> bool:
-        """Whether this module has a term; one that has none stays as it is."""
+        """Whether this module has a positional term; one without is left unchanged."""
         return True
 
     @staticmethod
@@ -91,7 +92,7 @@ class Layer(Part):
         """
         if self.posenc_context is not None:
             from ..parallel.functional import attend as attend_together
-            from ..parallel.terms import FixedPlan
+            from ..parallel.plan_tensors import FixedPlan
 
             assert not isinstance(plan, Plan)
             out = attend_together(
@@ -103,6 +104,21 @@ class Layer(Part):
         out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **options)
         if fully_masked is not None:
             out = torch.where(fully_masked[:, None, :, None], v.mean(2, keepdim=True), out)
+        return out.transpose(1, 2).flatten(2)
+
+    def posenc_run_dense(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float
+    ) -> Tensor:
+        """[B, H, L, D] -> [B, L, H * D] with a dense bias, masks included: PyTorch's attention takes that on every device, its
+        gradient too; `attend` with a named engine."""
+        dropout = dropout if self.training else 0.0
+        if self.posenc_engine == "auto":
+            if bias is not None and bias.dtype != torch.bool:
+                bias = bias.to(q.dtype)
+            out = scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
+        else:
+            plan = Plan(Positions((k.shape[2] - q.shape[2], q.shape[2]), k.shape[2]), scale=scale)
+            out = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, mask=bias)
         return out.transpose(1, 2).flatten(2)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutput
 
 from .. import Plan, Positions
@@ -50,14 +49,7 @@ class Boxes(Layer):
         ):  # the encoder's original runs
             return super().forward(hidden_states, attention_mask, rel_pos, rel_2d_pos, **kwargs)
         q, k, v = (split(x, self.attention_head_size) for x in self.posenc_projected(hidden_states))
-        if self.posenc_engine != "auto":
-            options = {} if attention_mask is None else {"mask": attention_mask}
-            return self.posenc_run(q, k, v, Plan(Positions(q.shape[2])), options, self.dropout.p), None
-        dropout = self.dropout.p if self.training else 0.0
-        if attention_mask is not None and attention_mask.dtype != torch.bool:
-            attention_mask = attention_mask.to(q.dtype)
-        out = scaled_dot_product_attention(q, k, v, attention_mask, dropout_p=dropout)
-        return out.transpose(1, 2).flatten(2), None
+        return self.posenc_run_dense(q, k, v, attention_mask, q.shape[3] ** -0.5, self.dropout.p), None
 
 
 class BoxEncoder(Part):

@@ -347,11 +347,6 @@ def table(results: list[dict[str, Any]], train: str = "training step", forward: 
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def write(result: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, (json.dumps(result, indent=1) + "\n").encode())
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m posenc.hf.measure", description="original against accelerated")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -376,7 +371,7 @@ def main(arguments: list[str] | None = None) -> None:
         threads=given.threads,
     )  # fmt: skip
     if given.out is not None:
-        write(result, given.out)
+        files.write_json(given.out, result)
         print(f"written to {given.out}")
 
 

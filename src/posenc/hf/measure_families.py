@@ -180,21 +180,24 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
     return result
 
 
-def table(result: dict[str, Any], heads: tuple[str, ...] = ("model", "forward", "training step")) -> str:
-    """Rows of Markdown: before → after, seconds and MiB, and the ratios."""
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for name, one in result["models"].items():
-        cells = []
-        for what in ("forward", "step"):
-            old, new = one["original"][what], one["accelerated"][what]
-            pair = [
-                f"{1000 * cell['seconds']:.{0 if cell['seconds'] > 0.02 else 1}f} ms, {cell['extra_bytes'] / 2**20:.0f} MiB"
-                for cell in (old, new)
-            ]
-            ratio = f"{old['seconds'] / new['seconds']:.2f} ×, {old['extra_bytes'] / max(new['extra_bytes'], 1):.1f} ×"
-            cells.append(f"{pair[0]} → {pair[1]} ({ratio})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def cells(one: dict[str, Any]) -> list[str]:
+    """Of the forward pass and of the step: before → after, time and memory, and the ratios."""
+    found = []
+    for what in ("forward", "step"):
+        old, new = one["original"][what], one["accelerated"][what]
+        pair = [
+            f"{1000 * cell['seconds']:.{0 if cell['seconds'] > 0.02 else 1}f} ms, {cell['extra_bytes'] / 2**20:.0f} MiB"
+            for cell in (old, new)
+        ]
+        ratio = f"{old['seconds'] / new['seconds']:.2f} ×, {old['extra_bytes'] / max(new['extra_bytes'], 1):.1f} ×"
+        found.append(f"{pair[0]} → {pair[1]} ({ratio})")
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """Rows of Markdown."""
+    lines = ["| model | forward | training step |", "| --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells(one))} |" for name, one in result["models"].items())])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -245,8 +248,7 @@ def main(arguments: list[str] | None = None) -> None:
         result["models"][name] = found
         print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
         if given.out:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            files.write(given.out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+            files.write_json(given.out, result)
 
 
 if __name__ == "__main__":

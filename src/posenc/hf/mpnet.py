@@ -1,6 +1,6 @@
 """MPNet: T5's buckets in one table for the encoder, and 1/sqrt(d).
 
-    s = q·k / sqrt(d) + b[bucket(j - i), h]           32 buckets up to distance 128; the original ignores the config's
+    s = q·k / sqrt(d) + b[bucket(j - i), h]           32 buckets up to distance 128, whatever the configuration says, as in the original
 
 Replaces MPNetSelfAttention (modeling_mpnet.py 115-176) and the bias of MPNetEncoder (264-350) of transformers 5.22. The
 original makes the bias dense, [B, H, L, L], and repeats it for every row of the batch.

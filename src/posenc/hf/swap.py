@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from . import family as families
 from .family import FOLDERS, INTERFACE, OVERRIDE, Family, InterfaceLayer, InterfacePart
 from .layer import Layer, Part, zeros_beside
 
+Model = TypeVar("Model", bound=nn.Module)
+"""The class of the caller's model."""
 NAME = "posenc"
 
 
@@ -33,9 +35,9 @@ class UnsupportedModel(ValueError):
 
 
 def accelerate(
-    model: nn.Module, *, engine: str = "auto", context_parallel: Any = None, strategy: str | None = None,
+    model: Model, *, engine: str = "auto", context_parallel: Any = None, strategy: str | None = None,
     verify: bool = False,
-) -> nn.Module:  # fmt: skip
+) -> Model:  # fmt: skip
     """Run the attention of a loaded transformers model on posenc's engines; returns the same model.
 
         model = posenc.hf.accelerate(T5ForConditionalGeneration.from_pretrained(...))
@@ -76,7 +78,7 @@ def accelerate(
     if expected is not None:
         try:
             reason = _difference(expected, _outcome(model))
-        except Exception as error:  # whatever a model that nobody has seen raises
+        except Exception as error:  # an unknown model may raise anything
             reason = f"raises {type(error).__name__}: {error}"
         if reason is not None:
             restore(model)
@@ -198,7 +200,7 @@ def _refuse_labels(model: Any, args: tuple, kwargs: dict[str, Any]):
     return args, kwargs
 
 
-def restore(model: nn.Module) -> nn.Module:
+def restore(model: Model) -> Model:
     """Undo `accelerate` and `extend`; returns the same model.
 
     Raises nothing: a model that was not changed stays as it is.

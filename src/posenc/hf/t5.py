@@ -22,8 +22,8 @@ from transformers.models.umt5 import modeling_umt5
 
 from .. import Index, Lookup, Plan, Positions
 from ..core import index
-from ..core.functions import cache_in_eager_mode
 from ..core.tables import expand_table
+from ..core.torch_modes import cache_in_eager_mode
 from ..nn import blocks
 from . import rules
 from .family import Family, InterfaceLayer, tiny_text

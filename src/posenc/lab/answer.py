@@ -164,8 +164,9 @@ def _reasons(
     more = evidence.trained_bytes(theirs) / evidence.trained_bytes(task)
     if more > 1.5:
         found.append(words("reason data", times=more))
-    if theirs["seeds"] > task["seeds"]:
-        found.append(words("reason seeds", theirs=theirs["seeds"], ours=task["seeds"]))
+    there, here = stronger.seed_numbers(theirs)[0], results.seed_numbers(task)[1] or task["seeds"]
+    if there > here:  # every encoding
+        found.append(words("reason seeds", theirs=there, ours=here))
     reaches = [max(t["test"]) / t["train"] for t in (theirs, task)]
     if reaches[0] > reaches[1]:
         found.append(words("reason reach", theirs=reaches[0], ours=reaches[1]))

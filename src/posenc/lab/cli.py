@@ -30,7 +30,6 @@ def compare(arguments: list[str]) -> int:
     add("--out", help="the run's folder (out/PRESET)")
     add(
         "--encodings",
-        "--schemes",
         nargs="+",
         metavar="ENCODING",
         help="for example: alibi rope:base=500000 rope+ntk:8 t5:buckets=64",
@@ -70,7 +69,7 @@ def compare(arguments: list[str]) -> int:
         return 0
     presets.path_of(given.preset)
     out = Path(given.out or Path("out") / Path(given.preset).stem)
-    if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
+    if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
         _announce(words, "compare", words("what compare", preset=given.preset, out=out))
     from . import process_group, report, run
 

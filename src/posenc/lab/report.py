@@ -138,7 +138,7 @@ def _every_length(results: Results, task: dict[str, Any], words: Words) -> list[
 
 
 def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
-    """The verdict stands next to the name, so that it is visible however narrow the screen is."""
+    """The verdict is next to the name, so that it is visible on narrow screens."""
     sizes, metric = sorted(task["test"]), metric_of(task)
     head = [words("trained tick", size=size) if size == task["train"] else size for size in sizes]
     rows, standings = [], verdict.standings(results, task)
@@ -267,7 +267,7 @@ def mean_of(values: list[float], form: str, times: float = 1.0) -> str:
 def as_text(
     results: Results, words: Words | None = None, *, bold: Callable[[str], str] = str, width: int | None = None
 ) -> str:
-    """The tables for a terminal and, last, where the eye is, the answer, wrapped to `width` columns."""
+    """The tables for a terminal and, at the end, the answer, wrapped to `width` columns."""
     words = words or Words("en")
     rows: list[str] = []
     for task in results.tasks():

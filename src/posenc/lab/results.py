@@ -18,7 +18,7 @@ from . import validate
 from .errors import LabError, OptionError
 from .presets import Experiment, from_dict
 from .store import Store, write
-from .trials import Trial
+from .trials import Trial, key
 
 # two-sided 95 % of Student's t for 1, 2, .. degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -186,6 +186,30 @@ def collect(experiment: Experiment, trials: list[Trial], store: Store, settings:
         finished += whole
     saved = asdict(experiment) | {"text": settings.get("text", {})}
     return Results(saved, settings.get("machine", {}), trainings, rows, len(trials), finished)
+
+
+def restore(trials: list[Trial], store: Store) -> int:
+    """Write the records of finished trials from results.json into a folder that has no trials: a published run, which comes without its
+    weights, goes on with what is missing. Returns how many."""
+    path = store.root / "results.json"
+    if not path.is_file() or any(store.trials.iterdir()):
+        return 0
+    found, known, number = read(store.root), {trial.training.key: trial for trial in trials}, 0
+    for record in found.trainings:
+        trial = known.get(key(record["settings"]))
+        if trial is None:
+            continue
+        t = trial.training
+        store.put(t.key, "train.json", record)
+        for testing in trial.tests:
+            about = {"task": t.task, "encoding": trial.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
+            rows = [row for row in found.rows if all(row[name] == value for name, value in about.items())]
+            points = [{name: value for name, value in row.items() if name not in about} for row in rows]
+            if tuple(point["size"] for point in points) == tuple(testing.test):
+                settings = {"training": asdict(t), "testing": asdict(testing)}
+                store.put(trial.test_key(testing), "test.json", {"settings": settings, "points": points})
+        number += 1
+    return number
 
 
 def read(folder: str | Path) -> Results:

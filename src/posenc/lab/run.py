@@ -54,6 +54,7 @@ def compare(
         return results.collect(experiment, trials, run.store, {})
     with run.store.lock():
         about = source.about if source else {}
+        results.restore(trials, run.store)
         results.begin(experiment, run.store, about, jobs)
         failure = None
         try:

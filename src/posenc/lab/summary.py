@@ -233,7 +233,7 @@ def setup(results: Results, words: Words) -> Markup:
 
 
 def _rate(results: Results, words: Words) -> str:
-    """What position_lr is, and whom it favours."""
+    """What position_lr is, and which encodings it favours."""
     rates = {task.get("position_lr", 1.0) for task in results.tasks()}
     rate = max(rates)
     if rate == 1.0:

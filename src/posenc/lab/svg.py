@@ -1,8 +1,9 @@
 """Figures as SVG: curves over a logarithmic or linear axis, each labelled at its end.
 
-Hand-written, because a page must show the same figure without scripts, without a network, on a phone and in two
-languages. A panel is drawn 440 units wide, so that its text is legible at a phone's width; wide pages set two side by side.
-Labels are moved apart vertically and joined to their lines, so that they never overlap.
+Written here and not drawn by matplotlib, because the report is one HTML file whose figures have selectable text, tooltips, labels
+for screen readers and lines that the keyboard can focus, and because the lab does not depend on matplotlib. A panel is drawn 440
+units wide, so that its text is legible at a phone's width; wide pages set two side by side. Labels are moved apart vertically
+and joined to their lines, so that they never overlap.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
+from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import Positions
+from ..core.torch_modes import call_like
 from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
 from . import plain_forward
@@ -31,8 +33,8 @@ class Attention(nn.Module):
         y = attn(x)                                     x, y [B, L, d_model]
 
     encoding   an Encoding, an encoding's name, or None. One encoding instance may serve many layers (a shared table).
-               A name gives a causal layer the form for the past alone where there is one (`causal_options`): t5,
-               transformer_xl, xlnet, shaw and clipped. A context's later keys would then all be at distance 0:
+               With a name, a causal layer uses the variant for past keys where there is one (`causal_options`): t5,
+               transformer_xl, xlnet, shaw and clipped. It gives all later keys of a context distance 0, so
                cross-attention needs a layer that is not causal.
                Absolute encodings are added to this layer's input; in a stack add them once, with `encoding.embed`.
     kv_heads   fewer key heads than query heads (grouped queries)
@@ -43,7 +45,7 @@ class Attention(nn.Module):
                posenc.parallel.split_sequence; positions, key_mask and documents too. For training and prefill: no cache
     strategy   how attention crosses the ranks: "ulysses", "gather", "ring" or "auto"
     layer_idx  the layer's name in a KVCache; None: the layer itself. With a number a copy of the model (deepcopy,
-               pickle) can go on with a copy of the cache
+               pickle) can continue with a copy of the cache
 
     Raises OptionError for sizes and options that do not fit, ValueError for an x of another shape.
 
@@ -74,11 +76,12 @@ class Attention(nn.Module):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
         head_dim = head_size(d_model, heads, head_dim)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+        require_number("dropout", dropout, least=0.0, below=1.0)
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
-            if kv_heads != heads and "kv_heads" in options_of(encoding):  # rotations of their own for each head of keys
+            if kv_heads != heads and "kv_heads" in options_of(
+                encoding
+            ):  # the encoding has a rotation for each key head
                 options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
@@ -88,7 +91,7 @@ class Attention(nn.Module):
         self.encoding = Encoding() if encoding is None else encoding
         self.layer_idx, self.layer_key = layer_idx, LayerKey()
         if strategy is not None and context_parallel is None:
-            raise ValueError(f"strategy={strategy!r} goes with context_parallel=mesh['cp']")
+            raise ValueError(f"strategy={strategy!r} needs context_parallel=mesh['cp']")
         self.context_parallel: ContextParallel | None = None
         if context_parallel is not None:
             from ..parallel.context import as_context
@@ -120,12 +123,12 @@ class Attention(nn.Module):
         """x [B, L, d_model] -> [B, L, d_model].
 
         context            attend to these states instead of x (cross-attention), with context_positions
-        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory. Encodings
-                           whose numbers depend on absolute positions (learned, sinusoidal, rotations that follow the
-                           length, ...) count the real tokens of each document then
+        positions          int [L], [B, L] or [B, L, axes]; default: consecutive, after the cache or memory. For encodings
+                           that depend on absolute positions (learned, sinusoidal, rotations that follow the length,
+                           ...) the default counts the real tokens of each document
         segments           int [B, L], a second axis of positions (XLNet); or (segments, (lowest, highest)): with the bounds
                            nothing is read from the device, and a compiled layer can use the triton engine
-                           (with a cache they are not used: what it holds may lie outside)
+                           (not used with a cache, whose segments may lie outside)
         mask               bool (True: visible) or float (added), broadcasting to [B, H, L, keys]
         key_mask           bool [B, L] (or over all keys, cached ones included), True for real tokens
         documents          int [B, L]: only keys of the query's document are visible (packing)
@@ -155,15 +158,17 @@ class Attention(nn.Module):
             given = {"segments": segments, "documents": documents, "memory": memory}
             unused = [name for name, value in given.items() if value is not None]
             if unused:
-                raise ValueError(f"{', '.join(unused)} cannot go with context; give mask= for the visible keys")
+                raise ValueError(
+                    f"{', '.join(unused)} cannot be combined with context; give mask= for the visible keys"
+                )
             return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
         if context_positions is not None:
-            raise ValueError("context_positions goes with context")
+            raise ValueError("context_positions needs context")
         if memory is not None and cache is not None:
             raise ValueError("give memory (states) or cache (keys and values), not both")
         if isinstance(cache, GraphCache):
             if any(one is not None for one in (positions, segments, mask, key_mask, documents)):
-                raise ValueError("a step of fixed shapes takes x and the cache alone; give masks with the prompt")
+                raise ValueError("a step of fixed shapes takes only x and the cache; give masks with the prompt")
             return run_fixed(self, x, cache)
         if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
@@ -193,22 +198,10 @@ class Attention(nn.Module):
         slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
 
-    if TYPE_CHECKING:  # nn.Module's gives Any; pyright takes no `__call__ = forward` for another type
+    if TYPE_CHECKING:
 
-        def __call__(
-            self,
-            x: Tensor,
-            context: Tensor | None = None,
-            *,
-            positions: Tensor | None = None,
-            context_positions: Tensor | None = None,
-            segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
-            mask: Tensor | None = None,
-            key_mask: Tensor | None = None,
-            documents: Tensor | None = None,
-            memory: Tensor | None = None,
-            cache: KVCache | LayerCache | GraphCache | None = None,
-        ) -> Tensor: ...
+        @call_like(forward)
+        def __call__(self, *args: Any, **options: Any) -> Tensor: ...
 
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         slot = find_slot(cache, self, x, cross)
@@ -238,8 +231,8 @@ class Attention(nn.Module):
         plan = self.encoding.terms(sequence.all, x=x, host=self, **({} if kept is None else {"kept": kept}))
         if rotation is not None:
             if rotation.values:
-                v = rotation.keys(v)
-            k = rotation.keys(k)
+                v = rotation.rotate_k(v)
+            k = rotation.rotate_k(k)
             plan = replace(plan, rotate=replace(rotation, k=None, values=False))
         return k, v, plan
 
@@ -266,8 +259,8 @@ class Attention(nn.Module):
             k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
             rotation = None if slot is None or self.encoding.length_dependent else self.encoding.rotation(positions)
             if rotation is not None:
-                v = rotation.keys(v) if rotation.values else v
-                k = rotation.keys(k)
+                v = rotation.rotate_k(v) if rotation.values else v
+                k = rotation.rotate_k(k)
         if slot is None or self.encoding.length_dependent:
             plan = self.encoding.plan(positions, x=x, host=self)
         else:
@@ -299,7 +292,9 @@ class Attention(nn.Module):
         """The mesh of tensor parallelism, over which the query projection is cut."""
         mesh = getattr(self.q_proj.weight, "device_mesh", None)
         if mesh is None:
-            raise ValueError(f"q_proj gives other than {self.heads} heads of {self.head_dim}; it must give all of them")
+            raise ValueError(
+                f"q_proj must return {self.heads} heads of {self.head_dim}, except under tensor parallelism"
+            )
         return mesh
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -4,7 +4,8 @@
              ▒▒▒▒ ....        attention runs it while it is still in the processor's cache
 
 The originals write the bias of all queries, [B, H, Lq, Lk], and read it again, or keep all probabilities for the gradients.
-Here the compact form stays (tables, gates, one number for each query and image row), and the gradients make the blocks anew.
+Here only the compact form is kept (tables, gates, one number for each query and image row), and the backward pass recomputes
+the blocks.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class _Blocks(torch.autograd.Function):
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for images, rows in cut(q.shape, k.shape[2]):
             q_i, k_i, v_i, d_i = q[images, :, rows], k[images], v[images], d_out[images, :, rows]
-            # parts are leaves of their own: the gradient of a slice would be as large as the whole
+            # parts are separate leaves: the gradient of a slice would be as large as the whole
             parts = [x[images, :, rows].detach().requires_grad_(need) for x, need in zip(given[: ctx.by_query], needs)]
             with torch.enable_grad():
                 bias = ctx.make(images, rows, *parts, *whole)
@@ -193,7 +194,7 @@ def read_table(table: Tensor, index: Tensor) -> Tensor:
 
 
 _kept: WeakKeyDictionary[nn.Module, tuple[tuple[Tensor, ...], Any, Tensor, int]] = WeakKeyDictionary()
-"""Module -> copies of the tables, the key, the bias and its version: who adds to it in place loses it."""
+"""Module -> copies of the tables, the key, the bias and its version: an entry that was changed in place is not used."""
 
 
 def keep(module: nn.Module, key: Any, tables: tuple[Tensor, ...], make: Callable[[], Tensor]) -> Tensor:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.functions import is_exporting
+from ..core.torch_modes import is_exporting
 
 if TYPE_CHECKING:
     from .graph_cache import GraphCache
 
 
 class LayerKey:
-    """The name of a layer in caches. A layer holds its own, so that a cache keeps no model alive; a copy of the layer
-    (deepcopy, pickle) has another.
+    """The name of a layer in caches. A layer holds its own, so that a cache does not keep a model alive; a copy of
+    the layer (deepcopy, pickle) has a different one.
     """
 
 
@@ -47,8 +47,8 @@ class LayerCache:
     A slot of cross-attention holds the keys of a context, which do not grow: `length` and `marks` count the queries
     so far, `context` holds the facts of the context's keys.
 
-    A forward computes with `append` and changes the slot at its end, with `commit`: what raises in between leaves
-    it as it was. Storage doubles as it grows, so that a step costs no copy of the past; with `max_length` it is made
+    A forward pass computes with `append` and changes the slot at its end, with `commit`: an error in between leaves it
+    unchanged. Storage doubles as it grows, so that a step costs no copy of the past; with `max_length` it is made
     once, with the first tokens, and never moves.
     """
 
@@ -59,7 +59,7 @@ class LayerCache:
         self.context: dict[str, Tensor] | None = None
         self._k: Tensor | None = None
         self._v: Tensor | None = None
-        self._own = False  # storage that only this slot knows, made here: free to be written past `length`
+        self._own = False  # storage that only this slot refers to: it may be written past `length`
         self._found = False  # by a layer itself, not by the caller
         self._layer: weakref.ref[LayerKey] | None = None
 
@@ -81,7 +81,7 @@ class LayerCache:
         return self.length if self.context is None else None
 
     def append(self, k: Tensor, v: Tensor, *, differentiable: bool = False) -> Appended:
-        """Everything with k, v [B, Hkv, n, D] behind it; `commit` makes it the slot's.
+        """The stored keys and values followed by k, v [B, Hkv, n, D]; `commit` stores the result.
 
         differentiable: a graph may hold what the slot has stored, or what it returns.
         """
@@ -92,10 +92,10 @@ class LayerCache:
                 "make a longer KVCache(max_length=...), or crop it"
             )
         differentiable = differentiable or (torch.is_grad_enabled() and k.requires_grad)
-        differentiable = differentiable or is_exporting()  # a program writes to no storage of its caller
+        differentiable = differentiable or is_exporting()  # an exported program does not write to its caller's storage
         if self._k is None or self._v is None:
             if self.max_length is None or differentiable:
-                return Appended(k, v, (k, v), length, False)  # the caller's own: never written to
+                return Appended(k, v, (k, v), length, False)  # the caller's tensors: never written to
             stored = (
                 self._written(_room(k, self.max_length), k, length),
                 self._written(_room(v, self.max_length), v, length),
@@ -256,16 +256,16 @@ class KVCache:
             x = layer(x, cache=cache)
 
     An `Attention` finds its own slot: by its `layer_idx`, or else by itself; self-attention and cross-attention of one
-    layer have a slot each. `length`, `crop`, `reorder` and copies are for all layers. Copies are independent, and
-    cost no memory until one of them goes on.
+    layer have a slot each. `length`, `crop`, `reorder` and copies apply to all layers. Copies are independent, and
+    cost no memory until one of them is extended.
 
-    Every layer takes the same tokens in each step. What does not fit raises: another batch size, head count, dtype or
-    device; two layers with one layer_idx; a layer that is called while others lag behind, or that was not there from
+    Every layer takes the same tokens in each step. Anything else raises: another batch size, head count, dtype or
+    device; two layers with one layer_idx; a layer that is called while others lag behind, or that was not called from
     the start. So does the step after one that failed between two layers: crop(n) to the length before it, then repeat.
 
-    What cannot be noticed: a model whose only layer is called twice in each step, and a step that is repeated after
-    every layer had taken it (crop first). Layers that share their weights are one module and need explicit slots, as
-    do layers that take tokens at a rate of their own:
+    Not detected: a model whose only layer is called twice in each step, and a step that is repeated after every layer had
+    taken it (crop first). Layers that share their weights are one module and need explicit slots, as do layers that
+    take tokens at a different rate:
 
         for n in range(12):
             x = shared(x, cache=cache.layer(n))
@@ -290,7 +290,7 @@ class KVCache:
         self._layers: dict[tuple[Hashable, bool], LayerCache] = {}
 
     def layer(self, key: Hashable | Layer, *, cross: bool = False) -> LayerCache:
-        """A layer's slot: of an Attention, of a layer_idx, or of any key of the caller's; empty where there was none."""
+        """A layer's slot, by an Attention, a layer_idx or any other key; a new one is empty."""
         key = key_of(key)
         slot = self._layers.get((key, cross))
         if slot is None:
@@ -298,7 +298,7 @@ class KVCache:
         return slot
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
-        """The slot of a layer that is about to take `new` tokens; raises where that cannot be meant."""
+        """The slot of a layer that is about to take `new` tokens; raises where the layers are out of step."""
         key: Hashable = layer.layer_key if layer.layer_idx is None else layer.layer_idx
         slot = self._layers.get((key, cross))
         if slot is None:
@@ -309,7 +309,7 @@ class KVCache:
         elif owner is not layer.layer_key:
             raise ValueError(
                 f"two layers have layer_idx={layer.layer_idx}; give each its own "
-                "(a copy of a model goes on with copy.deepcopy(cache))"
+                "(a copy of a model continues with copy.deepcopy(cache))"
             )
         slot._found = True
         before, after = slot.length, slot.length + new
@@ -325,7 +325,7 @@ class KVCache:
             f"this layer is to go from {before} to {after} tokens, and the other layers of the cache hold "
             f"{' or '.join(map(str, lengths))}; call each layer once in a step, with the same tokens. After a step "
             f"that failed: cache.crop({min(other.length for other in filled)}). A layer that is used twice in a step, "
-            "or with tokens of its own, needs explicit slots: layer(x, cache=cache.layer(key))"
+            "or with different tokens, needs explicit slots: layer(x, cache=cache.layer(key))"
         )
 
     @property
@@ -358,7 +358,7 @@ class KVCache:
         return GraphCache(self)
 
     def copy(self) -> KVCache:
-        """An independent cache with the same tokens, as copy.copy: what it shares is copied when one of them goes on."""
+        """An independent cache with the same tokens, as copy.copy: shared storage is copied when one of them is extended."""
         return self.__copy__()
 
     def __copy__(self) -> KVCache:
@@ -369,7 +369,7 @@ class KVCache:
     def __deepcopy__(self, memo: dict) -> KVCache:
         new = KVCache(self.max_length)
         for (key, cross), slot in self._layers.items():
-            # a layer that is copied together with its cache has a new key; otherwise it goes on with both caches
+            # a layer that is copied together with its cache has a new key; otherwise it can use both caches
             new._layers[memo.get(id(key), key), cross] = slot.__deepcopy__(memo)
         return new
 
@@ -400,7 +400,7 @@ def is_training(layer: nn.Module, x: Tensor) -> bool:
 
 
 def key_of(layer: Any) -> Hashable:
-    """What a layer's slot is called: its layer_idx, or else its key; anything else is its own name."""
+    """The key of a layer's slot: its layer_idx, or else its layer_key; anything that is not a layer is a key itself."""
     own = getattr(layer, "layer_key", None)
     if not isinstance(own, LayerKey):
         return layer
@@ -409,7 +409,7 @@ def key_of(layer: Any) -> Hashable:
 
 def _room(like: Tensor, length: int) -> Tensor:
     """Fresh storage. Zeros: steps of fixed shapes read slots that are not filled yet with weight 0, and 0 times NaN is NaN.
-    It is no inference tensor even in inference mode: the cache may go on outside of it."""
+    It is not an inference tensor even in inference mode: the cache may be used outside of it."""
     shape = (*like.shape[:2], length, like.shape[3])
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return torch.zeros(shape, dtype=like.dtype, device=like.device)

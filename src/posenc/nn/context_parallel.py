@@ -46,7 +46,7 @@ def forward(
     assert cp is not None
     if memory is not None or cache is not None:
         raise ValueError(
-            f"{'memory' if cache is None else 'cache'} cannot go with context_parallel, which is for whole sequences; "
+            f"{'memory' if cache is None else 'cache'} cannot be combined with context_parallel, which is for whole sequences; "
             "decode with a layer without it: the state_dict is the same"
         )
     if encoding.embeds_whole:
@@ -55,9 +55,9 @@ def forward(
             "add it to the whole input with embed(), then split_sequence"
         )
     if context is not None and (segments is not None or documents is not None):
-        raise ValueError("segments and documents cannot go with context; give mask= for the visible keys")
+        raise ValueError("segments and documents cannot be combined with context; give mask= for the visible keys")
     if context is None and context_positions is not None:
-        raise ValueError("context_positions goes with context")
+        raise ValueError("context_positions needs context")
     key_mask = None if key_mask is None else as_bool_mask(key_mask, "key_mask")
     length = None
     if context is None:

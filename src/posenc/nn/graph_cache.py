@@ -1,7 +1,7 @@
 """GraphCache: decoding steps whose shapes and addresses stay the same, so that one can be captured as a CUDA graph.
 
     cache = KVCache(max_length=512)
-    model(prompt, cache=cache)                             as always
+    model(prompt, cache=cache)                             as usual
     fixed = cache.fix_shapes()
     with torch.cuda.graph(graph):                          after a warm-up, see PyTorch's documentation
         y = model(x, cache=fixed)                          x [B, 1, d_model]
@@ -9,10 +9,9 @@
     for token in ...:
         x.copy_(...)
         graph.replay()
-    fixed.write_back()                                     the cache goes on as always
+    fixed.write_back()                                     the cache continues as usual
 
-Attention runs over all max_length keys; a mask on the device hides those that are not there yet, and the kernels read none of
-them. The number of tokens is a tensor too:
+Attention runs over all max_length keys; a mask on the device hides those that are not written yet, and the kernels skip them. The number of tokens is a tensor too:
 
     before a step      keys  k0 k1 k2 .  .  .          length 3          key_mask  1 1 1 1 0 0      the new token included
     advance            keys  k0 k1 k2 k3 .  .          length 4          key_mask  1 1 1 1 1 0
@@ -66,7 +65,7 @@ class GraphCache:
             raise ValueError(f"the layers hold {slot.length} and {length} tokens; crop the cache to one length first")
         others = sorted(set(slot.marks) - {"key_mask"})
         if others:
-            raise ValueError(f"the prompt was given with {', '.join(others)}; fixed shapes go with key_mask alone")
+            raise ValueError(f"the prompt was given with {', '.join(others)}; fixed shapes support key_mask only")
         if not slot._own:
             slot._k, slot._v = slot._moved()
             slot._own = True
@@ -115,7 +114,7 @@ def run_fixed(layer: Attention, x: Tensor, cache: GraphCache) -> Tensor:
     plan = encoding.terms(Positions((cache.length, 1), cache.max_length), x=x, host=layer)
     if rotation is not None:
         q, plan = plan.take_shift(q)
-        q, k, v = rotation.every(q, k, v)
+        q, k, v = rotation.rotate_qkv(q, k, v)
     stored_k, stored_v = slot._k, slot._v
     assert stored_k is not None
     assert stored_v is not None

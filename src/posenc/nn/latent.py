@@ -12,6 +12,7 @@ from ..core.encoding import Encoding
 from ..core.errors import OptionError
 from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
+from ..core.torch_modes import call_like
 from ..encodings.rope.rope import RoPE
 from ..encodings.rope.scaling import YaRN
 from ..functional import attend
@@ -29,12 +30,12 @@ class LatentAttention(nn.Module):
         prefill    keys [r, W_uk c] of nope_dim + rope_dim, values of v_dim             heads as usual
         decoding   q' = [q^r, W_ukᵀ q^n], keys [r, c], values c, then W_uv of the output one key head for all
 
-    Rotation would stand between q and W_uk, which could then not be multiplied together: hence the part of its own.
+    A rotation between q and W_uk would prevent multiplying the two ahead of time, so a separate part r is rotated.
     A step with few queries attends to the latents themselves (absorbed): the cache is never expanded.
 
     q_rank     the rank of the queries' projection; None: a full one
     encoding   rotates the rope_dim channels; default RoPE(rotary_dim=rope_dim, layout="interleaved"). It may add
-               terms by distance and sinks, but none that reads queries, keys or values
+               biases by distance and sinks, but no term that reads queries, keys or values
     absorb     None: absorb where that takes fewer operations
 
     Parameters have the names of DeepSeek's layers in transformers, whose `state_dict` can be loaded as it is.
@@ -135,14 +136,14 @@ class LatentAttention(nn.Module):
         follows_length = self.encoding.length_dependent
         rotation = self.encoding.rotation(sequence.all if follows_length else sequence.new)
         if rotation is not None:
-            q = rotation.queries(q)
-            rotated = rotated if follows_length else rotation.keys(rotated)
+            q = rotation.rotate_q(q)
+            rotated = rotated if follows_length else rotation.rotate_k(rotated)
         appended = None
         if slot is not None:
             appended = slot.append(rotated, latent, differentiable=is_training(self, q))
             rotated, latent = appended.k, appended.v
         if rotation is not None and follows_length:
-            rotated = rotation.keys(rotated)
+            rotated = rotation.rotate_k(rotated)
         scale = plan.scale_of(self.rope_dim + self.nope_dim)
         plan = replace(plan, scale=scale.squeeze(-1) if isinstance(scale, Tensor) else scale)
         masks = dict(causal=self.causal, key_mask=sequence.key_mask, documents=sequence.documents, mask=mask)
@@ -153,7 +154,9 @@ class LatentAttention(nn.Module):
         return out
 
     if TYPE_CHECKING:
-        __call__ = forward  # nn.Module's gives Any
+
+        @call_like(forward)
+        def __call__(self, *args: Any, **options: Any) -> Tensor: ...
 
     def _queries(self, x: Tensor) -> Tensor:
         """[B, heads, L, rope_dim + nope_dim], the channels to be rotated first; the projections have them last."""
@@ -189,6 +192,6 @@ class LatentAttention(nn.Module):
         reads = [x for x in plan.lookups if not (x.dot_query is None and x.dot_key is None and x.add_value is None)]
         if reads or plan.shift is not None or plan.cosine is not None:
             raise OptionError(
-                f"{type(self.encoding).__name__} reads queries, keys or values, which latent attention has in another "
-                "form when it decodes; use a rotation, a bias by distance, slopes or sinks"
+                f"{type(self.encoding).__name__} reads queries, keys or values, which latent attention does not expand "
+                "when it decodes; use a rotation, a bias by distance, slopes or sinks"
             )

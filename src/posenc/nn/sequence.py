@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.mask import as_bool_mask
+from ..core.mask import as_bool_mask, check_key_mask
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
 
@@ -112,12 +112,7 @@ def resolve_context(
     batch, keys = context.shape[:2]
     facts = {} if cache is None or cache.context is None else dict(cache.context)
     if key_mask is not None:
-        key_mask = as_bool_mask(key_mask, "key_mask")
-        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch) or key_mask.shape[1] != keys:
-            raise ValueError(
-                f"key_mask must be [B, context] = [{batch}, {keys}] (True: a real key), got {list(key_mask.shape)}"
-            )
-        facts["key_mask"] = key_mask.expand(batch, -1)
+        facts["key_mask"] = check_key_mask(key_mask, batch, keys).expand(batch, -1)
     if positions is not None:
         known_positions = _join_positions(positions, batch, 0, keys, {}, None, context.device, "context_positions")
         if cache is not None and cache.context is not None:

@@ -5,9 +5,9 @@ posenc.Attention(..., context_parallel=mesh["cp"], strategy="ring")         the 
 posenc.parallel.split_sequence(batch, mesh["cp"])                           cut a batch; unsplit_sequence puts it back
 
 layout       which tokens a rank holds                 context       ranks, strategy, balance, time limit
-ulysses      all-to-all over heads                     collectives   every message, counted
-gather       keys and values gathered                  blocks        one piece of queries against one of keys
-ring         keys travel, results are merged           terms         a plan's tensors: cut, sent or kept
+ulysses      all-to-all over heads                     collectives   every message between ranks, counted
+gather       keys and values gathered                  blocks        one segment of queries against one of keys
+ring         keys travel, results are merged           plan_tensors  a plan's tensors: cut, sent or kept
 """
 
 from .batches import Split as Split

@@ -53,7 +53,7 @@ def split_sequence(
     key_mask           bool [B, L], True for real tokens
     documents          int ids [B, L]
     pad                a length that the ranks cannot divide is padded at the end: key_mask marks the new tokens, `fill` is
-                       their content, and they are a document of their own. pad=False raises instead
+                       their content, and they form a separate document. pad=False raises instead
 
     Raises ValueError for shapes that do not fit and, with pad=False, for a length that the ranks cannot divide.
 

@@ -1,5 +1,5 @@
-"""Attention of one piece of queries to one piece of keys, wherever the two were: `attend` with true positions, and masks that
-are cut to the pair. A pair of pieces whose distances all lie past a table's span is plain attention plus a constant.
+"""Attention of one segment of queries to one segment of keys of any two ranks: `attend` with their true positions, and masks cut
+to the pair. A pair of segments whose distances all lie outside a table's span is plain attention plus a constant.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..core.positions import Positions, Run
 from ..functional import attend
 from .context import ContextParallel
 from .layout import Segment, Visible, visible_part
-from .terms import PlanSource, Values
+from .plan_tensors import PlanSource, Values
 
 INF = float("inf")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of the tokens of one rank (or of all): segments, positions, padding and documents."""
+    """The tokens of one rank (or of all): segments, positions, padding and documents."""
 
     segments: tuple[Segment, ...]
     axes: tuple[Tensor | None, ...]  # positions on each axis, [L] or [B, L]; None: slot numbers
@@ -156,7 +156,7 @@ def run_block(call: Call, keys: Tokens, block: Block, inputs: Values) -> tuple[T
 
 
 def pad_segment(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """A block's result for all queries of its segment: those that were cut off see nothing."""
+    """A block's result for all queries of its segment: those that were cut off have no visible key."""
     before, after = rows.start, length - rows.stop
     if not before and not after:
         return out, lse
@@ -165,7 +165,7 @@ def pad_segment(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Ten
 
 
 class FarTerms(NamedTuple):
-    """What far lookups add to all keys of a query alike."""
+    """What lookups in the far field add equally to all keys of a query."""
 
     to_lse: Tensor | None = None  # [H, 1] or [B, H, lq]
     to_out: Tensor | None = None  # [H, 1, Dv]
@@ -178,14 +178,14 @@ class FarTerms(NamedTuple):
 
 
 def take_far_terms(q: Tensor, plan: Plan, dropout: float) -> tuple[Tensor, Plan, FarTerms]:
-    """A plan without lookups, where every distance reads one row of each table: a bias and a product with the query are
-    added to the log-sum-exp, a row for values to the output, a product with keys is a shift of the queries."""
+    """The plan without its lookups, where all distances read the same row of each table: then a bias and a product with the query
+    are added to the log-sum-exp, a row for values to the output, and a product with keys is a shift of the queries."""
     rows = _single_rows(plan)
     scale = plan.scale_of(q.shape[3])
     precision = torch.promote_types(q.dtype, torch.float32)
     shifts = any(lookup.dot_key is not None for lookup in plan.lookups)
     drops = dropout > 0.0 and any(lookup.add_value is not None for lookup in plan.lookups)
-    # in half precision the sum q + row would be rounded; a dropped probability does not take its row for values along
+    # in half precision the sum q + row would be rounded; dropout applies to the rows for values too
     if not rows or drops or (shifts and q.dtype != precision):
         return q, plan, FarTerms()
     to_lse = to_out = None
@@ -228,5 +228,5 @@ def _single_rows(plan: Plan) -> list[int]:
 
 
 def _is_readable(positions: Positions) -> bool:
-    """Explicit positions are read on a CPU only: elsewhere it is a synchronisation."""
+    """Explicit positions are read on a CPU only: elsewhere reading synchronises."""
     return all(not isinstance(side, Tensor) or side.is_cpu for side in (positions.q, positions.k))

@@ -94,7 +94,7 @@ def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return ParallelError(
         f"rank {cp.rank} of {cp.size}: {what} failed after {seconds:.1f} s (limit {cp.timeout:.0f} s): {lines[0].rstrip('.!')}. "
-        "Another rank ended, takes another path, or holds another length; look at the log of the rank that stopped first"
+        "Another rank ended, takes another path, or holds another length; see the log of the rank that stopped first"
     )
 
 
@@ -116,7 +116,7 @@ def _start(
 
 
 def exchange(cp: ContextParallel, tensors: Sequence[Tensor], hop: int = 1) -> Pending:
-    """Send tensors `hop` ranks on in the ring while those of the rank as far behind arrive. Nothing waits here."""
+    """Send tensors to the rank `hop` further in the ring and receive those of the rank `hop` before. Does not wait."""
     following, previous = (cp.rank + hop) % cp.size, (cp.rank - hop) % cp.size
     sent, device = [_wire(cp, x) for x in tensors], tensors[0].device
     received = [torch.empty_like(x) for x in sent]
@@ -198,7 +198,7 @@ def swap(cp: ContextParallel, x: Tensor) -> Tensor:
 
 
 def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int], device: torch.device) -> None:
-    """Raise where ranks have different sizes. On a CPU at every call; on a GPU at the first, since it synchronises."""
+    """Raise where ranks have different sizes. On a CPU at every call; on a GPU at the first only, since it synchronises."""
     if cp.is_alone or (cp.checked and device.type != "cpu" and not torch.is_anomaly_enabled()):
         return
     cp.checked = True

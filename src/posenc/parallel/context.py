@@ -41,7 +41,7 @@ class ContextParallel:
     timeout    seconds after which a rank that waits for another one raises ParallelError (gloo; NCCL has a limit of its
                own, the process group's)
 
-    Raises ValueError for a mesh of several dimensions and for unknown words.
+    Raises ValueError for a mesh of several dimensions and for an unknown strategy or balance.
 
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -65,7 +65,7 @@ class ContextParallel:
         self.through_host = dist.get_backend(self.group) == "gloo"
         """Whether messages are sent from a CPU's memory, wherever the tensors are."""
         self.sends_alone = False
-        """Whether a single rank sends messages to itself: a test of the messages."""
+        """Whether a single rank sends messages to itself, which tests use."""
 
     @property
     def limit(self) -> timedelta:
@@ -73,7 +73,7 @@ class ContextParallel:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to send to."""
+        """Whether there is no other rank to send to."""
         return self.size == 1 and not self.sends_alone
 
     @property
@@ -109,7 +109,9 @@ def as_context(mesh: Any, strategy: Strategy | None = None) -> ContextParallel:
     """A mesh, a process group or a ContextParallel as a ContextParallel."""
     if isinstance(mesh, ContextParallel):
         if strategy not in (None, mesh.strategy):
-            raise ValueError(f"strategy={strategy!r} was given next to {mesh!r}; give it to ContextParallel(...) alone")
+            raise ValueError(
+                f"strategy={strategy!r} was given together with {mesh!r}; give it to ContextParallel(...) only"
+            )
         return mesh
     return _context_of(mesh, strategy or "auto")
 

@@ -13,6 +13,7 @@ from ..core.dropout import draw_seed
 from ..core.encoding import Encoding
 from ..core.errors import UnsupportedPlan
 from ..core.mask import Mask, MaskOptions, make_mask
+from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import INTEGERS, Positions
 from ..functional import _check_tensors as check_tensors
@@ -22,9 +23,7 @@ from .collectives import broadcast, check_alike, sum_gradients
 from .collectives import total as total_of
 from .context import ContextParallel, Strategy, as_context
 from .gather import attend_gather
-from .ring import attend_ring
-from .tensor import Heads, own_heads
-from .terms import (
+from .plan_tensors import (
     PlanSource,
     Values,
     cut_heads,
@@ -35,6 +34,8 @@ from .terms import (
     take_apart,
     without_prepass,
 )
+from .ring import attend_ring
+from .tensor import Heads, own_heads
 from .ulysses import attend_ulysses, heads_reason
 
 Axes = Tensor | Sequence[Tensor | None] | None
@@ -72,7 +73,7 @@ def attend(
     key_mask          bool [B, L/N]: this rank's keys
     documents         int ids [B, L/N], or (query ids, key ids): this rank's tokens
     mask              broadcasting to [B, H, L/N, L]: this rank's queries, all keys in the order of the sequence
-    dropout           drops what one device drops that draws the seed of rank 0 (engines triton, blocked, reference)
+    dropout           the mask that a single device draws with the seed of rank 0 (engines triton, blocked, reference)
     table_gradients   "sum": summed over the ranks, in one message, as if the tables were on one device; "local": this
                       rank's part, like that of any other weight, for FSDP or DDP to sum
     tensor_parallel   mesh["tp"], where q, k and v have only this rank's heads and the plan is for all of them; gradients of
@@ -96,13 +97,12 @@ def attend(
     cp.check_local(k.shape[2], "k")
     if table_gradients not in ("sum", "local"):
         raise ValueError(f"table_gradients={table_gradients!r} is unknown; use 'sum' or 'local'")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+    require_number("dropout", dropout, least=0.0, below=1.0)
     _check_ranks(cp, q, k, {"positions": positions, "k_positions": k_positions, "dropout": dropout or None, **masks})
     make, encoding = _maker(plan)
     if getattr(encoding, "_moving", False) and encoding.training:
         raise UnsupportedPlan(
-            f"{type(encoding).__name__} draws other coordinates on every rank in training (shift, jitter, rescale); "
+            f"{type(encoding).__name__} would draw different coordinates on every rank in training (shift, jitter, rescale); "
             "leave these options out in context parallelism"
         )
     mask = _check_masks(cp, q, k, masks)
@@ -240,11 +240,11 @@ def _sum(meshes: Sequence[ContextParallel], values: Values) -> Values:
 
 
 def _refuse_random(encoding: Any) -> None:
-    """Raise where a plan that is made for each pair of ranks would be another one each time."""
+    """Raise where a plan that is made for each pair of ranks would differ each time."""
     rate = getattr(encoding, "dropout", 0.0)
     if rate and getattr(encoding, "training", False):
         raise UnsupportedPlan(
-            f"{type(encoding).__name__}(dropout={rate}) drops other parts of its table for every pair of ranks; "
+            f"{type(encoding).__name__}(dropout={rate}) would drop different parts of its table for every pair of ranks; "
             "give the encoding dropout=0.0 in context parallelism"
         )
 
@@ -255,7 +255,7 @@ def _check_pair(plan: Plan, device: torch.device) -> None:
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     if getattr(plan.pair(zero, zero), "requires_grad", False):
         raise UnsupportedPlan(
-            "strategy 'ring' computes blocks again in the backward pass and cannot reach the gradients of what `pair` "
+            "strategy 'ring' recomputes blocks in the backward pass and cannot reach the gradients of tensors that `pair` "
             "reads; use strategy='gather' or 'ulysses'"
         )
 

@@ -2,8 +2,8 @@
 
     forward    all_gather of k and v                    backward   reduce_scatter of dk and dv
 
-One message each way, and O(L) keys on every rank. Without stripes the keys are in the order of the sequence, and causality and
-windows are those of `attend`; with stripes each rank's keys are a set of their own, merged by log-sum-exp.
+One message in each direction, and O(L) keys on every rank. Without stripes the keys are in the order of the sequence, and
+`attend` applies causality and windows; with stripes each rank's keys are attended to separately and merged by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..functional import merge
 from .blocks import Call, Tokens, blocks_of, pad_segment, run_block
 from .collectives import all_gather
 from .layout import Segment, restore_order
+from .plan_tensors import Values
 from .ring import TRAVELLING
-from .terms import Values
 
 
 def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:

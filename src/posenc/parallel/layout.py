@@ -1,4 +1,4 @@
-"""Layout: which tokens of a sequence each rank holds, and which pairs of two pieces of it are visible.
+"""Layout: which tokens of a sequence each rank holds, and which pairs of two segments are visible.
 
 Slots of L = 12 tokens on N = 3 ranks:
 
@@ -6,8 +6,8 @@ Slots of L = 12 tokens on N = 3 ranks:
     balance="zigzag"    rank 0   0 1 | 10 11    rank 1   2 3 | 8 9      rank 2   4 5 | 6 7
     balance="striped"   rank 0   0 3 6 9        rank 1   1 4 7 10       rank 2   2 5 8 11
 
-A causal query at slot i has i + 1 keys: without balance the last rank has almost all of the work. Every piece is a
-`Segment`, slots start, start + step, ..., so causality and windows between two pieces are causality and a window again.
+A causal query at slot i has i + 1 keys: without balance the last rank has twice the average work. Every part is made of
+`Segment`s, slots start, start + step, ..., so causality and windows between two segments are causality and a window again.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Visible(NamedTuple):
 def visible_part(q: Segment, k: Segment, left: int | None, right: int | None) -> Visible | None:
     """Which queries see which keys where key slot - query slot lies in [-left, right]; None: no pair does.
 
-    With j - i the difference of indices, slots differ by D + step (j - i). `attend` counts o = j - i - (lk - lq). Cutting
-    keys or queries off the end changes that alignment: this is how a window that begins past the diagonal becomes one
-    that `attend` can express. All that is cut off sees nothing, or is not visible.
+    Query i and key j of the two segments are D + step (j - i) slots apart. `attend` aligns the ends: o = j - i - (lk - lq).
+    Cutting keys or queries off the end changes that alignment, so that `attend` can express a window that begins past the
+    diagonal. What is cut off has no visible key, or is not visible.
     """
     assert q.step == k.step
     lq, lk, step = q.length, k.length, q.step
@@ -111,6 +111,6 @@ def visible_part(q: Segment, k: Segment, left: int | None, right: int | None) ->
     first_query, first_key = max(0, -hi), max(0, lo)
     if lq <= first_query or lk <= first_key:
         return None
-    # limits that hide nothing are left out
+    # limits that mask nothing are left out
     sides = (None if lo <= first_key - (lq - 1) else shift - lo, None if hi >= lk - 1 - first_query else hi - shift)
     return Visible(slice(first_query, lq), slice(first_key, lk), None if sides == (None, None) else sides)

@@ -1,16 +1,16 @@
-"""Ring: keys and values travel, each rank merges what its queries get from the part it holds.
+"""Ring: keys and values travel from rank to rank; each rank attends to the part that it holds and merges the results.
 
     step      0          1          2                       rank r computes with the part of rank r - step,
     rank 0   part 0     part 2     part 1                   while it sends that part to rank r + 1
     rank 1   part 1     part 0     part 2
     rank 2   part 2     part 1     part 0
 
-The backward pass is a second trip: parts travel again, each with the sum of its gradients so far, which arrive at home
-after the last step. A block is computed again there, and differentiated with what its share of the merged output is:
+In the backward pass the parts travel again, each with the sum of its gradients so far, and return to their rank after the
+last step. Each block is recomputed and differentiated with its share w_p of the merged output:
 
     o = Σ w_p o_p,   w_p = exp(lse_p - lse)        do_p = w_p do        dlse_p = w_p (do · (o_p - o) + dlse)
 
-With a causal window and consecutive tokens the trip ends where the window does, and the sums are sent home from there.
+With a causal window and consecutive tokens, parts travel no further than the window reaches; the sums return from there.
 
 So a rank keeps its own tokens, the output and the log-sum-exp, and never more than two parts of the keys.
 """
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from .blocks import Block, Call, Tokens, blocks_of, run_block
 from .collectives import exchange
-from .terms import Values
+from .plan_tensors import Values
 
 INF = float("inf")
 TRAVELLING = ("k", "v", "decay_k")
@@ -109,7 +109,7 @@ def _backward(
     precision = torch.promote_types(out.dtype, torch.float32)
     moving = [name for name in TRAVELLING if name in wanted]
     sums = {name: _zeros(inputs[name]) for name in wanted if name not in moving}
-    # what d_out gives along the merged output, for every query
+    # delta of FlashAttention's backward pass, for the merged output
     delta = (d_out.to(precision) * out.to(precision)).sum(-1)
     delta = delta if d_lse is None else delta - d_lse
     base = lse.masked_fill(lse == -INF, 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.plan import Plan
 from .collectives import sum_gradients
 from .context import ContextParallel, as_context
-from .terms import Values, cut_heads, cut_pair, put_together, take_apart
+from .plan_tensors import Values, cut_heads, cut_pair, put_together, take_apart
 
 Heads = tuple[int, int, int]
 """First head, number of heads, number of all heads."""

@@ -16,7 +16,7 @@ from ..core.errors import UnsupportedPlan
 from .blocks import Call, blocks_of, pad_segment, run_block
 from .collectives import all_gather, all_to_all
 from .layout import Segment, restore_order, take_order
-from .terms import PlanSource, Values, cut_heads, cut_pair
+from .plan_tensors import PlanSource, Values, cut_heads, cut_pair
 
 
 def heads_reason(size: int, heads: int, kv_heads: int) -> str | None:

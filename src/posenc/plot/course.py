@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from ..core import formulas
+from ..core.translation import Translation
 from ..encodings.absolute import Learned, sinusoid
 from ..encodings.rope import scaling as kinds
 from ..encodings.rope.rope import RoPE
 from ..encodings.transformer_xl import TransformerXL
 from ..nn.attention import Attention
 from . import analysis, panels
-from .course_texts import ENGLISH
 from .panels import Lines, Panel, array
-from .translations import Translation
+from .translations import COURSE_ENGLISH as ENGLISH
 
 TRAINED = 4096  # the training length of the chapters on extension
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.positions import Positions
+from ..core.translation import Translation
 from . import analysis
 from .analysis import Subject
-from .translations import ENGLISH, Translation
+from .translations import ENGLISH
 
 if TYPE_CHECKING:
     from ..core.plan import Plan
@@ -279,7 +280,7 @@ def overview(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
 
 
 def _reads_buckets(subject: Subject) -> bool:
-    """Whether tables by distance are all there is: a grid's plan has positions of its own, FIRE's far ones a function."""
+    """Whether the plan consists of tables by distance: a grid's plan changes the positions, FIRE's far one is a function."""
     runs, tokens = (subject.plan(positions) for positions in (Positions(2), Positions(torch.arange(2))))
     return bool(runs.lookups and tokens.lookups) and runs.positions.runs is not None
 

@@ -32,7 +32,9 @@ def qk(length, size, heads=2):
 def equal(encoding, positions, q, k, theirs, furthest=None):
     """`furthest` is the largest angle: a position, where the first frequency is 1."""
     furthest = positions.abs().max().item() if furthest is None else furthest
-    for x, ours, other in zip((q, k), encoding.rotation(posenc.Positions(positions)).both(q, k), theirs, strict=True):
+    for x, ours, other in zip(
+        (q, k), encoding.rotation(posenc.Positions(positions)).rotate_qk(q, k), theirs, strict=True
+    ):
         assert_rotated(ours, other, x, furthest)
 
 
@@ -84,9 +86,9 @@ def test_equals_dinov3_in_training(drawn):
     torch.manual_seed(seeds.seed(3))
     rotation = encoding.rotation(posenc.Positions(at))
     furthest = 2 * math.pi * (1 + drawn.get("shift", 0)) * drawn.get("jitter", 1) * drawn.get("rescale", 1)
-    assert_rotated(rotation.queries(q), rotated[0], q, furthest)
-    assert_rotated(rotation.keys(k), rotated[1], k, furthest)
-    assert not torch.allclose(encoding.rotation(posenc.Positions(at)).queries(q), rotation.queries(q))
+    assert_rotated(rotation.rotate_q(q), rotated[0], q, furthest)
+    assert_rotated(rotation.rotate_k(k), rotated[1], k, furthest)
+    assert not torch.allclose(encoding.rotation(posenc.Positions(at)).rotate_q(q), rotation.rotate_q(q))
     encoding.eval()  # nothing is drawn
     fixed = posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(ROWS, COLUMNS))
     assert torch.equal(encoding.rotation(posenc.Positions(at)).q[0], fixed.rotation(posenc.Positions(at)).q[0])
@@ -120,13 +122,13 @@ def test_equals_qwen_text(config, rotary, module, interleaved, sections):
     equal(encoding, at, q, k, theirs)
     text = posenc.RoPE(head_dim=16, base=5000.0)
     for positions in (posenc.Positions(7), posenc.Positions(mixed_positions([7]))):
-        assert torch.equal(encoding.rotation(positions).queries(q[:, :, :7]), text.rotate(q[:, :, :7], 7))
+        assert torch.equal(encoding.rotation(positions).rotate_q(q[:, :, :7]), text.rotate(q[:, :, :7], 7))
 
 
 def test_mrope_takes_yarn():
     yarn = posenc.scaling.YaRN(factor=4.0, original=64)
     x = torch.randn(1, 1, 9, 32)
-    ours = posenc.MRoPE(head_dim=32, scaling=yarn).rotation(posenc.Positions(9)).queries(x)
+    ours = posenc.MRoPE(head_dim=32, scaling=yarn).rotation(posenc.Positions(9)).rotate_q(x)
     assert torch.equal(ours, posenc.RoPE(head_dim=32, scaling=yarn).rotate(x, 9))
 
 
@@ -144,7 +146,7 @@ def test_mrope_follows_the_length_as_transformers_does(length):
     theirs = m.apply_rotary_pos_emb(x, x, cos, sin)[0]
     rope = posenc.MRoPE.from_config(config)
     assert rope.length_dependent
-    ours = rope.rotation(posenc.Positions(at)).queries(x)
+    ours = rope.rotation(posenc.Positions(at)).rotate_q(x)
     assert_rotated(ours, theirs, x, at.max().item())
     words = posenc.Positions(length)  # text alone is RoPE's
     plain = posenc.RoPE(head_dim=32, scaling=rope.scaling)
@@ -271,8 +273,8 @@ def test_patches_may_be_numbered_row_by_row():
     for convention in ("pixtral", "qwen2_vl", "llama4"):
         numbered = posenc.AxialRoPE(head_dim=16, convention=convention, columns=COLUMNS)
         assert torch.equal(
-            numbered.rotation(posenc.Positions(ROWS * COLUMNS)).queries(q),
-            posenc.AxialRoPE(head_dim=16, convention=convention).rotation(at).queries(q),
+            numbered.rotation(posenc.Positions(ROWS * COLUMNS)).rotate_q(q),
+            posenc.AxialRoPE(head_dim=16, convention=convention).rotation(at).rotate_q(q),
         )
     x = torch.zeros(1, ROWS * COLUMNS, 16)
     numbered = posenc.Sinusoidal2D(d_model=16, columns=COLUMNS).embed(x, posenc.Positions(ROWS * COLUMNS))

@@ -175,7 +175,7 @@ def test_a_frozen_dynamic_yarn_is_written_as_yarn():
     frozen = DynamicYaRN(original=512, freeze_at=2048)
     for dialect in ("hf", "vllm", "llama.cpp"):
         assert from_config(to_config(frozen, dialect), dialect) == YaRN(factor=4.0, original=512)
-    with pytest.raises(ValueError, match="no word"):
+    with pytest.raises(ValueError, match="no key for it"):
         to_config(DynamicYaRN(original=512))
 
 

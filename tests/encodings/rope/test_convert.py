@@ -44,9 +44,9 @@ def test_equals_the_model(module, config, rotary, layout, width, qk):
     rope = posenc.rope.from_config(config)
     assert (rope.layout, rope.rotary_dim) == (layout, width)
     rotation = rope.rotation(posenc.Positions(L))
-    assert_rotated(rotation.queries(q), theirs[0], q, L)
-    assert_rotated(rotation.keys(k), theirs[1], k, L)
-    assert torch.equal(rope.rotate(q, L), rotation.queries(q))
+    assert_rotated(rotation.rotate_q(q), theirs[0], q, L)
+    assert_rotated(rotation.rotate_k(k), theirs[1], k, L)
+    assert torch.equal(rope.rotate(q, L), rotation.rotate_q(q))
 
 
 def test_equals_gptj(qk):
@@ -76,7 +76,7 @@ def test_equals_roformer_with_values(qk):
     theirs = roformer.RoFormerSelfAttention.apply_rotary_position_embeddings(table.weight[None, None], *qk, qk[1])
     rope = posenc.RoPE(head_dim=32, layout="interleaved", values=True)
     rotation = rope.rotation(posenc.Positions(L))
-    for x, ours, other in zip(qk, rotation.both(*qk), theirs, strict=False):
+    for x, ours, other in zip(qk, rotation.rotate_qk(*qk), theirs, strict=False):
         assert_rotated(ours, other, x, L)
     q, k, v = (x.double() for x in theirs)
     weights = torch.softmax(q @ k.transpose(-1, -2) / 32**0.5, dim=-1)

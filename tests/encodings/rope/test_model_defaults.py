@@ -189,7 +189,7 @@ def test_published_files_of_images_and_text(kind):
         x = torch.randn(1, 2, at.shape[1], rope.head_dim)
         cos, sin = getattr(module, name)(config=config)(x, at.movedim(-1, 0))
         theirs = module.apply_rotary_pos_emb(x, x, cos, sin)[0]
-        torch.testing.assert_close(rope.rotation(posenc.Positions(at)).queries(x), theirs, atol=4e-6, rtol=1e-6)
+        torch.testing.assert_close(rope.rotation(posenc.Positions(at)).rotate_q(x), theirs, atol=4e-6, rtol=1e-6)
     ernie = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128, "rope_parameters": {"mrope_section": [22, 22, 20]}}
     with pytest.raises(ValueError, match="Ernie"):
         posenc.MRoPE.from_config(ernie)
@@ -225,8 +225,8 @@ def test_published_files_with_layers():
         posenc.rope.from_config({"model_type": "gemma4_text", "head_dim": 256}, layer_type="full_attention")
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     for more, words in (({"full_attention": {**yarn, "truncate": False}}, "ignores the truncate"),
-                        ({"full_attention": yarn, "rope_type": "yarn"}, "beside the rotations"),
-                        ({"full_attention": yarn, "rope_theta": 1e6}, "beside the rotations")):  # fmt: skip
+                        ({"full_attention": yarn, "rope_type": "yarn"}, "next to the rotations"),
+                        ({"full_attention": yarn, "rope_theta": 1e6}, "next to the rotations")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             posenc.rope.from_config({"head_dim": 64, "rope_parameters": more}, layer_type="full_attention")
     stray = {"head_dim": 64, "rope_parameters": {"full_attention": yarn, "rope_type": "default", "rope_theta": None}}
@@ -263,6 +263,6 @@ def test_layout_values_and_sections_are_written_too():
         assert getattr(again, "values", False) == getattr(rope, "values", False)
         q = torch.randn(1, 2, 5, rope.head_dim)
         positions = posenc.Positions(5)
-        torch.testing.assert_close(again.rotation(positions).queries(q), rope.rotation(positions).queries(q))
+        torch.testing.assert_close(again.rotation(positions).rotate_q(q), rope.rotation(positions).rotate_q(q))
     with pytest.raises(ValueError, match="values"):
         posenc.rope.to_config(posenc.RoPE(head_dim=64, values=True), "vllm")

@@ -22,8 +22,8 @@ def test_equals_llama():
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(9)[None])
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
     rotation = posenc.RoPE(head_dim=16, base=5000.0).rotation(posenc.Positions(9))
-    assert_rotated(rotation.queries(q), theirs[0], q, 9)
-    assert_rotated(rotation.keys(k), theirs[1], k, 9)
+    assert_rotated(rotation.rotate_q(q), theirs[0], q, 9)
+    assert_rotated(rotation.rotate_k(k), theirs[1], k, 9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -67,7 +67,7 @@ def test_compiles_whole():
         x = torch.randn(1, 2, 6, 8)
 
         def rotate_x(x, rope=rope):
-            return rope.rotation(posenc.Positions(6)).queries(x)
+            return rope.rotation(posenc.Positions(6)).rotate_q(x)
 
         torch.testing.assert_close(torch.compile(rotate_x, fullgraph=True)(x), rotate_x(x), atol=1e-6, rtol=1e-6)
 
@@ -96,7 +96,7 @@ def test_compiled_positions_out_of_range_raise_too():
     with pytest.raises(RuntimeError, match="range of rotary phases"):
         rotate_x(torch.tensor([0, 5, 2**31]))
     xpos = posenc.XPos(head_dim=8, max_length=64)
-    q = torch.compile(lambda p: xpos.rotation(posenc.Positions(p)).queries(x), fullgraph=True, backend="aot_eager")
+    q = torch.compile(lambda p: xpos.rotation(posenc.Positions(p)).rotate_q(x), fullgraph=True, backend="aot_eager")
     q(torch.tensor([0, 5, 63]))
     with pytest.raises(RuntimeError, match="xPos"):
         q(torch.tensor([0, 5, 64]))

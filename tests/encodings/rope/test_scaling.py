@@ -100,7 +100,7 @@ def test_rotated_queries_and_keys_equal_transformers(name):
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(11)[None])
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
     rope = posenc.rope.from_config(config)
-    for x, ours, other in zip((q, k), rope.rotation(posenc.Positions(11)).both(q, k), theirs, strict=True):
+    for x, ours, other in zip((q, k), rope.rotation(posenc.Positions(11)).rotate_qk(q, k), theirs, strict=True):
         assert_rotated(ours, other, x, 11, rope.attention_factor)
 
 

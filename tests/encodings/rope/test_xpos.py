@@ -93,7 +93,7 @@ def test_large_numbers_at_both_ends(dtype, max_length, size, at):
     q[..., 0] = size if dtype == torch.float16 else q[..., 0]
     plan = encoding.plan(Positions((start, 16)))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    rotated = plan.rotate.both(q, k)
+    rotated = plan.rotate.rotate_qk(q, k)
     assert all(x.isfinite().all() for x in rotated)
     out = posenc.attend(q, k, v, plan, causal=True)
     assert out.isfinite().all()

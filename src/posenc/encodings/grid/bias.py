@@ -31,7 +31,7 @@ class GridBias(Encoding):
         torch.Size([169, 4])
     """
 
-    absolute = True  # of numbered tokens: a shift by one is no shift by one column at the end of a row
+    absolute = True  # tokens are numbered: the next one after the end of a row is not one column further
     axes = 2
 
     def __init__(self, *, heads: int, window: Size = (7, 7), class_token: bool = False, std: float = 0.02):

@@ -18,9 +18,9 @@ class Decomposed(Encoding):
 
         s = q·k / sqrt(d) + q·R_rows[row_i - row_j] + q·R_columns[column_i - column_j]
 
-    The terms of position are not divided by sqrt(d). Tables are [2 size - 1, d_head], query minus key, shared by the heads,
+    The positional terms are not divided by sqrt(d). Tables are [2 size - 1, d_head], query minus key, shared by the heads,
     as in SAM's checkpoints, zeros at the start unless `std` is given. `grid` is the image's size in patches, and may be
-    set anew at any time: tables of another size are interpolated linearly, as the models do. Positions as those of
+    changed at any time: tables of another size are interpolated linearly, as the models do. Positions as those of
     grid_bias, without a class token.
 
     Raises ValueError for positions outside the grid.
@@ -53,7 +53,7 @@ class Decomposed(Encoding):
         at = Positions(
             queries[0], keys[0], reach=(-reach, reach), more=[(queries[1], keys[1], (0, grid[1] - 1))]
         )  # fmt: skip
-        # the plan's dot products stand inside the scale
+        # a plan scales its dot products; this undoes it
         tables = (
             _resized(table, size) * self.head_dim**0.5 for table, size in zip((self.rel_pos_h, self.rel_pos_w), grid)
         )

@@ -2,8 +2,8 @@
 
     p = row (2 columns - 1) + column        p_k - p_q = (row_k - row_q) (2 columns - 1) + (column_k - column_q)
 
-Columns differ by less than `columns`, so every pair of differences has a number of its own: a table over a grid is a table
-over distances, which every engine is fast with. A class token lies before all others, further than any two patches are apart.
+Columns differ by less than `columns`, so every pair of differences has a different number: a table over a grid is a table
+over distances, which every engine runs fast. A class token is placed further from all patches than any two patches are apart.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows_and_columns(
 
 
 def _check_inside(row: Tensor, column: Tensor, size: Size, class_token: bool) -> None:
-    """Read on a CPU only: elsewhere it would be a synchronisation."""
+    """Read on a CPU only: elsewhere reading would synchronise."""
     if not row.is_cpu or torch.compiler.is_compiling() or row.numel() == 0:
         return
     least = -1 if class_token else 0

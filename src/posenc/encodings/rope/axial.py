@@ -1,7 +1,7 @@
 """Rotary positions along several axes: images, video, and text among them. Positions are [B, L, axes].
 
 Every pair of channels belongs to one axis and is rotated by that axis' position × its own frequency, so all of these are
-one rotation with a list of (axis, frequency) for each pair; the conventions differ in the list alone.
+one rotation with an (axis, frequency) for each pair; the conventions differ only in these lists.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ManyAxes(Encoding):
         pair c is rotated by  p[axis_of[c]] · frequencies[c]
 
         axis_of=(0, 0, 1, 1)         rows, then columns           axis_of=(0, 1, 0, 1)    dealt out in turn
-        axis_of=(0, 0, 0, 1, 1, 2)   unequal shares, any order    a pair more than an axis has is no problem
+        axis_of=(0, 0, 0, 1, 1, 2)   unequal shares, any order
 
-    Without `frequencies` each axis has a ladder of its own, base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its
-    pairs. Positions are [B, L, axes]; with `text`, a single axis stands for the same position on all of them. The first
+    Without `frequencies` each axis has frequencies base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its
+    pairs. Positions are [B, L, axes]; with `text`, positions with a single axis are used for all axes. The first
     2 len(axis_of) channels of a head are rotated, the others pass. mrope and axial are such encodings, with the
     conventions of published models.
 
@@ -99,7 +99,7 @@ class ManyAxes(Encoding):
         self._digits = split_frequencies(self.pair_frequencies)
 
     def rotation(self, positions: Positions) -> Rotation:
-        """Consecutive patches or tokens have the same rotation in each layer and call: it is made once."""
+        """The rotation of consecutive patches or tokens is the same in each layer and call, and kept."""
         device = self.device_of(positions)
         sides = (*positions.q_axes, *positions.k_axes)
         fixed = all(isinstance(side, Run) and isinstance(side.start, int) for side in sides)
@@ -152,9 +152,9 @@ class ManyAxes(Encoding):
     length_dependent = False
     """Whether frequencies depend on the sequence's length."""
     text = False
-    """Whether positions with a single axis stand for the same position on all axes."""
+    """Whether positions with a single axis are used for all axes."""
     offset = 0
-    """What is added to every position."""
+    """A number that is added to every position."""
 
 
 def row_and_column(patches: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -188,8 +188,7 @@ class AxialRoPE(ManyAxes):
 
     DINOv3 trains with other coordinates at each step: ((row, column) + shift) · jitter · rescale, where 1 is half an
     image, shift is uniform within ±shift for each axis, jitter log-uniform within [1/jitter, jitter] for each axis and
-    rescale likewise for both. They are drawn anew for each plan, in training mode alone; layers share a draw by sharing
-    a plan. The first `prefix` tokens (class and registers) are not rotated.
+    rescale likewise for both. Each plan is a new draw, in training mode only; layers share a draw by sharing a plan. The first `prefix` tokens (class and registers) are not rotated.
 
     Raises OptionError for options of another convention and for a head_dim that the axes cannot share.
 
@@ -260,13 +259,13 @@ class AxialRoPE(ManyAxes):
         self._moving = any(value is not None for value in drawn.values())
         if (self._moving or prefix) and convention != "dinov3":
             raise OptionError(
-                "shift, jitter, rescale and prefix are how DINOv3 trains; they go with convention='dinov3'"
+                "shift, jitter, rescale and prefix belong to DINOv3's training; they need convention='dinov3'"
             )
         if columns is not None and (self.axes > 2 or convention == "dinov3"):
             raise OptionError("columns= numbers the patches of a plain grid with two axes; give positions instead")
         self.head_dim, self.convention, self.base, self.grid = head_dim, convention, base, grid
         self.columns = _checked(columns)
-        self.absolute = columns is not None  # a shift by one patch is no shift by one column at the end of a row
+        self.absolute = columns is not None  # the next patch after the end of a row is not one column further
         # Llama 4 counts patches from 1, so that its class token at "-1" is not rotated.
         self.offset = 1 if convention == "llama4" else 0
 
@@ -423,7 +422,7 @@ class Sinusoidal2D(Encoding):
     `prefix` tokens at the front (the class token) get nothing. With `columns`, positions of one axis are patch numbers
     of a grid that wide.
 
-    Raises OptionError where d_model is no multiple of 4.
+    Raises OptionError where d_model is not a multiple of 4.
 
         >>> posenc.Sinusoidal2D(d_model=64).embed(torch.zeros(1, 6, 64), posenc.Positions(posenc.rope.grid_positions(2, 3))).shape
         torch.Size([1, 6, 64])
@@ -449,7 +448,7 @@ class Sinusoidal2D(Encoding):
             raise OptionError(f"two axes of sines and cosines: d_model={d_model} must be a multiple of 4")
         require_choice("first", first, ("rows", "columns"))
         self.d_model, self.base, self.first, self.prefix = d_model, float(base), first, prefix
-        self.embeds_whole = prefix > 0  # the first tokens of a later step are no prefix
+        self.embeds_whole = prefix > 0  # the first tokens of a later step are not the prefix
         self.columns = _checked(columns)
         self._digits = split_frequencies(inverse_frequencies(d_model // 2, float(base)))
 

@@ -15,14 +15,14 @@ SLIDING = "sliding_attention"
 
 
 def by_layer(config: Any) -> list[Encoding]:
-    """One encoding for each layer of a configuration of transformers; layers that rotate alike share one.
+    """One encoding for each layer of a configuration of transformers; layers with the same rotation share one.
 
         no_rope_layers   [1, 1, 1, 0, ...], 0: not rotated          Llama 4, SmolLM3
         layer_types      only sliding layers are rotated            Cohere2, EXAONE 4 with a window
         rope_parameters  a rotation for each type of layer          Gemma 3, OLMo 3, ModernBERT
         temperatures     of Llama 4's unrotated layers; of all of Ministral 3's
 
-    Windows and chunks are no positions: give them to each `Attention`.
+    Windows and chunks are masks: give them to each `Attention`.
 
     Raises OptionError for a configuration without rotations.
 

@@ -1,6 +1,6 @@
 """Dialects: the RoPE of a model's configuration, read and written strictly.
 
-The same words mean different things to different readers:
+The same keys mean different things to different libraries:
 
                      hf                         vllm                       llama.cpp                deepseek
     dynamic          follows the length         fixed at factor · original  -                        as hf
@@ -202,7 +202,7 @@ def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tupl
         if beside.get("rope_type") == "default":  # transformers 5.16 writes it where a type of layer has no layer
             del beside["rope_type"]
         for key in beside:
-            raise OptionError(f"{key!r} stands beside the rotations of the layers; put it into each of them")
+            raise OptionError(f"{key!r} is given next to the rotations of the layers; put it into each of them")
         if dialect == "hf" and own.get("truncate") is False:
             raise OptionError(
                 f"transformers ignores the truncate of a layer's rotation ({layer_type}) and rounds the ramp's ends; "
@@ -225,11 +225,11 @@ def _parts(config: dict[str, Any]) -> list[str]:
 
 
 ALL_LAYERS = ("original_max_position_embeddings",)
-"""Keys that a layer's rotation must not contradict. Others of its keys stand before the model's."""
+"""Keys that a layer's rotation must not contradict; its other keys override the model's."""
 
 
 def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
-    """Refuse what is a rotation of another kind, or a misspelt key of the model."""
+    """Refuse rotations of another kind, and misspelt keys of the model."""
     pictures = "patch_size" in model and ("image_size" in model or "num_channels" in model)
     if pictures or "axial" in (rope.get("rope_type"), rope.get("type")):
         raise OptionError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
@@ -286,7 +286,7 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
 def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str) -> str:
     if "llama_4_scaling_beta" in unknown:
         return (
-            "llama_4_scaling_beta multiplies queries by 1 + beta ln(1 + floor(position / original)), which is no part of "
+            "llama_4_scaling_beta multiplies queries by 1 + beta ln(1 + floor(position / original)), which is not part of "
             "RoPE; take it out of the rotation's keys and scale the queries"
         )
     hints = []
@@ -535,7 +535,7 @@ def _write_kind(scaling: Scaling | None, dialect: str) -> tuple[str, dict[str, A
             return _write_longrope(scaling, dialect)
         case YaRN():
             return _write_yarn(scaling, dialect)
-    raise _cannot(scaling, dialect, "it has no word for it")
+    raise _cannot(scaling, dialect, "it has no key for it")
 
 
 def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -550,7 +550,7 @@ def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any
         keys |= {"short_mscale": scaling.magnitude, "long_mscale": scaling.magnitude}
         return "longrope", keys, {"max_position_embeddings": scaling.freeze_at}
     if scaling.freeze_at is not None:
-        raise _cannot(scaling, dialect, "it follows the length; freeze_at is another model")
+        raise _cannot(scaling, dialect, "it follows the length, and cannot be fixed (freeze_at)")
     keys["factor"] = scaling.factor
     if scaling.attention_factor is not None:
         keys["attention_factor"] = scaling.attention_factor

@@ -26,7 +26,7 @@ _short.maxlevel = 2
 
 
 def short_repr(value: Any) -> str:
-    """A value as a message quotes it: short, however large or deep it is."""
+    """A short repr for messages, however large or deep the value is."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a whole number of {value.bit_length()} bits"
     try:
@@ -151,7 +151,7 @@ FIELDS: dict[str, Check] = {
 
 
 def validate(name: str, value: Any) -> Any:
-    """The value of a known field, where it is one that the field may hold; None passes."""
+    """The validated value of a known field; None passes."""
     return None if value is None else FIELDS[name](name, value)
 
 
@@ -162,7 +162,7 @@ def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of fields are equal. Values nested too deep to compare are none of a configuration."""
+    """Whether two values of fields are equal. Values that are nested too deep to compare raise."""
     try:
         return bool(a == b)
     except RecursionError:
@@ -185,7 +185,7 @@ MODEL = {
     "rotary_pct", "rotary_value", "rope_type",
 }  # fmt: skip
 ROTATION = MODEL | ALWAYS | {"factor", "qk_rope_head_dim", "rotary_pct"}
-"""Keys of which one is there wherever a model rotates."""
+"""Every model that rotates has at least one of these keys."""
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
@@ -212,14 +212,14 @@ def has_rotation(config: dict[str, Any], depth: int = 4) -> bool:
 
 
 def _instead(config: dict[str, Any]) -> str | None:
-    """What a model has instead of a rotation, whatever other keys it has."""
+    """The encoding that a model uses instead of a rotation, or None."""
     if config.get("alibi") is True or field(config, "position_embedding_type", "") == "alibi":
         return "ALiBi"
     return "no positions" if field(config, "position_embedding_type", "") == "nope" else None
 
 
 def no_rotation(config: dict[str, Any]) -> str:
-    """The refusal of a configuration without a rotation."""
+    """The error message for a configuration without a rotation."""
     kind, other = field(config, "model_type"), _instead(text_part(config))
     if other is not None:
         return f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: its model uses {other}"

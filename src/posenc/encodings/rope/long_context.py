@@ -6,9 +6,9 @@ Each maps the distance D = i - j of a RoPE model to a distance that occurs in tr
     ReRoPE         D < window: D      else  window,   leaky: window + (D - window) / leak
     dual chunk     D within a chunk   else  at most chunk_size, by chunks
 
-Two or three rotations in one softmax fit no plan, so these are functions of their own. All are causal and take
+Two or three rotations in one softmax are not a plan, so these are separate functions. All are causal and take
 unrotated queries and keys, k and v in full (as cached), q their last rows. They run over blocks of queries, so that
-memory grows with block × length; with gradients each block is computed again in the backward pass.
+memory grows with block × length; with gradients each block is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...core.mask import as_bool_mask
+from ...core.mask import check_key_mask
 from ...core.phases import compute_phases, split_frequencies
 from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on_device
@@ -73,7 +73,7 @@ def rerope(
     q: Tensor, k: Tensor, v: Tensor, *, rope: RoPE, window: int, leak: float | None = None,
     log_scale: int | None = None, scale: float | None = None, key_mask: Tensor | None = None, block: int = 128,
 ) -> Tensor:  # fmt: skip
-    """ReRoPE (Su 2023): distances from `window` on are all `window`; leaky: they grow on, `leak` times slower.
+    """ReRoPE (Su 2023): distances from `window` on are all `window`; leaky: they keep growing, `leak` times slower.
 
         window 4, last row of 12:   4 4 4 4 4 4 4 4 3 2 1 0
 
@@ -227,10 +227,7 @@ def _run(
 ) -> Tensor:
     """One softmax over the pieces of each block of queries."""
     if key_mask is not None:
-        key_mask = as_bool_mask(key_mask, "key_mask")
-        keys = rotator.offset + q.shape[2]
-        if key_mask.dim() != 2 or key_mask.shape[0] not in (1, q.shape[0]) or key_mask.shape[1] != keys:
-            raise ValueError(f"key_mask must be [B, Lk] = [{q.shape[0]}, {keys}], got {list(key_mask.shape)}")
+        key_mask = check_key_mask(key_mask, q.shape[0], rotator.offset + q.shape[2])
     factor = 1.0 if rotator.rope.scaling is None else rotator.rope.scaling.score_factor
     scale = factor * q.shape[3] ** -0.5 if scale is None else scale
     outs = []

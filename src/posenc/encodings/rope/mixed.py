@@ -21,8 +21,8 @@ class MixedRoPE(Encoding):
 
         pair c of head h is rotated by    Σ_a p_a w[a, h, c]        a: axes (row, column)
 
-    Axial RoPE gives a pair one axis, so it knows no diagonal; here a pair has a direction. At the start head h has an
-    angle φ_h at random, and pairs the lengths base^(-4c/d) along φ_h and across. The frequencies are [axes, heads,
+    In axial RoPE a pair reads one axis, so it cannot express diagonals; here every pair has a direction. At initialisation
+    head h has a random angle φ_h, and its pairs have lengths base^(-4c/d) along φ_h and across it. The frequencies are [axes, heads,
     head_dim / 2], with gradients; angles are computed in float32 or better. Positions are [B, L, axes]; with `columns`,
     positions of one axis number the patches of a grid that wide. Where queries share keys, the frequencies are those of
     the `kv_heads` key heads, since a query must be rotated as its key is.

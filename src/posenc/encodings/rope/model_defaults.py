@@ -1,4 +1,4 @@
-"""What transformers 5.22 defines in the code of a model type and not in its files. The tests read that code."""
+"""Defaults that transformers 5.22 defines in the code of a model type and not in its configuration. Tests compare with that code."""
 
 INTERLEAVED = frozenset((
     "axk1", "axk2", "bailing_hybrid", "blt", "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2",
@@ -71,4 +71,4 @@ OTHERS = frozenset((
 """Types whose configuration in transformers 5.22 has rope_parameters, and that are in no table above."""
 
 KEYLESS = INTERLEAVED | set(BASES) | set(LAYERED) | BY_LAYER | OTHERS
-"""Types that rotate even where their file has no key of it, as the first files of Llama and Falcon."""
+"""Types that rotate even where their configuration has no key for it, such as the first ones of Llama and Falcon."""

@@ -22,9 +22,9 @@ class PoPE(Encoding):
 
         s = Σ_c μ(q_c) μ(k_c) cos((p_k - p_q) w_c + δ[h, c]) / sqrt(d),    μ = softplus,    w_c = base^(-c/d)
 
-    RoPE's pairs (x, y) carry a phase of their own, in which what and where mix; here each channel is a magnitude and its
-    phase is the position's alone. Every channel has a frequency, so d_head of them; scores have 2 d_head channels. δ is
-    read within [-2π, 0], zeros at the start unless `spread`: uniform. Keys are cached as they are, and rotated at each step.
+    In RoPE the content of a pair (x, y) has a phase too, which mixes with the position's; here each channel is a magnitude, and
+    its phase is the position's only. Every channel has a frequency, so d_head of them; scores have 2 d_head channels. δ is
+    clamped to [-2π, 0], and starts at zero, or uniform with `spread`. Keys are cached unrotated, and rotated at each step.
 
     Raises OptionError for options out of range.
 

@@ -1,4 +1,4 @@
-"""Positions of things that are not a line: a grid of patches, a clip of frames, text with images, random gaps.
+"""Positions other than 0, 1, 2, ...: a grid of patches, a clip of frames, text with images, random gaps.
 
 All are int64 tensors for `Positions`, with one row: [1, L, axes]. Rows of the same length are joined with torch.cat.
 """
@@ -70,10 +70,10 @@ def mixed_positions(
         mixed_positions([5, (4, 6), 3])          5 words, an image of 4 × 6 (merged) patches, 3 words
         mixed_positions([2, (3, 4, 6)])          2 words, a clip of 3 frames of 4 × 6
 
-    Words have the same position on all axes. Text after an image goes on
+    Words have the same position on all axes. Text after an image continues
         after="largest"   behind the largest position used so far (Qwen2-VL's paper, vLLM)
         after="size"      max(rows, columns) behind the image's start (Hugging Face); the same for single images,
-                          another thing for clips with more frames than rows and columns
+                          different for clips with more frames than rows and columns
     step is the time from frame to frame, one for all clips or one for each; times are rounded down. (Qwen2.5-VL:
     tokens per second × seconds per frame. Qwen3-VL writes the time as words and each frame as an image.)
 
@@ -126,7 +126,7 @@ def random_positions(
     """
     _sizes(length=length, max_length=max_length)
     if length > max_length:
-        raise ValueError(f"{length} distinct positions below {max_length} do not exist; give max_length >= {length}")
+        raise ValueError(f"{length} distinct positions do not fit below {max_length}; give max_length >= {length}")
     rows = 1 if batch is None else batch
     source = generator.device if generator is not None else device
     drawn = torch.rand(rows, max_length, generator=generator, device=source).argsort(-1)[:, :length].sort(-1).values

@@ -131,7 +131,7 @@ class DynamicNTK(Scaling):
         s(n) = factor · n / original - (factor - 1)    for n > original, else 1
 
     factor=1 gives n / original. The rotation of every key changes with each token, so keys are cached unrotated.
-    `freeze_at=n` uses s(n) at every length instead, as some serving engines do: another model, chosen knowingly.
+    `freeze_at=n` uses s(n) at every length instead, as some serving engines do; that is a different model.
 
     Raises OptionError for values out of range.
 
@@ -306,7 +306,7 @@ class LongRoPE(Scaling):
 
     attention_factor is sqrt(1 + ln(factor) / ln(original)) at every length unless given; factor is the extended
     length over the original one. The switch changes the rotation of every key, so keys are cached unrotated.
-    `freeze_at=n` chooses the list of length n once and for all.
+    `freeze_at=n` uses the list for length n at every length.
 
     Raises OptionError for lists of different lengths and for factors that are not positive.
 
@@ -399,8 +399,8 @@ class Proportional(Scaling):
 
         w'_c = w_c / factor   for c < int(fraction · size / 2),   else 0
 
-    fraction=1 is RoPE, 0 is no position. Partial rotary (`RoPE(rotary_dim=…)`) is another thing: it spreads all
-    frequencies over fewer channels, this one drops the slow ones.
+    fraction=1 is RoPE, 0 is no position. Partial rotary (`RoPE(rotary_dim=…)`) differs: it spreads all frequencies over
+    fewer channels, while this drops the slow ones.
 
     Raises OptionError for a fraction outside 0 to 1.
 
@@ -424,7 +424,7 @@ class Proportional(Scaling):
 def ntk(w, pair, size: int, stretch):
     """Frequency of a pair when the base becomes base · stretch^(size / (size - 2)); numbers or tensors.
 
-    Raises nothing.
+    Raises OptionError for a size of 2 or less.
 
         >>> round(posenc.scaling.ntk(0.01, 1, 4, 4.0), 6)
         0.0025
@@ -440,7 +440,7 @@ def yarn_ramp(
     """How much of its frequency each pair keeps: 1 up to the pair that makes beta_fast cycles in the original length,
     0 from the one that makes beta_slow, linear in the pair's number between.
 
-    Raises nothing: YaRN validates.
+    Raises OptionError for a base of 1 or less.
 
         >>> posenc.scaling.yarn_ramp(4, 8, 10000.0, 4096, 32.0, 1.0, True)
         [1.0, 1.0, 0.5, 0.0]
@@ -487,7 +487,7 @@ def from_config(config, dialect: str = "hf", *, layer_type: str | None = None, l
 
     config      config.json as a dict, its `rope_parameters` or `rope_scaling` alone, or a transformers config;
                 for "llama.cpp" the GGUF metadata, with the factor tensors (`rope_freqs.weight`, ...) as lists
-    dialect     who reads it: "hf", "vllm", "llama.cpp" or "deepseek"; they give some keys other meanings
+    dialect     the library that it is for: "hf", "vllm", "llama.cpp" or "deepseek"; some keys mean different things to them
     layer_type  which of several rotations, for models that have one for each kind of layer
     length      the length that is served, for the readers that fix the frequencies once ("vllm", "llama.cpp")
 

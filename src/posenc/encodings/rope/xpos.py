@@ -1,4 +1,4 @@
-"""xPos: RoPE whose pairs also fade with distance."""
+"""xPos: RoPE whose pairs also decay with distance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPONENT = 80.0
 
 
 class XPos(Encoding):
-    """Extrapolatable positions (Sun et al. 2022, arXiv:2212.10554). For causal attention: it grows towards the future.
+    """Extrapolatable positions (Sun et al. 2022, arXiv:2212.10554). For causal attention: scores of later keys would grow.
 
         pair c of q at p_q:  RoPE, times zeta_c^( (p_q - centre) / scale_base)
         pair c of k at p_k:  RoPE, times zeta_c^(-(p_k - centre) / scale_base)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.functions import transform_reason
 from ...core.plan import holds_nan
+from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
 from ..sdpa import VECTOR
@@ -54,17 +54,17 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return finish(out), lse
     scale = lowered.scale
     assert isinstance(scale, float)  # structure_reason
-    # a mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. These have
-    # the same bits with a gradient and without: `decode` and the tiles have, `dense` has
+    # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
+    # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
     short = eager and not few and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
-    # `hides_nan`; a tile may have few keys where the text has many
+    # as in `hides_nan`; a tile may have few keys even in a long text
     if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):
         return blocked.run(q, k, v, lowered)
     if eager and not short and decode.applies(q, k, v, lowered):
         out = decode.run(q, k, v, lowered, scale)
         is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
-        if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator overwrites
+        if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator below ignores
             return out, None
     if short:
         whole = dense.run(q, k, v, lowered, scale)

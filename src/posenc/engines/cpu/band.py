@@ -87,7 +87,7 @@ class BandGeometry:
     def tiles(self, i0: int, i1: int, a: int, c: int, far: bool, fine: bool = False) -> list[ScoreTile]:
         """Rows [i0, i1) against the keys of [a, c): each visible query-key pair is in exactly one tile.
 
-        far: far keys get tiles of their own. fine: the band is cut into small blocks of rows, so that its tiles hold few
+        far: far keys get separate tiles. fine: the band is cut into small blocks of rows, so that its tiles hold few
         far keys. The rows of two tiles are equal, or one's are a subset of the other's.
         """
         va, vc = self.visible_keys(i0, i1, a, c)

@@ -153,7 +153,7 @@ class KeyTableScores:
                 scores[:, rows, e - tile.j0 : f - tile.j0].add_(edge[:, None], alpha=scale)
 
     def gather(self, scores: Tensor, tile: ScoreTile) -> None:
-        """The transpose of `add_to`: every score of the band has an element of its own, so it is a copy; far keys are summed."""
+        """The transpose of `add_to`: every score of the band has a separate element, so it is a copy; far keys are summed."""
         for rows, (a, b), (c, d), (e, f), view in self.chunks(tile):
             if a < b:
                 self.memory[:, a - self.first : b - self.first, -1] += scores[:, rows, a - tile.j0 : b - tile.j0].sum(1)

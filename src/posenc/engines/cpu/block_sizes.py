@@ -5,7 +5,7 @@ QUERY_BLOCK = 1024
 EDGE_BLOCK = 256
 """Query rows where the visible keys change from row to row (causality, windows)."""
 MIN_FAR_KEYS = 256
-"""Fewer far keys than this are not worth a call of their own."""
+"""Fewer far keys than this are not worth a separate call."""
 DECODE_ROWS = 16
 """Fewer query rows than this (decoding) take all their keys in one call."""
 COPY_BLOCK = 64
@@ -16,7 +16,7 @@ PICKED = 1 << 14
 CACHED_DISTANCES = 1 << 17
 """Most distances whose table rows are kept from one decoding step to the next."""
 SKEW_ROWS = 128
-"""Rows of a skewed buffer that are filled at once: few distances beyond those of their own keys."""
+"""Rows of a skewed buffer that are filled at once: few distances beyond those of their keys."""
 FORWARD_MEMORY = 6 << 20
 """Numbers in the forward pass's skewed buffer: heads share a call while they fit."""
 DIAGONAL_ROWS = 128
@@ -24,7 +24,7 @@ DIAGONAL_ROWS = 128
 FUSED_MEMORY = 1 << 20
 """Numbers that PyTorch's own backward kernel may return at once: heads share a call while they fit."""
 SHORT_BIAS_KEYS = 256
-"""Keys up to which calls cost more than arithmetic: the fused backward pass serves even a band as wide as the keys."""
+"""Up to this many keys, calls cost more than arithmetic, and the fused backward pass serves even a band as wide as the keys."""
 SHARED_MEMORY = 1 << 24
 """Numbers up to which the rows of a batch share their calls: 64 MiB of float32."""
 SCORE_ROWS = 192

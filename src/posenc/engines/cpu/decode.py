@@ -8,8 +8,8 @@
     a few queries    the bias by distance [H, R + K - 1] with strides (1, 1), queries reversed: a Hankel view (forward.py)
 
 Which table rows and blocks a mask consists of are whole numbers, and mostly the same in the next step: they are cached.
-Nothing learned is. With one query, terms that depend on the query or keys are mask to the mask. Several queries with
-padding or content run as in training: here they would give other bits.
+Nothing learned is. With one query, terms that depend on the query or on keys are added to the mask. Several queries with
+padding or content run as in training, because this path would round differently.
 """
 
 from __future__ import annotations

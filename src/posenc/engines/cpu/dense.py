@@ -1,7 +1,7 @@
 """Short texts: all terms as one mask [B or 1, H, Lq, Lk] (dense_terms.py), and one call of PyTorch's attention.
 
-A mask of biases alone that needs no gradient is kept, with copies of the tables it was made of: it is used again where the
-tables' numbers are the same, whichever way they were or were not changed since. Kept masks are bounded in number and size.
+A mask of biases only that needs no gradient is kept with copies of the tables it was made from, and used again where the
+tables' values are equal: no way of changing a parameter makes it stale. Kept masks are bounded in number and size.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...core.functions import direct_apply
 from ...core.index import Index
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
+from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
@@ -32,7 +32,7 @@ def applies(facts: Facts) -> bool:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor | None:
-    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles know how."""
+    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles handle these."""
     facts = lowered.facts
     mask = _bias(lowered)
     _, query_span, key_span, _ = facts.spans
@@ -49,7 +49,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         return None
     may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
     if may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
-        return None  # backward it would give NaN, and without gradients the bits are the same
+        return None  # its gradient would be NaN; without gradients too, for the same bits
     out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
     if (facts.is_limited or key_mask is not None) and holds_nan(out):
         return None
@@ -115,7 +115,7 @@ def find_bias(
 
 
 def _key(tables: tuple[Tensor, ...], *facts) -> tuple:
-    """Layers with tables of their own have masks of their own: the place tells them apart, and the numbers are compared."""
+    """Each layer's tables have an entry of their own, found by their address; the values are compared before it is used."""
     return (tables[0].data_ptr(), *facts)
 
 

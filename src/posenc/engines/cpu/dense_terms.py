@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...core.functions import direct_apply
 from ...core.index import Index
 from ...core.mask import Mask
 from ...core.tables import select_rows, sum_rows
+from ...core.torch_modes import direct_apply
 from ..lowering import add
 from .head_block import NEG_INF
 from .ops import refuse_second_derivatives

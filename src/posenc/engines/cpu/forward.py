@@ -34,7 +34,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, Lq, Dv] in q's dtype, log-sum-exp [B, H, Lq] in float32 or better (0 for fully masked queries).
 
-    split: far keys get tiles of their own even without content, and the third result is the log-sum-exp of the keys far
+    split: far keys get separate tiles even without content, and the third result is the log-sum-exp of the keys far
     left (-inf: none), which the gradient of the bias needs. Otherwise it is empty.
     """
     if short_forward.applies(q, terms, band):

@@ -21,7 +21,7 @@ from .terms import Terms
 
 def applies(q: Tensor, terms: Terms, band: BandGeometry) -> bool:
     """Whether keys are few and terms have content: positional values, which need the probabilities, or many small batch
-    rows, each of which would cost fused calls of its own."""
+    rows, each of which would need separate fused calls."""
     if not terms.has_content or band.q_length < block_sizes.DECODE_ROWS or band.k_length > block_sizes.SHORT_KEYS:
         return False
     batch, heads, _, size = q.shape

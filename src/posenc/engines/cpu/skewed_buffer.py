@@ -22,7 +22,7 @@ from .band import TableRows
 
 
 def padded_stride(count: int) -> int:
-    """A row stride that is no power of two, nor one off it (cache sets would collide)."""
+    """A row stride that is neither a power of two nor next to one (cache sets would collide)."""
     return (count + 31) // 16 * 16 + 8
 
 

@@ -67,7 +67,7 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
     if facts.scale == "tensor":
         return "the scale is a tensor"
     if facts.documents or facts.has_dense_mask:
-        return "documents and dense masks are no function of the distance"
+        return "documents and dense masks are not functions of the distance"
     if facts.reads_distance and lowered.offset is None:
         return "the positions are not contiguous"
     return None

@@ -29,7 +29,7 @@ FEWEST = (
 )
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
-SHORTEST_BACKWARD = 4096  # as measured; at 512 the sums over distances take longer than the products
+SHORTEST_BACKWARD = 2048  # as measured
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {

@@ -25,7 +25,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from ...core.functions import transform_reason
+from ...core.torch_modes import transform_reason
 from .. import dense_bias, further_axes
 from ..lowering import LoweredPlan
 from .device import capability

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...core.constants import constant
-from ...core.functions import transform_reason
 from ...core.index import Index
+from ...core.torch_modes import transform_reason
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.functions import apply_function
+from ...core.torch_modes import apply_function
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers, prepare_masks
 from .device import define_operator, is_traced, launch_on
 from .launch import empty_in_order, mass_size, padded, run_backward, run_forward

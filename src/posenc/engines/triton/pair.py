@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core.functions import apply_function
 from ...core.mask import Mask
 from ...core.plan import Plan
 from ...core.positions import Positions
+from ...core.torch_modes import apply_function
 from .. import blocked, reference
 from ..lowering import LoweredPlan, lower_plan
 from .device import define_operator, is_traced, launch_on

@@ -238,7 +238,8 @@ class Call:
         wanted["slopes"], shifts = needs[3 + len(owners)], list(needs[8 + len(owners) :])
         wanted["q"] |= self.shifts and shifts.pop(0)
         if self.folded is not None:
-            wanted["bias"] |= shifts[0] or needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]
+            needs_table = needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]
+            wanted["bias"] |= shifts[0] or needs_table
         if d_out is None:
             d_out = torch.zeros_like(out)
         grads = dict(zip(GRADIENTS, run_backward(
@@ -254,7 +255,7 @@ class Call:
             into = out.new_empty(table.shape[:2], dtype=torch.float32)
             fold = sum_parts(launch, parts, into, self.indices[self.folded], num.bias_lo, num.bias_hi)
             d_shift = query_shift.new_empty(query_shift.shape) if shifts[0] else None
-            if not needs[3 + len(TABLES) * self.folded + TABLES.index("dot_query")]:
+            if not needs_table:
                 unfold_shift(launch, None, fold, table, query_shift, None, d_shift)
         for (name, number), needed in zip(owners, needs[3:]):
             at = len(results)

@@ -8,8 +8,8 @@ from html import escape
 from typing import Any, ClassVar
 
 from ...core import documentation
+from ...core.translation import Translation
 from ...plot.panels import Panel
-from ...plot.translations import Translation
 from ..url_state import State
 
 

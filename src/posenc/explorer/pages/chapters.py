@@ -15,7 +15,7 @@ class Chapter:
 
     page: str  # of the course, without its ending
     title: tuple[str, str]
-    look: tuple[str, str]  # what the figures show
+    caption: tuple[str, str]  # what the figures show
     change: tuple[str, str]  # what to change, and what to watch
     number: tuple[str, str]  # what the number is
     low: float

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ...core.plan import Plan
 from ...core.positions import Positions
+from ...core.translation import Translation
 from ...encodings import spec
 from ...encodings.registry import list_encodings
 from ...plot import analysis, panels
 from ...plot.analysis import Subject
 from ...plot.panels import Heat, Lines, Panel, array
-from ...plot.translations import Translation
 from .. import url_state
 from ..cancellation import checkpoint
 from ..url_state import InputError, State

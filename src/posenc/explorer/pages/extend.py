@@ -13,12 +13,12 @@ import numpy as np
 
 import posenc
 
+from ...core.translation import Translation
 from ...encodings import spec
 from ...encodings.rope import scaling as kinds
 from ...encodings.rope.scaling import Scaling
 from ...plot import analysis, panels
 from ...plot.panels import Heat, Panel, array
-from ...plot.translations import Translation
 from .. import url_state
 from ..url_state import InputError, State
 from .base import Controls, Figure, Page, View

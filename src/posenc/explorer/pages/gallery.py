@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from ...core.translation import Translation
 from ...encodings.registry import info, list_encodings
 from ...plot import analysis, panels
-from ...plot.translations import Translation
 from ..url_state import State, read_choice, to_text
 from . import snippets
 from .base import Controls, Figure, Page, View, documentation_link

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from ...plot.translations import Translation
+from ...core.translation import Translation
 from .. import url_state
 from ..url_state import State
 from .base import Controls, Figure, Page, View, documentation_link
@@ -88,6 +88,6 @@ def _text(chapter: Chapter, words: Translation) -> str:
     link = documentation_link(f"course/{chapter.page}.html", words("whole chapter"), words)
     return (
         f'<article class="card"><h2>{CHAPTERS.index(chapter) + 1}. {escape(chapter.title[at])}</h2>'
-        f"<p>{escape(chapter.look[at])}</p><p><strong>{escape(words('try it'))}</strong> {escape(chapter.change[at])}</p>"
+        f"<p>{escape(chapter.caption[at])}</p><p><strong>{escape(words('try it'))}</strong> {escape(chapter.change[at])}</p>"
         f"<p>{link}</p></article>"
     )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from ...core.translation import Translation
 from ...encodings.registry import SIZES, info
 from ...plot import trained
 from ...plot.analysis import DRAWN_OPTIONS
-from ...plot.translations import Translation
 from ..url_state import InputError
 
 # options without effect on the figures, and those that no slider can set (tensors, objects)

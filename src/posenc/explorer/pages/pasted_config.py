@@ -8,10 +8,10 @@ from dataclasses import fields
 from html import escape
 from typing import Any, NamedTuple
 
+from ...core.translation import Translation
 from ...encodings.rope import scaling as kinds
 from ...encodings.rope.rope import RoPE
 from ...encodings.rope.scaling import Scaling
-from ...plot.translations import Translation
 from .. import url_state
 from ..url_state import InputError
 

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ...core.translation import Translation
 from ...plot.panels import Lines, Panel
-from ...plot.translations import Translation
 from ..url_state import InputError, State, to_text
 from .base import Controls, Figure, Page, View
 

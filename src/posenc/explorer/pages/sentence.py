@@ -16,12 +16,12 @@ from torch import Tensor
 import posenc
 
 from ...core.positions import Positions
+from ...core.translation import Translation
 from ...encodings.registry import info, list_encodings
 from ...nn.attention import Attention
 from ...plot import panels, trained
 from ...plot.analysis import DRAWN_OPTIONS, FORMULAS, TERMS
 from ...plot.panels import Heat, Panel, array
-from ...plot.translations import Translation
 from .. import url_state
 from ..cancellation import checkpoint
 from ..texts import TEXTS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...core.translation import Translation
 from ...plot import trained
 from ...plot.analysis import Subject, Tables
-from ...plot.translations import Translation
 
 SEVERAL_AXES = ("mrope", "axial", "sinusoidal_2d")
 

@@ -1,6 +1,6 @@
 """docs/uses.md from the published runs of the suite of uses.
 
-python -m posenc.bench.uses_report [bench/results/uses-cpu.json bench/results/uses-cuda.json] > docs/uses.md
+python -m docs.site.uses_page [bench/results/uses-cpu.json bench/results/uses-cuda.json] > docs/uses.md
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import uses
-from .readme_tables import RESULTS
+from posenc.bench import uses
+
+from .speed_tables import RESULTS
 
 TITLES = {
     "layer": "`posenc.Attention(512, 8)` beside the layer written by hand",
@@ -31,7 +32,7 @@ def page(results: list[dict[str, Any]]) -> str:
         "# Uses: posenc beside the code that it replaces",
         "`posenc bench --suite uses [--device cuda]` runs each cell beside the best other code that computes the same, verified "
         "first, in turns within one run. A ratio is posenc's time over the best other's: below 1 is a gain, and up to "
-        f"{uses.GOAL} is noise. This page is made by `python -m posenc.bench.uses_report`.",
+        f"{uses.GOAL} is noise. This page is made by `python -m docs.site.uses_page`.",
     ]
     for result in results:
         parts += device_section(result)

@@ -1,18 +1,18 @@
-"""Autograd functions at the price of their forward pass, caches that torch.compile may meet, and what tracing and torch.func allow."""
+"""Helpers for PyTorch's modes: autograd functions, torch.compile, torch.export and torch.func."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, wraps
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs):
-    """function.apply(*inputs). PyTorch inspects the signature of a function with `setup_context` at every call, which takes
-    longer than many a forward pass; only torch.func and torch.compile need that form."""
+    """function.apply(*inputs), with less overhead. PyTorch inspects the signature of a function with `setup_context` at every
+    call, which can take longer than the forward pass; only torch.func and torch.compile need that form."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*inputs)
     return _with_context(function).apply(*inputs)
@@ -42,12 +42,19 @@ def _with_context(function: type[torch.autograd.Function]) -> type[torch.autogra
 
 def is_exporting() -> bool:
     """Whether this call is traced for a program that runs elsewhere (torch.export, ONNX), where the operators of the engines
-    do not exist and lengths stay open. Before PyTorch 2.13, torch.compiler.is_exporting() is also True under torch.compile,
+    do not exist and lengths are symbolic. Before PyTorch 2.13, torch.compiler.is_exporting() is also True under torch.compile,
     so the flag itself is read."""
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 F = TypeVar("F", bound=Callable)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def call_like(forward: Callable[P, R]) -> Callable[[Callable[..., Any]], Callable[P, R]]:
+    """Gives a layer's `__call__` the types of its `forward`, for type checkers: nn.Module declares that it returns Any."""
+    return lambda call: call
 
 
 def cache_in_eager_mode(maxsize: int) -> Callable[[F], F]:
@@ -68,8 +75,8 @@ def cache_in_eager_mode(maxsize: int) -> Callable[[F], F]:
 def transform_reason(*, plain_grad: bool = False) -> str | None:
     """Why a call inside torch.func or forward-mode differentiation cannot use fused attention, or None.
 
-    PyTorch's own attention has a first gradient in reverse mode (`plain_grad`: that is enough for one torch.func.grad); the
-    operators of the engines have theirs outside of torch.func alone.
+    PyTorch's own attention supports one torch.func.grad (`plain_grad`); the operators of the engines have gradients outside
+    of torch.func only.
     """
     eager = not torch.compiler.is_compiling()
     forward_mode = eager and forward_ad._current_level >= 0
@@ -79,6 +86,6 @@ def transform_reason(*, plain_grad: bool = False) -> str | None:
         if [x.key().name for x in torch._C._functorch.get_interpreter_stack() or ()] == ["Grad"]:
             return None
     return (
-        "fused attention has no rules for torch.func (vmap, grad, jvp, jacrev, ...) and forward-mode differentiation; "
-        "the reference engine has them"
+        "fused attention does not support torch.func (vmap, grad, jvp, jacrev, ...) or forward-mode differentiation; "
+        "the reference engine does"
     )

@@ -1,6 +1,6 @@
 """How long the explorer takes from a control's movement to the new figure, in a real browser on this machine.
 
-    python -m posenc.bench.explorer_redraw [--rounds 12] [--all] [--only sentence,xpos] [--out results.json]
+    python -m tests.explorer.redraw_times [--rounds 12] [--all] [--only sentence,xpos] [--out results.json]
 
 Compare at length 512 with three encodings, Your sentence with 48 words (the maximum), Extend RoPE. The time is taken in
 the browser, from the control's event to the last `plotly_afterplot` of the figures that change, or to the response that
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import files
+from posenc.core import files
 
 LIMIT = 200.0
 FLAGS = [
@@ -46,8 +46,8 @@ def slider_values(low: float, high: float, step: float, most: int = 16) -> tuple
 
 
 def moves(everything: bool) -> Iterator[Move]:
-    from ..encodings.registry import list_encodings
-    from ..explorer.pages.option_controls import options_of
+    from posenc.encodings.registry import list_encodings
+    from posenc.explorer.pages.option_controls import options_of
 
     three = "?view=compare&a=t5:max_distance=1{n}8&b=alibi&c=rope&length=512"
     yield Move(three, "compare-head", tuple(range(1, 8)))
@@ -167,7 +167,7 @@ def main() -> int:
                 if given.out is not None:
                     listed = [{"view": v, "control": c} | row for (v, c), row in rows.items()]
                     report = {"machine": machine, "unit": "ms", "limit": LIMIT, "rows": listed}
-                    files.write(Path(given.out), (json.dumps(report, indent=1) + "\n").encode())
+                    files.write_json(given.out, report)
                 print(
                     f"{view[:62]:62} {move.control:20} {middle:7.0f} {high:7.0f} "
                     f"{max(drawn):7.0f} {painted:8.0f}{'  over ' + format(LIMIT, '.0f') if late else ''}",

@@ -1,4 +1,4 @@
-"""Bytes, seconds and memory of attention over ranks, by formula: `python -m posenc.parallel.estimate` prints docs/parallel.md's
+"""Bytes, seconds and memory of attention over ranks, by formula: `python -m docs.site.parallel_estimate` prints docs/parallel.md's
 tables. The tests count the bytes that ranks send and hold against these formulas.
 
 With N ranks, C = L/N tokens each, s bytes a number and f = max(s, 4) bytes of a sum:

@@ -1,12 +1,81 @@
-"""The tables of bench/results/README.md: the published runs and the goals, growth, all contenders (make bench-table)."""
+"""Speed tables of the published runs: bench/results/README.md (the goals, growth, all contenders) and one table for the site."""
 
 from __future__ import annotations
 
+import json
 import statistics
+from pathlib import Path
 
-from .growth import extra_bytes, growth
-from .report import describe_machine, milliseconds, not_timed
+from posenc.bench.growth import extra_bytes, growth
+from posenc.bench.report import describe_machine, milliseconds, not_timed
 
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+LENGTH = 4096
+CHINESE = {
+    "plan": "方案",
+    "forward": "前向",
+    "training step": "训练一步",
+    "extra memory": "额外内存",
+    "best peer, forward": "最好的同类，前向",
+    "best peer, training": "最好的同类，训练",
+    "legend": "时间是相对于不带位置的 {base} 的倍数，每个对照都与它轮流测量（B{batch} H{heads} D{size}，{length} 个词元，{dtype}，{machine}；"
+    "{versions}）。额外内存：超出同一基准的部分，括号内为占稠密 float32 [H, L, L] 偏置的比例。所有结果都先与 float64 参考值核对。",
+}
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def markdown(result: dict, length: int, labels: dict[str, str] | None = None) -> str:
+    """One table at one length. `labels` translates headings and the legend."""
+    translate = (labels or {}).get
+    records = [r for r in result["records"] if r["length"] == length]
+    base = result["ceilings"][0]
+    headings = ["plan", "forward", "training step", "extra memory", "best peer, forward", "best peer, training"]
+    headings = [translate(heading, heading) for heading in headings]
+    lines = ["| " + " | ".join(headings) + " |", "| --- " * len(headings) + "|"]
+    for name in dict.fromkeys(r["workload"] for r in records):
+        own = {r["pass"]: r for r in records if r["workload"] == name and r["peer"] == "posenc" and "ratio" in r}
+        if not own:
+            continue
+        extra = max((extra_bytes(r, records, base) or 0 for r in own.values() if "bytes" in r), default=0)
+        some = next(iter(own.values()))
+        cells = [name, *(f"{own[kind]['ratio']:.2f} ×" if kind in own else "–" for kind in ("forward", "training"))]
+        cells.append(f"{max(0, extra) / 2**20:.0f} MiB ({max(0, extra) / (some['heads'] * 4 * length**2):.1%})")
+        cells += [_best(records, name, kind, result["ceilings"]) for kind in ("forward", "training")]
+        lines.append("| " + " | ".join(cells) + " |")
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in result["versions"].items()
+        if version and name not in (*result["ceilings"], "dense bias", "textbook", "flex attention")
+    )
+    shape = next(r for r in records if "seconds" in r)
+    legend = translate(
+        "legend",
+        "Time relative to {base} without positions, interleaved with each contender (B{batch} H{heads} D{size}, {length} tokens, {dtype}, "
+        "{machine}; {versions}). Extra memory: beyond the same, and as a share of a dense float32 [H, L, L] bias. "
+        "Every contender's results were compared with the float64 reference first.",
+    )
+    ceiling = {"plain": "`scaled_dot_product_attention`", "flash attention": "PyTorch's FlashAttention"}[base]
+    legend = legend.format(
+        base=ceiling, batch=shape["batch"], heads=shape["heads"], size=shape["size"], length=length,
+        dtype=result["dtype"], machine=describe_machine(result), versions=versions,
+    )  # fmt: skip
+    return "\n".join([*lines, "", legend])
+
+
+def _best(records: list[dict], name: str, kind: str, ceilings: list[str]) -> str:
+    others = [
+        r
+        for r in records
+        if r["workload"] == name and r["pass"] == kind and r["peer"] not in (*ceilings, "posenc") and "ratio" in r
+    ]
+    best = min(others, key=lambda r: r["ratio"], default=None)
+    return "–" if best is None else f"{best['ratio']:.2f} × ({best['peer']})"
+
+
+# ---- bench/results/README.md ------------------------------------------------------------------------------------------
 # forward, forward + backward, and extra memory as a share of a dense float32 [H, L, L] bias
 CPU = {
     "t5": (1.08, 1.3, 0.02),

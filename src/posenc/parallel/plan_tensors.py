@@ -4,8 +4,8 @@
     query   states, decay_q, a scale for each query                          stay with their queries
     key     decay_k                                                          travel with their keys
 
-Encodings whose table has a row for each distance (transformer_xl, xlnet) have another plan for other positions; all others
-are read once, for the rank's own tokens, and serve every pair of ranks.
+Encodings whose table has a row for each distance (transformer_xl, xlnet) make a new plan for each pair of ranks; for all others
+the plan of the rank's own tokens serves every pair.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PlanSource:
     make     where tables depend on positions: makes the plan of a pair (None: `local` serves every pair)
     leaves   the parameters that `make` reads; gradients go to the tensors "leaf.0", ... that stand for them
     heads    (first, count, all) where the plan is for some heads only
-    autocast its dtype in the forward pass, in which `make` is called again in the backward pass; None: off
+    autocast the autocast dtype of the forward pass, with which the backward pass calls `make` again; None: off
     """
 
     local: Plan
@@ -132,7 +132,7 @@ class PlanSource:
 
 
 class _Tables(torch.autograd.Function):
-    """Tables that are made again for their gradients: a table of a pair's distances is not kept."""
+    """Tables that are recomputed for their gradients: the table of a pair's distances is not saved."""
 
     @staticmethod
     def forward(ctx, remake: Callable[[], list[Tensor]], leaves: tuple[Tensor, ...], count: int, *tensors: Tensor):  # type: ignore[override]
