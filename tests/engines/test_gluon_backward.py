@@ -165,6 +165,9 @@ def test_where_it_is_chosen(monkeypatch):
         return gluon.refuse_backward(*kernel_arguments(q, k, k, lowered), dropout, q)
 
     assert reason() is None
+    assert reason(window=300) == "windows: not compared with float64 on a card yet"
+    assert reason(plan=Plan(Positions(4096), slopes=torch.zeros(2))).startswith("slopes: not compared")
+    monkeypatch.setattr(gluon, "UNVERIFIED", ())
     assert "got 1024 and 1024" in reason(length=1024)
     assert reason(kv_heads=1, window=300) is None
     assert reason(key_mask=torch.arange(4096).expand(9, -1) < 4000) is None

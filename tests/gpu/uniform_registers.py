@@ -66,17 +66,18 @@ def _effects(text: str) -> tuple[frozenset[int], frozenset[int]]:
     """Uniform registers that an instruction writes, and those that it reads."""
     name = _name(text)
     operands = re.sub(r"^@!?\w+\s+", "", text.strip())[len(name) :]
-    written = re.match(r"\s*(?:UP\w+,\s*)*UR(\d+)\b", operands)
+    written = re.match(r"\s*(?:U?P\w+,\s*)*UR(\d+)\b", operands)
     is_wide = ".64" in name or "WIDE" in name
     if written and re.match(r"(U|R2UR|S2UR)", name):
         first = int(written[1])
         reads = {int(x) for x in re.findall(r"\bUR(\d+)\b", operands[written.end() :])}
         return frozenset({first, first + is_wide}), frozenset(reads)
     reads = {int(x) for x in re.findall(r"\bUR(\d+)\b", operands)}
-    for x in re.findall(
-        r"gdesc\[UR(\d+)\]", operands
-    ):  # two descriptors of 64 bits; one where the other operand is in registers
-        reads |= set(range(int(x), int(x) + 4)) if "HGMMA" in name else {int(x)}
+    for x in re.findall(r"gdesc\[UR(\d+)\]", operands):
+        first = int(x)
+        if "HGMMA" in name:  # descriptors of both operands; only the second counts where the first is in registers
+            in_registers = re.match(r"\s*R\d+,\s*R\d+", operands) is not None
+            reads = (reads - {first}) | set(range(first + 2 * in_registers, first + 4))
     return frozenset(), frozenset(reads)
 
 
