@@ -109,6 +109,8 @@ def test_parts_are_merged(tmp_path):
         assert uses.merge(order)["cells"][cells[0].name]["ratio"] == 7.0
     with pytest.raises(ValueError, match="cannot be merged"):
         uses.merge([results[0], {**results[1], "machine": {"cpu": "y"}}])
+    assert uses.is_same_machine({"gpu": "x", "threads": 1}, {"gpu": "x", "threads": 16}, "cuda")
+    assert not uses.is_same_machine({"cpu": "x", "threads": 1}, {"cpu": "x", "threads": 16}, "cpu")
     for wrong in ("3/2", "0/2", "x", "1"):
         with pytest.raises(ValueError, match="--part"):
             uses.take_part(cells, wrong)

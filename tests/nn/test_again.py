@@ -176,6 +176,31 @@ def test_copies_remember_nothing(name):
         assert encoding.recall("token") is None
 
 
+def test_vectors_and_phases_of_the_call_before_follow_every_change():
+    x = torch.randn(1, 8, SIZE)
+    encoding = posenc.Sinusoidal(d_model=SIZE)
+    kinds: list[dict] = [{}, {"base": 100.0}, {"layout": "concatenated"}]
+    for options in kinds:
+        for name, value in options.items():
+            setattr(encoding, name, value)
+        options = {"base": encoding.base, "layout": encoding.layout}
+        for given, start in ((x, 0), (x.double(), 0), (x, 2048), (x, 2040), (x.bfloat16(), 1020)):
+            positions = posenc.Positions((start, 8))
+            truth = posenc.Sinusoidal(d_model=SIZE, **options).embed(given, positions)
+            assert torch.equal(encoding.embed_run(given, start), truth)
+    rope = posenc.create("rope", head_dim=8)
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    with torch.no_grad():
+        for layout in ("half", "interleaved"):
+            rope.layout = layout
+            for start in (0, 5, 1024, 3):
+                truth = (
+                    posenc.create("rope", head_dim=8, layout=layout).rotation(posenc.Positions((start, 4))).both(q, k)
+                )
+                for ours, exact in zip(rope.rotate_run(q, k, v, start)[:2], truth, strict=True):
+                    torch.testing.assert_close(ours, exact)
+
+
 @pytest.mark.parametrize("name", ["t5", "shaw"])
 def test_nan_is_reported(name):
     layer = make(name)

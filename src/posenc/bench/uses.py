@@ -236,7 +236,7 @@ def run(
     come first and then those whose results are oldest: run it again until no cell is left.
     """
     result = load(path)
-    if result.get("machine") != machine or result.get("device") != device:
+    if result.get("device") != device or not is_same_machine(result.get("machine", {}), machine, device):
         result = {"suite": "uses", "device": device, "machine": machine, "cells": {}}
     known = result["cells"]
     waiting = [name for name in result.get("not run", []) if name not in {cell.name for cell in cells}]
@@ -277,6 +277,12 @@ def run(
     return result
 
 
+def is_same_machine(one: dict[str, Any], other: dict[str, Any], device: str) -> bool:
+    """On a GPU whatever the number of CPU threads."""
+    ignored = () if device == "cpu" else ("threads",)
+    return {**one, **dict.fromkeys(ignored)} == {**other, **dict.fromkeys(ignored)}
+
+
 def _measured(record: dict[str, Any], result: dict[str, Any]) -> str:
     """When a cell was measured; "" where there is no figure."""
     return str(record.get("date", result.get("date", ""))) if "ratio" in record else ""
@@ -291,7 +297,10 @@ def merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {**first, "cells": {}}
     for result in results:
         for name in ("suite", "device", "machine"):
-            if result.get(name) != first.get(name):
+            alike = result.get(name) == first.get(name)
+            if name == "machine":
+                alike = is_same_machine(result["machine"], first["machine"], first["device"])
+            if not alike:
                 raise ValueError(
                     f"results of {first.get(name)} and {result.get(name)} cannot be merged; give those of one {name}"
                 )

@@ -16,7 +16,7 @@ from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
 
-KEPT = ("_remembered", "_phases")
+KEPT = ("_remembered", "_phases", "_vectors")
 """What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
 
 
