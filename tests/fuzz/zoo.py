@@ -82,7 +82,7 @@ def sizes(draw: random.Random) -> dict[str, Any]:
         (2, "num_experts_per_tok num_experts_per_token top_k moe_top_k moe_topk n_shared_experts type_vocab_size expert_num"),
         (1, "n_group topk_group num_nextn_predict_layers first_k_dense_replace moe_k"),
         (8, "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim o_lora_rank index_head_dim d_rel rope_head_dim"),
-        (2, "index_n_heads o_groups"), (16, "index_topk"),
+        (2, "index_n_heads o_groups"), (16, "index_topk"), (4, "rotary_dim"),
         (draw.choice((3, 7, 20)), "sliding_window sliding_window_size attention_window local_attention local_window_size"),
         (8, "mamba_d_state ssm_state_size state_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim"),
         (2, "mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads mamba_expand"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import Index, Lookup, Plan, Positions
 from ..nn import blocks
 from .family import Family, scatter, variants
+from .interface import stays_on_gpu
 from .layer import Layer
 
 
@@ -70,9 +71,15 @@ class Decomposed(Layer):
         return self.proj(out.view(batch, height, width, channels))
 
     def forward(self, hidden_states, output_attentions=None):
-        if output_attentions or not self.posenc_has_positions():
+        if output_attentions or not self.posenc_has_positions() or stays(self, hidden_states):
             return super().forward(hidden_states, output_attentions)
         return self.posenc_attend(hidden_states), None
+
+
+def stays(module: Any, states: Tensor) -> bool:
+    """Whether a GPU runs the original faster, states [B, rows, columns, channels] (ViTDet: channels first)."""
+    tokens = states[0].numel() // module.qkv.weight.shape[1]
+    return stays_on_gpu(module, tokens * tokens, states.device, "decomposed")
 
 
 class WithoutDropout(Decomposed):
@@ -94,7 +101,7 @@ class VitDet(SegGpt):
         return self.num_heads
 
     def forward(self, hidden_state, output_attentions=False):
-        if output_attentions or not self.posenc_has_positions():
+        if output_attentions or not self.posenc_has_positions() or stays(self, hidden_state):
             return super(Decomposed, self).forward(hidden_state, output_attentions)
         return (self.posenc_attend(hidden_state),)
 

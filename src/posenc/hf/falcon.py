@@ -111,7 +111,9 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     visible = mask[:, None, None, :].bool()
     times = SHORT_TRAINED if torch.is_grad_enabled() else SHORT
     is_dense = masks.wants_attentions(model, kwargs) or model.config._attn_implementation != "sdpa"
-    if tokens.shape[1] > 1 and (is_dense or masks.is_short(model, tokens, few=int(times * rules.BIASED))):
+    if tokens.shape[1] > 1 and (
+        is_dense or masks.is_short(model, tokens, few=int(times * rules.BIASED), kind="falcon")
+    ):
         at = torch.arange(keys, device=tokens.device)
         visible = visible & (at <= at[keys - tokens.shape[1] :, None])
     scale = (model.embed_dim // model.num_heads) ** 0.5

@@ -32,7 +32,16 @@ from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
 from .layer import log_once
 
-__all__ = ["NO_TERMS", "Mask", "attention", "is_free", "make_mask", "nothing_padded", "prefers_original"]
+__all__ = [
+    "NO_TERMS",
+    "Mask",
+    "attention",
+    "is_free",
+    "make_mask",
+    "nothing_padded",
+    "prefers_original",
+    "stays_on_gpu",
+]
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
@@ -234,8 +243,10 @@ def prefers_original(
     module: nn.Module, queries: Any, keys: Any, device: Any, few: int | None = None, *, kind: str = "bias",
     dropout: float = 0.0, padded: bool = False,
 ) -> bool:  # fmt: skip
-    """Whether the original is faster with its dense bias than an engine, on a CPU: up to `few` pairs, or by the rules for this
-    kind of term."""
+    """Whether the original is faster with its dense bias than an engine: on a CPU up to `few` pairs, or by the rules for this
+    kind of term; on a GPU by its own rule."""
+    if stays_on_gpu(module, queries * keys, device, kind):
+        return True
     if not is_free(module, device):
         return False
     if few is not None:
@@ -244,11 +255,16 @@ def prefers_original(
     return rules.keeps_original(kind, queries, keys, torch.is_grad_enabled(), drops, padded)
 
 
-def is_free(module: nn.Module, device: Any) -> bool:
-    """Whether the rules for a CPU may choose: nothing is compiled, no engine is named, no ranks share the sequence."""
+def stays_on_gpu(module: nn.Module, pairs: Any, device: Any, kind: str) -> bool:
+    """Whether this is a GPU, on which the original is faster."""
+    return is_free(module, device, "cuda") and rules.keeps_original_on_gpu(kind, pairs)
+
+
+def is_free(module: nn.Module, device: Any, where: str = "cpu") -> bool:
+    """Whether the rules for this kind of device may choose: nothing is compiled, no engine is named, no ranks share the sequence."""
     own = module.__dict__
     return (
-        not torch.compiler.is_compiling() and device is not None and device.type == "cpu"
+        not torch.compiler.is_compiling() and device is not None and device.type == where
         and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
 from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
+from .interface import stays_on_gpu
 from .layer import Layer, split
 
 
@@ -54,9 +55,14 @@ def attend_window(
     )  # fmt: skip
 
 
+def stays(module: Any, states: Tensor) -> bool:
+    """Whether a GPU runs the original faster, states [B * windows, L, channels]."""
+    return stays_on_gpu(module, states.shape[1] ** 2, states.device, "window of an image")
+
+
 # ---- Swin ------------------------------------------------------------------------------------------------------------
 def swin_forward(module: Any, original: Callable, hidden_states, attention_mask=None, **kwargs):
-    if kwargs.get("output_attentions"):
+    if kwargs.get("output_attentions") or stays(module, hidden_states):
         return original(hidden_states, attention_mask, **kwargs)
     q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
     bias = module.relative_position_bias
@@ -104,7 +110,7 @@ class Window(Layer):
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(self, hidden_states, attention_mask=None, output_attentions=False):
-        if output_attentions:
+        if output_attentions or stays(self, hidden_states):
             return super().forward(hidden_states, attention_mask, output_attentions)
         size = self.attention_head_size
         q, k, v = (split(project(hidden_states), size) for project in (self.query, self.key, self.value))
