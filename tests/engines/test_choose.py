@@ -138,11 +138,18 @@ def test_a_row_that_many_pairs_read_is_summed_in_parts(monkeypatch):
     torch.testing.assert_close(*grads, rtol=0, atol=1e-11)
 
 
-def test_a_table_of_more_digits_is_a_dense_bias_for_the_kernels():
-    encoding = posenc.create("grid_bias", heads=2, window=(3, 4))
-    for dtype, table, worth in ((torch.bfloat16, torch.float32, True), (torch.float32, torch.float32, False)):
-        q, k, v = torch.randn(3, 2, 2, 12, 8, dtype=dtype).unbind()
-        plan = encoding.to(table).plan(Positions(12))
+def test_a_table_of_more_digits_is_trained_as_a_dense_bias_by_the_kernels():
+    for window, dtype, table, worth in (
+        ((12, 16), torch.bfloat16, torch.float32, True),
+        ((12, 16), torch.float32, torch.float32, False),
+        ((3, 4), torch.bfloat16, torch.float32, False),  # small windows are faster one pair after the other
+    ):
+        encoding = posenc.create("grid_bias", heads=2, window=window).to(table)
+        length = window[0] * window[1]
+        q, k, v = torch.randn(3, 2, 2, length, 8, dtype=dtype).unbind()
+        plan = encoding.plan(Positions(length))
         assert dense_bias.is_worth(lower_plan(q, k, v, plan, make_mask(q, k))) is worth
-        padded = make_mask(q, k, key_mask=torch.ones(2, 12, dtype=torch.bool))
+        padded = make_mask(q, k, key_mask=torch.ones(2, length, dtype=torch.bool))
         assert not dense_bias.is_worth(lower_plan(q, k, v, plan, padded))
+        with torch.no_grad():
+            assert not dense_bias.is_worth(lower_plan(q, k, v, encoding.plan(Positions(length)), make_mask(q, k)))

@@ -4,7 +4,7 @@
 
 Peers: flash-linear-attention's forgetting attention, stick-breaking and PaTH (fla-core), x-transformers' CoPE; what is not
 installed is left out, with the reason. Milliseconds, bfloat16, medians of alternate runs; `difference` is the largest of the
-outputs. Grids: bfloat16 queries, a table in float32 as under autocast (`auto`; `one by one`: with the kernels that read each pair's row
+outputs (CoPE's is x-transformers' own: it counts gates in bfloat16). Grids: bfloat16 queries, a table in float32 as under autocast (`dense` bias; `one by one`: with the kernels that read each pair's row
 for itself), and the table rounded to bfloat16 for PyTorch's attention.
 """
 
@@ -127,7 +127,14 @@ def grid(name, device):
     def plain():
         return posenc.attend(q, k, v, causal=causal)
 
-    ways = {"auto": auto, "one by one": one_by_one, "rounded": lambda: auto(rounded)}
+    def dense():
+        kept, dense_bias.LEAST = dense_bias.LEAST, 1
+        try:
+            return auto()
+        finally:
+            dense_bias.LEAST = kept
+
+    ways = {"dense": dense, "one by one": one_by_one, "rounded": lambda: auto(rounded)}
     engine = posenc.explain(q, k, v, rounded.plan(Positions(length)), causal=causal).engine
     found = compare(ways, device)
     found["engine of rounded"] = engine

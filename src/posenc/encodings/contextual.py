@@ -108,7 +108,7 @@ def stick_breaking(
 
 def path(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, gates: Tensor | None = None,
-    scale: float | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None, block: int = 64,
+    scale: float | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
 ) -> Tensor:  # fmt: skip
     """PaTH attention: keys are multiplied by one reflection-like matrix for each token between them and the query.
 
@@ -121,7 +121,7 @@ def path(
     key_mask   bool [B, L], True for real tokens; padding has no matrix and is not seen
     documents  int [B, L], an id for each token, those of a document side by side: other documents are not seen
 
-    Queries and keys are the same tokens; decode with `path_step`. Blocks of `block` tokens: products inside a block by a
+    Queries and keys are the same tokens; decode with `path_step`. Blocks of `block` tokens (None: 64, on a GPU 256): products inside a block by a
     triangular system, across blocks by carrying queries back through one D × D matrix a block.
 
     Raises ValueError for shapes that do not fit.
@@ -140,6 +140,8 @@ def path(
         raise ValueError(
             f"w must be {list(k.shape)} and beta {list(k.shape[:3])}, as k, got {list(w.shape)} and {list(beta.shape)}"
         )
+    if block is None:
+        block = 256 if q.is_cuda else 64
     scale = q.shape[3] ** -0.5 if scale is None else scale
     precision = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
