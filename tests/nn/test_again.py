@@ -195,7 +195,9 @@ def test_vectors_and_phases_of_the_call_before_follow_every_change():
             rope.layout = layout
             for start in (0, 5, 1024, 3):
                 truth = (
-                    posenc.create("rope", head_dim=8, layout=layout).rotation(posenc.Positions((start, 4))).both(q, k)
+                    posenc.create("rope", head_dim=8, layout=layout)
+                    .rotation(posenc.Positions((start, 4)))
+                    .rotate_qk(q, k)
                 )
                 for ours, exact in zip(rope.rotate_run(q, k, v, start)[:2], truth, strict=True):
                     torch.testing.assert_close(ours, exact)

@@ -16,7 +16,7 @@ from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
 
-KEPT = ("_remembered", "_phases", "_vectors")
+KEPT = ("_remembered", "_last_rotation", "_last_vectors")
 """What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
 
 
@@ -145,12 +145,12 @@ class Encoding(_Recorded):
     def _rotation_of_steps(self, first: int) -> Rotation | None:
         """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
         marker = self._buffers["_device_marker"]  # another one where the module was moved
-        known = self.__dict__.get("_phases")
+        known = self.__dict__.get("_last_rotation")
         if known is not None and known[0] == first and known[1] is marker:
             return known[2]
         whole = self.rotation(consecutive(first, STEP, first, STEP))
         if not self._parameters:
-            self.__dict__["_phases"] = first, marker, whole
+            self.__dict__["_last_rotation"] = first, marker, whole
         return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
