@@ -126,7 +126,7 @@ def test_cross_attention_remembers_what_it_was_given():
         attn(x, context, context_positions=positions + 1, cache=cache)
     with pytest.raises(ValueError, match=r"context_positions must be \[2, 5\]"):
         attn(x, context, context_positions=positions[:3])
-    with pytest.raises(ValueError, match=r"key_mask must be \[B, context\] = \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"key_mask must be \[B, Lk\] = \[2, 5\]"):
         attn(x, context, key_mask=real[:, :3], cache=cache)
     assert len(cache) == 6
 
