@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import posenc
-from posenc.core.encoding import Encoding
+from posenc.core.encoding import KEPT, Encoding
+from posenc.encodings import registry
 from posenc.engines.cpu import again, dense
 
 STEADY = ("alibi", "t5", "clipped", "shaw")
@@ -297,3 +298,17 @@ def test_a_subclass_with_terms_of_its_own_is_not_steady():
 
     assert posenc.ALiBi.steady_terms
     assert not Other.steady_terms
+
+
+def test_what_is_kept_hides_no_method():
+    """Instance attributes stand before methods: no encoding may have one of these names."""
+
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    for name in posenc.list_encodings():
+        registry.info(name).load()
+    kinds = below(Encoding)
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert not [kept for kept in KEPT if hasattr(kind, kept)], kind

@@ -16,7 +16,7 @@ from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
 
-KEPT = ("_remembered", "_last_rotation", "_last_vectors")
+KEPT = ("_kept_terms", "_kept_phases", "_kept_vectors")
 """What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
 
 
@@ -145,12 +145,12 @@ class Encoding(_Recorded):
     def _rotation_of_steps(self, first: int) -> Rotation | None:
         """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
         marker = self._buffers["_device_marker"]  # another one where the module was moved
-        known = self.__dict__.get("_last_rotation")
+        known = self.__dict__.get("_kept_phases")
         if known is not None and known[0] == first and known[1] is marker:
             return known[2]
         whole = self.rotation(consecutive(first, STEP, first, STEP))
         if not self._parameters:
-            self.__dict__["_last_rotation"] = first, marker, whole
+            self.__dict__["_kept_phases"] = first, marker, whole
         return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
@@ -178,15 +178,15 @@ class Encoding(_Recorded):
         own = self.__dict__
         if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
             return
-        if "_remembered" not in own or not self._stands(own["_remembered"][0]):
+        if "_kept_terms" not in own or not self._stands(own["_kept_terms"][0]):
             places = [(table, None if table is None else table.data_ptr()) for table in own["_parameters"].values()]
-            own["_remembered"] = places, {}
-        own["_remembered"][1][what] = made
+            own["_kept_terms"] = places, {}
+        own["_kept_terms"][1][what] = made
 
     def recall(self, what: Hashable) -> Any:
         """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
         numbers may have changed."""
-        found = self.__dict__.get("_remembered")
+        found = self.__dict__.get("_kept_terms")
         return found[1].get(what) if found is not None and self._stands(found[0]) else None
 
     def _stands(self, places: list[tuple[Tensor | None, int | None]]) -> bool:
