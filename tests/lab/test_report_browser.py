@@ -113,7 +113,8 @@ def test_the_answer_is_on_the_first_screen(show, name, screen, language):
     page.screenshot(path=ARTEFACTS / f"report-{name}-{screen}-{language}.png")
     width, height = SCREENS[screen]
     answers = page.locator(f"main.{language} .answers strong")
-    assert answers.count() == 3
+    run = results.read(ROOT / "docs" / "results" / name)
+    assert answers.count() == 3 + (run.finished < run.wanted)  # an unfinished run says so first
     for answer in answers.all():
         box = answer.bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= height and box["x"] + box["width"] <= width

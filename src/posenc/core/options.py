@@ -40,7 +40,8 @@ def require_number(
         number = float(value) if is_number else math.nan
     except OverflowError:
         number = math.inf
-    if math.isfinite(number) and number >= least and above < number < below:
+    # no math.isfinite: torch.compile traces comparisons of a symbolic number
+    if -math.inf < number < math.inf and number >= least and above < number < below:
         return number
     allowed = " and ".join(
         [f"at least {least:g}"] * (least > -math.inf)
