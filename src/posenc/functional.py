@@ -18,11 +18,11 @@ from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import apply_rotary, normalise
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
-from .engines.cpu.again import Text, Token
+from .engines.cpu.repeated_call import Text, Token
 from .engines.known_layer import KnownText, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
-Again = Token | Text | KnownText | Refused
+RepeatedCall = Token | Text | KnownText | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
@@ -104,9 +104,8 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
-def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """`attend` of q, k and v that a layer has made, in eager code, where the call is one of the commonest; None: call `attend`,
-    which knows all."""
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
+    """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`."""
     if not is_standard():
         return None
     if plan is None:
@@ -114,8 +113,8 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: b
     return plain_call.run(q, k, v, plan, causal)
 
 
-def prepare_again(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Again | None:
-    """What `run_again` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> RepeatedCall | None:
+    """What `run_repeated` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
     if not q.is_cpu:
         return KnownText.find(q, k, v, plan, causal)
     if q.shape[2] == 1:
@@ -123,8 +122,8 @@ def prepare_again(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
 
 
-def run_again(known: Again, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """`attend` of a call like the one before; None: call it."""
+def run_repeated(known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`attend` for a call like the last one; None: call `attend`."""
     return known.run(q, k, v) if is_standard() else None
 
 

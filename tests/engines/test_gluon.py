@@ -17,7 +17,7 @@ from tests import budget
 from tests.engines import gluon_emulator
 
 LOG2E = 1.4426950408889634
-TILE = gluon_launch.Tile(128, 2)
+TILE = gluon_launch.PlainTile(128, 2)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 
 @pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3)])
 def test_tiles(kernel, monkeypatch, tile):
-    tile = gluon_launch.Tile(*tile)
+    tile = gluon_launch.PlainTile(*tile)
     check(kernel, monkeypatch, "bias", True, (400, 450), 7, heads=(4, 2), batch=2, tile=tile, programs=5)
 
 

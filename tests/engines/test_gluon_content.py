@@ -130,7 +130,7 @@ def test_window_lengths(window, monkeypatch, lengths, causal):
 
 @pytest.mark.parametrize("tile", [(64, 4, 1), (128, 3, 2), (64, 2, 2)])
 def test_window_tiles_states_and_a_bias(window, monkeypatch, tile):
-    options = {"start": 7, "heads": (4, 2), "batch": 2, "tile": window_launch.Tile(*tile), "programs": 5}
+    options = {"start": 7, "heads": (4, 2), "batch": 2, "tile": window_launch.WindowTile(*tile), "programs": 5}
     check_window(window, monkeypatch, "shaw", (400, 450), states=16, **options)
     check_window(window, monkeypatch, "wide", (400, 450), bias=True, masks={"causal": True}, **options)
 

@@ -1,4 +1,4 @@
-"""A layer's call on a GPU, again: what `known_calls` would find by sixty facts is found by those that change within a layer.
+"""A repeated call of a layer on a GPU: what `known_calls` would find by sixty facts is found by those that change within a layer.
 
     known_calls.describe   every tensor's shape, strides, dtype, place and alignment, every slot of the plan, all modes
     here                   the layer's own q, k and v, and the modes: tables and plan are those of the call before
@@ -21,7 +21,7 @@ class KnownText:
 
     __slots__ = ("call", "layouts", "others", "plan", "step")
     is_final = False
-    """Whether it is of no use to look again."""
+    """Whether a further search is useless."""
 
     def __init__(self, known: known_calls.Known, plan: Plan, tensors: list[Tensor | None]):
         self.call, self.step, self.plan = known.call, known.step, plan

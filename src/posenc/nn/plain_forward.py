@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import consecutive
-from ..functional import attend, attend_plainly, prepare_again, run_again
+from ..functional import attend, attend_plain, prepare_repeated, run_repeated
 from .cache import LayerCache, is_training
 
 if TYPE_CHECKING:
@@ -75,19 +75,19 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             appended = slot.append(k, v, differentiable=is_training(layer, q))
             k, v = appended.k, appended.v
     if known is not None:
-        out = run_again(known, q, k, v)
+        out = run_repeated(known, q, k, v)
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
         if is_short and out is None:
-            out = attend_plainly(q, k, v, None, layer.causal)
+            out = attend_plain(q, k, v, None, layer.causal)
     elif is_short and on_cpu:
-        out = attend_plainly(q, k, v, plan, layer.causal)
+        out = attend_plain(q, k, v, plan, layer.causal)
     is_plain = out is not None
     if out is None:
         out = _attend(layer, q, k, v, plan)
     if kind is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
-        encoding.remember(kind, prepare_again(q, k, v, plan, layer.causal))
+        encoding.remember(kind, prepare_repeated(q, k, v, plan, layer.causal))
     if queries > 1:
         out = out.transpose(1, 2)
     width = heads * v.shape[3]  # either way a token's numbers lie side by side

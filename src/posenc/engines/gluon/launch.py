@@ -19,20 +19,20 @@ LOG2E = 1.4426950408889634
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-class Tile(NamedTuple):
+class PlainTile(NamedTuple):
     keys: int
     stages: int
     turns: bool = True  # whether consumers take turns with the tensor cores
     heads: int = 0  # of all batch rows, whose blocks are taken together where causal; 0: all
 
 
-TILES = {64: Tile(128, 4), 128: Tile(64, 4)}
+TILES = {64: PlainTile(128, 4), 128: PlainTile(64, 4)}
 NO_LIMIT = 1 << 30  # more than any distance of keys; sums with it stay within 32 bits
 REGISTERS = 160, 32  # of a consumer and of the producer; 512 threads share 65,536
 
 
 def run_forward(
-    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: Tile | None = None
+    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: PlainTile | None = None
 ) -> tuple[Tensor, Tensor, None]:
     """Fills out [B, H, Lq, D] and lse [B, H, Lq rounded up to 64] (base 2), and returns what triton.launch.run_forward does."""
     q, k, v = x.q, x.k, x.v

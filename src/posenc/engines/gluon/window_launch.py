@@ -21,17 +21,17 @@ from .window import CHUNK, SIDE, forward_content
 SHARED = 232448 - 1024  # bytes of shared memory that a program may have, less the barriers
 
 
-class Tile(NamedTuple):
+class WindowTile(NamedTuple):
     keys: int
     stages: int  # tiles of keys and values that the producer may be ahead
     windows: int  # of the table
 
 
-def choose_tile(size: int, width: int, has_states: bool) -> Tile | None:
+def choose_tile(size: int, width: int, has_states: bool) -> WindowTile | None:
     """The deepest that fits in shared memory, or None; width: of the table's rows."""
     keys, width = 128 if size == 64 else 64, _channels(width)
     rest = 2 * ROWS.value * CONSUMERS.value * (2 * size + width * has_states)  # bytes of queries, output and states
-    for tile in (Tile(keys, 4, 1), Tile(keys, 3, 1), Tile(keys, 2, 1)):
+    for tile in (WindowTile(keys, 4, 1), WindowTile(keys, 3, 1), WindowTile(keys, 2, 1)):
         ring = 2 * (tile.stages * 2 * keys * size + tile.windows * (keys + 3 * CHUNK.value) * width)
         if rest + ring <= SHARED:
             return tile
@@ -39,7 +39,7 @@ def choose_tile(size: int, width: int, has_states: bool) -> Tile | None:
 
 
 def run_forward(
-    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: Tile | None = None
+    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: WindowTile | None = None
 ) -> tuple[Tensor, Tensor, None]:
     """launch.run_forward, with a row term. A bias, if there is one, has the same distances."""
     q, k, v = x.q, x.k, x.v

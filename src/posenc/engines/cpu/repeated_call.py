@@ -1,7 +1,7 @@
-"""The same layer again, without gradients: what its calls have in common is worked out once.
+"""A layer's next call, without gradients: what calls like the last one have in common is computed once.
 
     call 1   plan, checks, the choice of an engine      ─▶  out, and a Token (one query) or a Text (as many as keys)
-    call 2 .. Token.run(q, k, v), Text.run(q, k, v)     ─▶  out, or None: take the way of call 1 again
+    call 2 .. Token.run(q, k, v), Text.run(q, k, v)     ─▶  out, or None: run like call 1
 
 A query is the last of its text, so its distances to L keys are 1 - L .. 0, whatever the step: a bias is the end of one row, which
 grows to the left, and products with a table are read at the end of one run of rows. Both hold the tables themselves, which the

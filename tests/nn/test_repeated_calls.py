@@ -1,4 +1,4 @@
-"""Calls without gradients use what the call before has worked out (engines/cpu/again.py): never a number that has changed since."""
+"""Calls without gradients use what the call before has worked out (engines/cpu/repeated_call.py): never a number that has changed since."""
 
 import copy
 import pickle
@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc.core.encoding import KEPT, Encoding
 from posenc.encodings import registry
-from posenc.engines.cpu import again, dense
+from posenc.engines.cpu import dense, repeated_call
 
 STEADY = ("alibi", "t5", "clipped", "shaw")
 SIZE, HEADS = 32, 4
@@ -55,12 +55,12 @@ class Steps:
 @pytest.fixture
 def runs(monkeypatch):
     """Counts the steps that a Token has run, and those that it has refused."""
-    return count_runs(monkeypatch, again.Token)
+    return count_runs(monkeypatch, repeated_call.Token)
 
 
 @pytest.fixture
 def text_runs(monkeypatch):
-    return count_runs(monkeypatch, again.Text)
+    return count_runs(monkeypatch, repeated_call.Text)
 
 
 def count_runs(monkeypatch, kind):
