@@ -106,13 +106,14 @@ class Sinusoidal(Absolute):
         if row + length > STEP:
             return super().embed_run(x, start)
         first, device, dtype = start - row, x.device, x.dtype
-        known = self.__dict__.get("_kept_vectors")  # those of the call before: a key of all facts takes longer
+        prepared = self.prepared()
+        known = prepared.get("vectors")  # those of the call before: a key of all facts takes longer
         if known is not None and known[0] == first and known[1] == device and known[2] is dtype:
             rows = known[3]
         else:
             key = (self.d_model, self.base, self.layout, device, dtype)
             rows = rows_of_run(_vectors, first, STEP, key, self.d_model, partial(self._rows, x))[0]
-            self.__dict__["_kept_vectors"] = first, device, dtype, rows
+            prepared["vectors"] = first, device, dtype, rows
         return x + rows.narrow(0, row, length)
 
     def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
