@@ -161,12 +161,12 @@ def device_cases(cases):
     return {"compile": compiled, "graph": graph, "offsets": offsets}
 
 
-def from_bench_gpu(recorder, only):
-    from posenc.bench import gpu
+def from_kernel_plans(recorder, only):
+    from tests.gpu.kernel_plans import PLANS
 
-    for name, (make, shapes) in gpu.PLANS.items():
+    for name, (make, shapes) in PLANS.items():
         for batch, heads, length, size, causal in [*shapes, (1, 2, 700, 64, False), (4, 2, 700, 64, True)]:
-            recorder.case = f"posenc.bench.gpu {name} {length}{' causal' if causal else ''}"
+            recorder.case = f"kernel plan {name} {length}{' causal' if causal else ''}"
             if not wanted(recorder.case, only) or (name == "relative logits" and batch != 4):
                 continue
             with Elsewhere("meta"):
@@ -191,38 +191,22 @@ def from_bench(recorder, only):
 
 
 def from_hf(recorder, only):
-    """The models of posenc.hf.measure, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
+    """T5 and DeBERTa at their widths, with one layer; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.hf import measure
+    from posenc.hf import measure_models
 
-    for name in measure.MODELS:
-        recorder.case = f"hf {name}"
+    for make in (measure_models.t5, measure_models.deberta):
+        recorder.case = f"hf {make.__name__}"
         if not wanted(recorder.case, only):
             continue
         with Elsewhere("cpu"):
-            model = one_layer(measure, name).to("cuda", torch.bfloat16)
-            hf.accelerate(model)
-            ids = measure.tokens(model, 2, 256, "cuda")
+            model, inputs = make(2, 256, layers=1)
+            hf.accelerate(model.to("cuda", torch.bfloat16))
+            ids = inputs["input_ids"].to("cuda")
             with torch.no_grad():
                 model.eval()(ids[:1])
                 model(ids)
             model.train()(ids).last_hidden_state.float().square().mean().backward()
-
-
-def one_layer(measure, name):
-    import transformers
-
-    for config in (transformers.T5Config, transformers.DebertaV2Config):
-        if not hasattr(config, "full_init"):
-            config.full_init = config.__init__
-
-            def init(self, *args, **options):
-                for key in ("num_layers", "num_hidden_layers"):
-                    options.update({key: 1} if key in options else {})
-                type(self).full_init(self, *args, **options)
-
-            config.__init__ = init
-    return measure.make(name)
 
 
 def from_families(recorder, only):
@@ -393,7 +377,7 @@ def wanted(name, only):
 
 SOURCES = [
     from_cases,
-    from_bench_gpu,
+    from_kernel_plans,
     from_bench,
     from_hf,
     from_families,
