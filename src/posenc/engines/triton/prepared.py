@@ -83,7 +83,7 @@ def find_shifted(plan: Plan, tensors: Sequence[Tensor | None], lowered: LoweredP
 
 
 def find(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> Call | None:
-    """The call of this plan, kept from the last time; None where it is none of these."""
+    """The prepared call of this plan, kept for equal ones; None where the call is traced or not supported."""
     if is_traced(q) or torch._C._are_functorch_transforms_active() or not supports(lowered):
         return None
     tensors = collect(q, k, v, lowered.plan, lowered.mask)
@@ -151,7 +151,7 @@ class Call:
                 results = self._forward(recorder.launch, plan, mask, recorder.inputs)
             program = recorder.finish(results, range(2 if self.facts.return_lse else 1, len(results)))
             self.packed, self.count = recorder.packed, len(results)
-            self.program = program  # when all of its facts are there: other threads may look
+            self.program = program  # last of all: other threads may read it
             # in place of the recorder's copies: autograd knows its own inputs
             given = {id(copy): x for copy, x in zip(recorder.inputs, tensors) if copy is not None}
             return tuple([given.get(id(x), x) for x in results])
