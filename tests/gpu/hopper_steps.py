@@ -82,7 +82,7 @@ def times(run, leaves, g):
 def model_step(name, dropout):
     """Milliseconds of a training step of 4 x 4096 tokens, accelerated."""
     from posenc import hf
-    from posenc.hf.measure_models import WHOLE
+    from posenc.bench.models import WHOLE
 
     model, inputs = WHOLE[name]()
     model = model.to("cuda", torch.bfloat16).train()
