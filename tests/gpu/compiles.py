@@ -318,6 +318,27 @@ def from_pair(recorder, only):
                     train(*tensors(2, 4, 2, 300, 300, size, dtype), plan, [weight], causal=True)
 
 
+def from_contextual(recorder, only):
+    """Stick-breaking attention and contextual counts: head sizes, dtypes, masks."""
+    from posenc.contextual import operators
+
+    for size, dtype, masked in ((64, torch.bfloat16, False), (128, torch.bfloat16, True), (80, torch.float16, False),
+                                (256, torch.bfloat16, False), (64, torch.float32, True), (256, torch.float32, False)):  # fmt: skip
+        recorder.case = f"contextual {size} {dtype}"
+        if wanted(recorder.case, only):
+            q, k, v = (torch.empty(2, heads, 300, size, dtype=dtype) for heads in (4, 2, 2))
+            masks = (
+                (torch.ones(2, 300, dtype=torch.bool), torch.zeros(1, 300, dtype=torch.long))
+                if masked
+                else (None, None)
+            )
+            out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
+            operators.stick_backward(q, left if masked else None, q, k, v, *masks, out, left, 0.1, True)
+            counts = torch.empty(2, 4, 300, 64)
+            out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
+            operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)
+
+
 def from_rotation(recorder, only):
     """rotate_tensors: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
     from posenc.core.rotary_kernel import rotate_tensors
@@ -384,6 +405,7 @@ SOURCES = [
     from_lab,
     from_corners,
     from_pair,
+    from_contextual,
     from_rotation,
     from_decode,
 ]
