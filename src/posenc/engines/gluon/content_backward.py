@@ -39,16 +39,49 @@ from .kernel import along_rows, by_eights, coordinates, load_tiles, near_tile
 
 
 # ---- bands --------------------------------------------------------------------------------------------------------------
+# Token t's number at distance r is at t (pitch + 1) + r - origin. Within the span, a tile is a matrix whose rows are pitch apart:
+# band_layout.py draws it. Divisions by 16 tell the compiler what that file promises.
+@gluon.jit
+def lies_within(band, dist, BM: gl.constexpr):
+    """Whether all distances of a tile [keys, queries] have numbers of their own; dist: of its first key and first query."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (dist - (BM - 1) >= lo) & (dist + (HALF - 1) <= hi)
+
+
+@gluon.jit
+def lies_within_keys(band, dist, BM: gl.constexpr):
+    """The same for a band over keys, by -r."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (-dist - (HALF - 1) >= lo) & ((BM - 1) - dist <= hi)
+
+
+@gluon.jit
+def begin_tile(band, head, first):
+    """Of a head's numbers: where distance 0 of a tile's first token would be."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return head.to(gl.int64) * (size // 16 * 16) + first.to(gl.int64) * (pitch + 1) - origin
+
+
+@gluon.jit
+def begin_tile_of_keys(band, head, n0, dist):
+    """The same for a band over keys, less the distance of the tile's first key and query: a multiple of 16."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (head.to(gl.int64) * size + n0.to(gl.int64) * (pitch + 1) - (origin + dist)) // 16 * 16
+
+
 @gluon.jit
 def load_queries_band(band, head, m0, dist, q_length, BM: gl.constexpr, S_L: gl.constexpr):
-    """A band's numbers for a tile [keys, queries], the ends repeated beyond the span; dist: of its first key and first query."""
+    """A band's numbers for a tile [keys, queries], the ends repeated beyond the span."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    i = gl.minimum(column + 8 * eight, q_length - 1 - m0)
-    r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
-    base = ptr + head.to(gl.int64) * size + (m0.to(gl.int64) * (pitch + 1) - origin)
-    x = gl.load(base + (i * (pitch + 1) + r)).to(gl.float32)
-    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+    begin = begin_tile(band, head, m0)
+    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
+        x = gl.load((ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight)
+    else:
+        i = gl.minimum(column + 8 * eight, q_length - 1 - m0)
+        r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
+        x = gl.load((ptr + begin) + (i * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
 
 
 @gluon.jit
@@ -56,11 +89,14 @@ def load_keys_band(band, head, n0, dist, k_length, BM: gl.constexpr, S_L: gl.con
     """The same of a band over keys, by -r."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    j = gl.maximum(gl.minimum(row, k_length - 1 - n0), -n0)
-    r = gl.minimum(gl.maximum((column - row - dist) + 8 * eight, lo), hi)
-    base = ptr + head.to(gl.int64) * size + (n0.to(gl.int64) * (pitch + 1) - origin)
-    x = gl.load(base + (j * (pitch + 1) + r)).to(gl.float32)
-    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+    if lies_within_keys(band, dist, BM) & (n0 + HALF <= k_length):
+        begin = begin_tile_of_keys(band, head, n0, dist)
+        x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
+    else:
+        j = gl.maximum(gl.minimum(row, k_length - 1 - n0), -n0)
+        r = gl.minimum(gl.maximum((column - row - dist) + 8 * eight, lo), hi)
+        x = gl.load((ptr + begin_tile(band, head, n0)) + (j * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
 
 
 @gluon.jit
@@ -71,12 +107,15 @@ def store_queries_band(band, outer, ds, head, m0, dist, q_length, scale):
     BM: gl.constexpr = ds.shape[1]
     x = by_eights(ds)
     row, eight, column = coordinates(x)
-    i = column + 8 * eight
-    r = (row - column + dist) - 8 * eight
-    place = d_ptr + head.to(gl.int64) * size + (m0.to(gl.int64) * (pitch + 1) - origin)
-    is_inside = (r >= lo) & (r <= hi) & (i < q_length - m0)
-    gl.store(place + (i * (pitch + 1) + r), (x * scale).to(d_ptr.dtype.element_ty), mask=is_inside)
-    if (dist - (BM - 1) < lo) | (dist + (HALF - 1) > hi):
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    begin = begin_tile(band, head, m0)
+    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
+        gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
+    else:
+        i = column + 8 * eight
+        r = (row - column + dist) - 8 * eight
+        is_inside = (r >= lo) & (r <= hi) & (i < q_length - m0)
+        gl.store((d_ptr + begin) + (i * (pitch + 1) + r), low, mask=is_inside)
         beyond = gl.sum(gl.where((r < lo) | (r > hi), x, 0.0), 0)
         at = gl.expand_dims(gl.arange(0, BM // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
         at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
@@ -87,14 +126,20 @@ def store_queries_band(band, outer, ds, head, m0, dist, q_length, scale):
 def store_keys_band(band, ds, below, above, head, n0, dist, k_length, scale):
     """ds of a near tile between the ends of the span into d_cols; and the sums at and beyond the ends with this tile's."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
+    BM: gl.constexpr = ds.shape[1]
     x = by_eights(ds)
     row, eight, column = coordinates(x)
-    r = (column - row - dist) + 8 * eight
-    place = d_ptr + head.to(gl.int64) * size + (n0.to(gl.int64) * (pitch + 1) - origin)
-    is_inside = (r > lo) & (r < hi) & (row < k_length - n0)
-    gl.store(place + (row * (pitch + 1) + r), (x * scale).to(d_ptr.dtype.element_ty), mask=is_inside)
-    below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
-    above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    # less than the whole span: its ends are sums
+    if (-dist - (HALF - 1) > lo) & ((BM - 1) - dist < hi) & (n0 + HALF <= k_length):
+        begin = begin_tile_of_keys(band, head, n0, dist)
+        gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
+    else:
+        r = (column - row - dist) + 8 * eight
+        is_inside = (r > lo) & (r < hi) & (row < k_length - n0)
+        gl.store((d_ptr + begin_tile(band, head, n0)) + (row * (pitch + 1) + r), low, mask=is_inside)
+        below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
+        above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
     return below, above
 
 
@@ -103,7 +148,7 @@ def store_keys_ends(band, below, above, head, n0, k_length, scale):
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
     j = gl.arange(0, HALF, below.type.layout)
-    place = d_ptr + head.to(gl.int64) * size + (n0.to(gl.int64) * (pitch + 1) - origin) + j * (pitch + 1)
+    place = (d_ptr + begin_tile(band, head, n0)) + j * (pitch + 1)
     below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends
     gl.store(place + lo, below.to(d_ptr.dtype.element_ty), mask=j < k_length - n0)
     gl.store(place + hi, above.to(d_ptr.dtype.element_ty), mask=(j < k_length - n0) & (hi > lo))
