@@ -39,8 +39,8 @@ __all__ = [
     "is_free",
     "make_mask",
     "nothing_padded",
+    "prefers_dense",
     "prefers_original",
-    "stays_on_gpu",
 ]
 
 NAME = "posenc"
@@ -245,7 +245,7 @@ def prefers_original(
 ) -> bool:  # fmt: skip
     """Whether the original is faster with its dense bias than an engine: on a CPU up to `few` pairs, or by the rules for this
     kind of term; on a GPU by its own rule."""
-    if stays_on_gpu(module, queries * keys, device, kind):
+    if is_free(module, device, "cuda") and rules.keeps_original_on_gpu(kind, queries * keys):
         return True
     if not is_free(module, device):
         return False
@@ -255,9 +255,9 @@ def prefers_original(
     return rules.keeps_original(kind, queries, keys, torch.is_grad_enabled(), drops, padded)
 
 
-def stays_on_gpu(module: nn.Module, pairs: Any, device: Any, kind: str) -> bool:
-    """Whether this is a GPU, on which the original is faster."""
-    return is_free(module, device, "cuda") and rules.keeps_original_on_gpu(kind, pairs)
+def prefers_dense(module: nn.Module, pairs: Any, device: Any, kind: str) -> bool:
+    """Whether this is a GPU, on which PyTorch's attention with a dense bias is faster than an engine."""
+    return is_free(module, device, "cuda") and rules.is_dense_on_gpu(kind, pairs)
 
 
 def is_free(module: nn.Module, device: Any, where: str = "cpu") -> bool:
