@@ -24,9 +24,12 @@ from tests.hf.harness import check_cache, outcome
 from tests.hf.table import longer
 
 pytestmark = pytest.mark.gpu
-SEES_NOTHING = ("longt5", "inkling", "pix2struct", "falcon", "gemma2")
-"""Models whose padding on the left sees no key: kernels give a mean, zeros or neither for it, and nobody reads it."""
-
+IN_WINDOWS = ("longt5", "inkling")
+"""Models with layers in which a padded token sees neighbours only: far from real ones it sees no key."""
+CAUSAL = ("falcon", "gemma2", "pix2struct")
+"""Models in which padding on the left sees no key. All its scores are the lowest number of the dtype, and what a kernel makes of them
+(a mean over other keys, zeros, neither) is not defined: Llama's own "eager" and "sdpa" differ there by as much as its outputs, and
+nowhere else. No real token reads it, so it alone is not compared; padding on the right, which sees real keys, is."""
 DENSE = dict(rules.DENSE_ON_GPU)
 
 
@@ -86,8 +89,12 @@ def check(name, device="cuda"):
         ours, our_gradients = run(model, inputs, mask)
         outputs_agree(ours, truth)
         gradients_agree(our_gradients, gradients)
-    if not name.startswith(SEES_NOTHING):  # what the original computes at padding, too
-        outputs_agree(run(model, inputs, None, backward=False)[0], everywhere)
+    if not name.startswith(IN_WINDOWS):  # what the original computes at padding, too
+        found, wanted = run(model, inputs, None, backward=False)[0], everywhere
+        if name.startswith(CAUSAL) and mask is not None:
+            sees = mask.cumsum(1) > 0
+            found, wanted = found[sees], wanted[sees]
+        outputs_agree(found, wanted)
     difference = (ours - truth).abs().max().item()
     if name.startswith(tuple(DENSE)):
         rules.DENSE_ON_GPU = DENSE
