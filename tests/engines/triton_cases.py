@@ -524,6 +524,29 @@ def group_replay():
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
 
 
+def group_first():
+    """What a call's first launch compiles (variants.launch_first) is what its two passes launch."""
+    from posenc.engines.triton import launcher, prepared
+
+    real, found, launched = launcher.launch, [], []
+
+    def launch(kernel, *args, **constants):
+        launched.append(kernel.__name__)
+        real(kernel, *args, **constants)
+
+    def launch_first(device, run):
+        launcher.launch = lambda kernel, *args, **constants: found.append(kernel.__name__)
+        run()
+        launcher.launch = launch
+        return launch
+
+    prepared.launch_first = launch_first
+    q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 17, 17, 16))
+    plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v)
+    attend(q, k, v, plan, engine="triton").sum().backward()
+    assert found == launched and {"forward", "backward_k", "backward_q", "sum_parts_kernel"} <= set(found)
+
+
 def group_known():
     """A call that is known takes the way of its facts, and nothing that is part of the key is overlooked."""
     from posenc.engines import known_calls
