@@ -77,6 +77,44 @@ def test_buffers_that_only_kernels_use_are_one_allocation(monkeypatch):
     assert kept == [3, 3, 2, 2], "the output, and one for all others"
 
 
+def test_memory_like_a_view_needs_no_view(monkeypatch):
+    """A buffer in the place of `new_empty` of a view, and of empty_like one, is allocated by its size alone: without PyTorch's
+    dispatcher where that is possible."""
+    for name, value in (
+        ("INTERPRETED", False),
+        ("current_stream", lambda device: 0),
+        ("compile_kernel", lambda *_: copy),
+    ):
+        monkeypatch.setattr(launcher, name, value)
+    copy, kept = CopyKernel(), []
+    allocate = torch._C._dynamo.guards._empty_strided_cpu
+    monkeypatch.setattr(replay, "find_allocation", lambda device: allocate)
+
+    def run(launch, packed):
+        half = packed[8:16].view(torch.float32)
+        out, turned = half.new_empty(2), torch.empty_strided((2, 3), (1, 2))
+        launch(copy, 1, out, half.view(1, 2))
+        launch(copy, 1, turned, torch.empty_like(half))
+        return out, turned
+
+    for number in range(4):
+        packed = torch.arange(4.0 * number, 4.0 * number + 4).view(torch.uint8)
+        with CountCalls() as count:
+            out, turned = replay.run_recorded(("like",), [packed], run)
+        kept.append(count.number)
+        assert out.tolist() == [4.0 * number + 2, 4.0 * number + 3] and turned.stride() == (1, 2)
+    replay._programs.clear()
+    assert kept[2:] == [0, 0], f"operators in a record: {kept}"
+
+
+class CountCalls(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += 1
+        return function(*args, **(kwargs or {}))
+
+
 class CountAllocations(TorchDispatchMode):
     number = 0
 
