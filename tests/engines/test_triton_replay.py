@@ -175,6 +175,44 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]
 
 
+@pytest.mark.parametrize("keys", [12, 40, 300])
+def test_steps_with_shifts_launch_what_the_first_one_did(monkeypatch, keys):
+    """Transformer-XL: the table of each step has one row more, and the Step is the same."""
+    from posenc.core import launches
+    from posenc.engines import known_calls, triton
+    from posenc.engines.lowering import lower_plan
+    from posenc.engines.triton import decode_launch, decode_step
+
+    made: list[list] = []
+    monkeypatch.setattr(launches, "_variants", {})
+    monkeypatch.setattr(known_calls, "_steps", {})
+    monkeypatch.setattr(launcher, "compile_kernel", lambda *_: Recorded(made))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(decode_step, "INTERPRETED", False)
+    monkeypatch.setattr(launcher, "INTERPRETED", False)
+    q, every = torch.randn(1, 4, 1, 32, dtype=torch.bfloat16), torch.randn(1, 2, 512, 32, dtype=torch.bfloat16)
+    encoding = posenc.TransformerXL(d_model=128, heads=4, causal=True).to(torch.bfloat16)
+    with torch.no_grad():
+        for number, length in enumerate((keys, keys, keys + 1)):
+            k = every[:, :, :length]
+            plan = encoding.plan(posenc.Positions((length - 1, 1), length))
+            lowered = lower_plan(q, k, k, plan, posenc.core.mask.Mask(True))
+            out = known_calls.run_step(q, k, k, plan, True)
+            assert (out is None) == (number == 0)
+            repeated, made[:] = list(made), []
+            out, _ = known_calls.run_with_shifts(triton, "auto", q, k, k, lowered)
+            first, made[:] = list(made), []
+            if number == 0:
+                continue
+            launched = 1 + (keys > 16) + (keys > decode_launch.MOST_OWN_ROWS)
+            assert len(first) == len(repeated) == launched and len(known_calls._steps) == 1
+            for before, now in zip(first, repeated, strict=True):
+                assert len(before) == len(now)
+                differ = [n for n, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+                assert all(max(before[n] or 0, now[n] or 0) > 1 << 20 for n in differ), "addresses of new memory alone"
+                assert len(differ) <= 4
+
+
 def test_the_key_of_a_step_has_every_slot():
     """known_calls.describe_step names the slots one by one: a new one must be in its key, or refused there."""
     from dataclasses import fields

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ...core.launches import find_allocation
 from . import launcher
 
 ALLOCATIONS = {
@@ -190,7 +191,11 @@ class Recorder(TorchDispatchMode):
         options = f"dtype={self.write(dtype)}, device={self.write(device)}"
         if ALLOCATIONS[function] is torch.zeros:
             is_plain = result.is_contiguous()
-            return f"{self.constant(torch.zeros)}({size}, {options})" if is_plain else self._write_call(function, args, kwargs)
+            return (
+                f"{self.constant(torch.zeros)}({size}, {options})"
+                if is_plain
+                else self._write_call(function, args, kwargs)
+            )
         if result.is_contiguous():
             self.buffers[name] = result.nbytes
         allocate = find_allocation(device)
@@ -302,14 +307,6 @@ class Recorder(TorchDispatchMode):
         first = self._write_bytes("shared", "pt", total)
         kept = (replaced.get(number, line) for number, line in enumerate(lines))
         return [*first, *(line for line in kept if line is not None)]
-
-
-def find_allocation(device: torch.device) -> Callable | None:
-    """allocate(size, stride, dtype) of memory on the current device, a CUDA device: what Inductor's programs call, without PyTorch's
-    dispatcher, at a third of the price of torch.empty; None elsewhere, and where a release has none."""
-    if device.type != "cuda":
-        return None
-    return getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
 
 def _is_like(x: Tensor, result: Tensor) -> bool:
