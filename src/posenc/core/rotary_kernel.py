@@ -145,7 +145,7 @@ def rotate_tensors(
         if found is not None:
             if len(_ready) >= 1024:
                 _ready.clear()
-            _ready[key] = Ready(*found, tiles * groups * batch, args, q.device, layout, inverse)
+            _ready[key] = Ready(*found, tiles * groups * batch, args, outs, layout, inverse)
     return outs
 
 
@@ -167,17 +167,23 @@ class Ready:
     """A launch for tensors of known shapes and strides: only addresses are new."""
 
     def __init__(
-        self, launch: Callable, between: tuple, programs: int, args: tuple, device: torch.device, layout: str, inverse: bool
+        self, launch: Callable, between: tuple, programs: int, args: tuple, outs: tuple[torch.Tensor, ...], layout: str, inverse: bool
     ):  # fmt: skip
-        self.launch, self.between, self.programs, self.device = launch, between, programs, device
-        self.index, self.layout, self.inverse = device.index, layout, inverse
+        self.launch, self.between, self.programs, self.device = launch, between, programs, outs[0].device
+        self.index, self.layout, self.inverse = self.device.index, layout, inverse
+        self.allocate = launches.find_allocation(self.device)
+        self.layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in outs]
         self.q_strides, self.k_strides, self.rest = args[2:8], args[10:16], args[18:]
         self.gradients: dict[tuple, Ready] = {}
         """The launches that rotate gradients back, by the strides of these."""
 
     def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outs = tuple([torch.empty_like(x) for x in tensors])
+        allocate = self.allocate
         with NOTHING if self.index in (None, current_device()) else torch.cuda.device(self.device):
+            if allocate is None:
+                outs = tuple([torch.empty_like(x) for x in tensors])
+            else:
+                outs = tuple([allocate(*layout) for layout in self.layouts])
             self.launch(
                 self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.index), *self.between,
                 tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),
