@@ -229,9 +229,10 @@ def from_families(recorder, only):
     """tests.hf.test_gpu's models, in both its dtypes."""
     from posenc import hf
     from tests.hf import test_gpu
+    from tests.hf.cases import CASES
     from tests.hf.compare import run
 
-    for name, make in test_gpu.CASES.items():
+    for name, make in CASES.items():
         recorder.case = f"family {name}"
         if wanted(recorder.case, only):
             for dtype in (torch.float32, torch.bfloat16):
@@ -258,7 +259,7 @@ def from_corners(recorder, only):
     """Every pair of slots; head sizes; masks; and sizes of one, which Triton compiles as constants."""
     import itertools
 
-    from posenc import Index, Lookup, Plan, Positions
+    from posenc import Index, Lookup, Plan, Positions, attend
     from tests.gpu.cases import SLOTS, tame, tensors
     from tests.plans import plan_of
 
@@ -302,6 +303,12 @@ def from_corners(recorder, only):
                 )
                 exact = Lookup(Index(-129, 129), dot_query=table.to(dtype), query_shift=other)
                 train(q, k, v, Plan(Positions(130), shift=shift.to(dtype), lookups=(exact,)))
+                for keys in (130, 2000):  # decoding makes the rows of the first itself
+                    _, k, v = tensors(1, 2, 1, 1, keys, size, dtype)
+                    rows = Lookup(Index(1 - keys, 0), dot_query=torch.randn(2, keys, size, dtype=dtype), query_shift=other)
+                    with torch.no_grad():
+                        shifted = Plan(Positions((keys - 1, 1), keys), shift=shift.to(dtype), lookups=(rows,))
+                        attend(q[:, :, :1].detach(), k.detach(), v.detach(), shifted, engine="triton")
     recorder.case = "corner nothing"
     if wanted(recorder.case, only):
         with Elsewhere("cpu"):
