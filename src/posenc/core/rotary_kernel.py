@@ -138,7 +138,7 @@ def rotate_tensors(
         "rotate", q.device, q.dtype, k.dtype, cos.dtype, sin.dtype, shape, layout, inverse, rows_first,
         launches.describe_variant((*strides, phase_stride), (q, q_out, k, k_out, cos, sin)),
     )  # fmt: skip
-    with _on_device(q.device):
+    with launches.on_device(q.device):
         launches.launch_known(variant, lambda: _compile(args, shape.warps), tiles * groups * batch, q.device, args)
     if all(map(operator.is_, (*given, *made), (*tensors, cos, sin, *outs))):
         found = launches.find_known(variant)
@@ -209,12 +209,6 @@ _ready: dict[tuple, Ready] = {}
 
 def _compile(args: tuple, warps: int):
     return launches.compile_kernel(_rotate_kernel, args, {"num_warps": warps})
-
-
-def _on_device(device: torch.device):
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return NOTHING
-    return torch.cuda.device(device)
 
 
 class _Shape(NamedTuple):
