@@ -4,11 +4,11 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from posenc.core import projection  # noqa: E402
-from tests.engines import interpreter  # noqa: E402
+from posenc.core import projection
+from tests.engines import interpreter
 
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
 """Of a result's norm: the order of sums, or one rounding of inputs and results each."""

@@ -100,7 +100,7 @@ class Sinusoidal(Absolute):
         if known is not None and type(x) is Tensor and not torch.compiler.is_compiling():
             begin, rows, device, dtype = known
             row, length = start - begin, x.shape[1]
-            if x.dtype is dtype and x.device == device and 0 <= row and row + length <= rows.shape[0]:
+            if x.dtype is dtype and x.device == device and row >= 0 and row + length <= rows.shape[0]:
                 return x + rows if length == rows.shape[0] else x + rows.narrow(0, row, length)
         if (
             not may_keep(x.device)
