@@ -112,10 +112,12 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         rows, *weights = ctx.saved_tensors
-        flat = [None if x is None else x.transpose(0, 1).reshape(rows.shape[0], -1) for x in grads]
-        if torch.is_grad_enabled() or any(x is None for x in flat):
-            return None, *_by_formula(rows, weights, flat, ctx.needs_input_grad[1:])
-        return None, *_gradients(rows, weights, flat, ctx.needs_input_grad[1:])
+        given = [x.transpose(0, 1).reshape(rows.shape[0], -1) for x in grads if x is not None]
+        if len(given) == len(grads) and not torch.is_grad_enabled():
+            return None, *_gradients(rows, weights, given, ctx.needs_input_grad[1:])
+        flat = iter(given)
+        every = [None if x is None else next(flat) for x in grads]
+        return None, *_by_formula(rows, weights, every, ctx.needs_input_grad[1:])
 
 
 _apply = super(torch.autograd.Function, _Project).apply

@@ -152,7 +152,8 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.get_device() != device or v.get_device() != device:
         return None
-    index = tables = shifts = None
+    index = shifts = None
+    tables: tuple | None = None
     shift = plan.shift
     if lookups:
         x = lookups[0]
