@@ -137,7 +137,8 @@ class Recorder(TorchDispatchMode):
 
     def _write_call(self, function, args, kwargs) -> str:
         arguments = [*map(self.write, args), *(f"{name}={self.write(x)}" for name, x in kwargs.items())]
-        return f"{self.constant(function)}({', '.join(arguments)})"
+        direct = getattr(function, "_op", function)  # what an OpOverload calls
+        return f"{self.constant(direct)}({', '.join(arguments)})"
 
     def write_argument(self, x) -> str:
         """x as an argument of a compiled kernel, which takes tuples of any type, and addresses sooner than tensors."""
