@@ -522,6 +522,10 @@ def group_replay():
     replayed = attend(x, y, z, engine="triton")
     forget()
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
+    from posenc.engines.triton.tables import gather
+
+    table, rows = torch.randn(50, 3).t(), torch.randint(0, 50, (3000,), dtype=torch.int32)
+    assert torch.equal(gather(table, rows), table.index_select(1, rows))
 
 
 def group_first():

@@ -287,7 +287,7 @@ class Call:
         results += [_cast(grads["slopes"], self.layouts[len(results)][2]) if needs[len(results)] else None, *[None] * 4]
         if self.shifts:
             needed, dtype = needs[len(results)], self.layouts[len(results)][2]
-            results.append(grads["q"].sum((0, 2), dtype=torch.float32).to(dtype) if needed else None)
+            results.append(grads["q"].sum((0, 2), dtype=dtype) if needed else None)  # in float32, rounded once
         if self.folded is not None:
             results.append(d_shift if shifts[0] else None)
         return tuple(results)
