@@ -85,6 +85,9 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         if known is not None:
             out, lse = known.run(plan, dropout, masks, described[1])
             return (out, lse) if return_lse else out
+    results = known_calls.run_with_shifts(chosen, engine, q, k, v, lowered)
+    if results is not None:
+        return results if return_lse else results[0]
     sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)
