@@ -204,6 +204,93 @@ def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constex
     return p, gl.exp2(m - base), m_new
 
 
+# ---- beginning and end of a block -------------------------------------------------------------------------------------
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers in shared memory, each of which waits for so many arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def masks_of_row(masks, b):
+    """The masks of batch row b, as `hide` takes them."""
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
+    return (
+        bits_ptr + b * bits_row, doc_q_ptr + b * doc_q_row, doc_k_ptr + b * doc_k_row, doc_keys_ptr + b * doc_keys_row,
+    )  # fmt: skip
+
+
+@gluon.jit
+def count_own_tiles(m0, first, last, limits, BN: gl.constexpr):
+    """How many of the tiles first .. last a consumer visits: those after its queries' last key are for later queries alone."""
+    q_length, k_length, left, right = limits
+    end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right
+    own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
+    return gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+
+
+@gluon.jit
+def find_inner_keys(m0, limits):
+    """begin, end: keys that no limit hides from any of a consumer's queries."""
+    q_length, k_length, left, right = limits
+    begin = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+    return begin, gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+
+
+@gluon.jit
+def start_sums(
+    BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, P_L: gl.constexpr
+):
+    """p, m, l and acc before the first tile."""
+    m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
+    nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
+    l = gl.sum(by_eights(nothing), 1)
+    p = gl.convert_layout(nothing.to(DTYPE), P_L)
+    return p, m, l, gl.zeros([ROWS, D], gl.float32, O_L)
+
+
+@gluon.jit
+def finish_block(
+    p, m, l, acc, step, b, bh, h, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L: gl.constexpr, CID: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """The product with the values of the last tile; then the output and the log-sum-exp go to memory."""
+    BN: gl.constexpr = v_smem.shape[3]
+    D: gl.constexpr = v_smem.shape[4]
+    at = step % STAGES
+    values = v_smem.index(at).reshape([BN, D])
+    acc_new = warpgroup_mma(p, values, acc, is_async=True)
+    mbarrier.arrive(q_empty.index(CID))
+    total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
+    is_empty = total == 0.0
+    lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
+    inverse = 1.0 / gl.where(is_empty, 1.0, total)
+    acc = warpgroup_mma_wait(0, deps=(acc_new,))
+    mbarrier.arrive(empty.index(at))
+    if m0 < q_length:
+        rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
+        padded = (q_length + 63) // 64 * 64
+        gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
+        tma.store_wait(0)
+        gl.thread_barrier()
+        o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(o_desc, [b, h, m0, 0], o_smem.index(CID))
+
+
+@gluon.jit
+def skip_tile(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """A tile that only later queries of the block see."""
+    if TURNS:
+        wait_turn(CID)
+        pass_turn((CID + 1) % NC)
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.arrive(empty.index(step % STAGES))
+
+
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
@@ -299,7 +386,6 @@ def consume(
     TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
@@ -309,6 +395,7 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
+    limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if TURNS and CID == 0:
         pass_turn(0)
@@ -319,9 +406,7 @@ def consume(
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        own = count_own_tiles(m0, first, last, limits, BN)
         far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
@@ -333,25 +418,13 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        limits = (q_length, k_length, left, right)
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
+        inner0, inner1 = find_inner_keys(m0, limits)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = start_sums(BN, D, v_smem.dtype, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             is_left = t < left1 - left0
@@ -373,33 +446,12 @@ def consume(
             )  # fmt: skip
             step += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([BN, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        finish_block(
+            p, m, l, acc, step, b, bh, bh % heads, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )  # fmt: skip
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            padded = (q_length + 63) // 64 * 64
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
         for _ in range(own, n):
-            if TURNS:
-                wait_turn(CID)
-                pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+            skip_tile(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
     if TURNS and CID == 0:
         wait_turn(0)
@@ -436,17 +488,8 @@ def forward(
     o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    for i in gl.static_range(NC):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
+    q_full, q_empty = make_barriers(NC, 1), make_barriers(NC, 1)
+    full, empty = make_barriers(STAGES, 1), make_barriers(STAGES, NC)
     fence_async_shared()
 
     load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)

@@ -32,13 +32,19 @@ from .kernel import (
     PAD,
     ROWS,
     along_rows,
-    by_eights,
     count_blocks,
+    count_own_tiles,
     find_block,
+    find_inner_keys,
+    finish_block,
     hide,
     load_tiles,
+    make_barriers,
+    masks_of_row,
     pass_turn,
+    skip_tile,
     softmax,
+    start_sums,
     wait_turn,
 )
 from .skew import skew
@@ -155,7 +161,6 @@ def consume(
     BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty, t_full, t_empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
         sizes
@@ -166,7 +171,6 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
-    padded = (q_length + 63) // 64 * 64
     limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if TURNS and CID == 0:
@@ -178,19 +182,10 @@ def consume(
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + KEYS - 1) // KEYS, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        own = count_own_tiles(m0, first, last, limits, KEYS)
         bias = bias_ptr + (bh % heads) * bias_row
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
+        inner0, inner1 = find_inner_keys(m0, limits)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
 
@@ -209,11 +204,7 @@ def consume(
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, KEYS], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = start_sums(KEYS, D, v_smem.dtype, S_L, O_L, P_L)
         for t in range(own):
             n0 = (first + t) * KEYS
             is_masked = (n0 < inner0) | (n0 + KEYS > inner1)
@@ -226,32 +217,12 @@ def consume(
             dist += KEYS
             step += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([KEYS, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        finish_block(
+            p, m, l, acc, step, b, bh, bh % heads, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )  # fmt: skip
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
         for _ in range(own, n):
-            if TURNS:
-                wait_turn(CID)
-                pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+            skip_tile(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
             # The slot was loaded after the chunks up to this one: no wait is needed.
             mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))
@@ -290,22 +261,9 @@ def forward_rolling(
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
     t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    for i in gl.static_range(NC):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
-    for i in gl.static_range(RING):
-        mbarrier.init(t_full.index(i), count=1)
-        mbarrier.init(t_empty.index(i), count=NC)
+    q_full, q_empty = make_barriers(NC, 1), make_barriers(NC, 1)
+    full, empty = make_barriers(STAGES, 1), make_barriers(STAGES, NC)
+    t_full, t_empty = make_barriers(RING, 1), make_barriers(RING, NC)
     fence_async_shared()
 
     load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem)
