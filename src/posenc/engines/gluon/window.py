@@ -35,15 +35,21 @@ from .kernel import (
     CONSUMERS,
     ROWS,
     along_rows,
+    begin_sums,
     by_eights,
     count_blocks,
     far_tile,
     find_block,
+    find_own_tiles,
+    finish_block,
     hide,
+    is_touched,
     load_tiles,
+    masks_of_row,
     near_tile,
     pass_turn,
     row_max,
+    skip_slot,
     softmax,
     wait_turn,
 )
@@ -193,7 +199,6 @@ def consume(
     STATES: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty, t_full, t_empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
         sizes
@@ -208,7 +213,6 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
-    padded = (q_length + 63) // 64 * 64
     limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if CID == 0:
@@ -220,22 +224,11 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         of_block = (left1 - left0) + (right1 - right0)
         far = gl.minimum(of_block, own)
         bias = bias_ptr + (bh % heads) * bias_row
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         x = q
         if STATES:
@@ -253,11 +246,7 @@ def consume(
         low = row_max(by_eights(low.to(gl.float32)), S_L)
         high = row_max(by_eights(high.to(gl.float32)), S_L)
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(DTYPE), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = begin_sums(DTYPE, BN, D, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             shift = gl.where(t < left1 - left0, low, high) * scale
@@ -270,9 +259,7 @@ def consume(
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
-            is_masked = (n0 < inner0) | (n0 + BN > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+            is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
             row = first_row(block * BM, n0, offset, lo, hi) + (2 - CID) * CHUNK
             # 0 is added that ptxas does not know: of one window it would keep the addresses of all chunks in registers
             at = window % WINDOWS + window // (1 << 30)
@@ -286,34 +273,16 @@ def consume(
             step += 1
             window += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([BN, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        place = (b, bh % heads, bh, m0)
+        finish_block(
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(DTYPE))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
-        for t in range(own, n):
+        for t in range(own, last - first):
             if t >= of_block:  # the slot before came after this window, which need not be waited for
                 mbarrier.arrive(t_empty.index(window % WINDOWS))
                 window += 1
-            wait_turn(CID)
-            pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+            skip_slot(step, full, empty, CID, NC, STAGES, True)
             step += 1
     if CID == 0:
         wait_turn(0)
