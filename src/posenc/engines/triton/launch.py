@@ -140,7 +140,7 @@ def run_backward(
             d_bias, d_slopes = run_gluon(
                 launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"], wanted["slopes"]
             )  # fmt: skip
-        except Exception as error:  # of a compiler that promises nothing
+        except Exception as error:  # Gluon gives no guarantees, whatever the compiler raises
             gluon.give_up(error)
         else:
             grads["bias"] = None if d_bias is None else Parts(d_bias, 1)
@@ -289,8 +289,8 @@ def _allocate_gradients(
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
         grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
-        # A query's own decay shifts all its scores, so that the sums are zero but for the log-sum-exp's gradient and for rounding: that
-        # of delta. Where decays accumulate gates it cancels against that of decay_k; zeros would leave all of it.
+        # The decay of a query shifts all of its scores, so its gradient is that of the log-sum-exp plus the rounding error of delta.
+        # Where decays are sums of gates (fox) this error cancels that of decay_k; with zeros instead, all of it would remain.
         grads["decay_q"] = torch.zeros_like(x.decay_q, dtype=torch.float32)
     return grads
 
