@@ -107,7 +107,7 @@ def make_plan(terms, heads, lq, lk, size, causal, dtype):
 def release(enabled=True):
     from posenc.engines import gluon
 
-    gluon.CONTENT_BACKWARD = enabled
+    gluon.CONTENT_BACKWARD = gluon.KEY_TERM = enabled
     gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST = 1
     gluon.give_up = fail
 
@@ -124,6 +124,7 @@ class Call:
 
         from posenc.engines.triton import launch, launcher
 
+        release()
         self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
         self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, size, dtype, "transposed")
         self.plan = make_plan(terms, heads, lq, lk, size, "causal" in masks, dtype)
@@ -174,6 +175,7 @@ def check(job):
         same = {name: torch.equal(first[name], now[name]) for name in first if name not in ("q", "states")}
         assert all(same.values()) or any(x.isnan().any() for x in now.values()), f"different bits: {same}"
     results = {name: first.pop(name) for name in "qkv"}
+    results["out"] = call.out
     for name, gradient in first.items():
         getattr(call.x, name).backward(gradient, retain_graph=True)
     results |= {name: x.grad for name, x in call.plan.tensors()}
@@ -226,6 +228,8 @@ def warm_up(job):
     call.run()
     if job["pair"]:
         call.run(True)
+    if call.x.key_table is not None:
+        time_windows(call)
     return {}
 
 
@@ -250,6 +254,8 @@ def measure(job):
     if job["pair"]:
         found["pair"] = hopper.time_graph(lambda: call.run(True))
         release()
+    if call.x.key_table is not None:
+        found |= time_windows(call)
     call.launch = only
     found["kernel"] = hopper.time_graph(call.run)
     q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
@@ -271,6 +277,23 @@ def measure(job):
     )
     found = {name: round(ms, 4) for name, ms in found.items()}
     return {**found, "ratio": round(found["step"] / found["cudnn_step"], 3)}
+
+
+def time_windows(call):
+    """The forward kernel alone, with other tiles."""
+    import torch
+
+    from posenc.engines.gluon import window_launch
+    from posenc.engines.triton.launch import _make_cols
+
+    cols = _make_cols(call.launch, call.x, call.num, call.x.kind(call.num), False)
+    found = {}
+    for tile in ((64, 4, 1), (64, 4, 2), (128, 4, 1)):
+        with torch.no_grad():
+            found[f"window {tile}"] = hopper.time_graph(
+                lambda: window_launch.run_forward(call.launch, call.x, call.num, call.scale, call.out, call.lse, window_launch.WindowTile(*tile), cols)  # noqa: B023
+            )  # fmt: skip
+    return found
 
 
 def work():
@@ -345,7 +368,7 @@ def main() -> None:
     print(f"{len(checked) - len(failed) - left} passed, {len(failed)} failed, {left} left out; worst {worst:.2f} of a budget; "
           f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     for x in timed:
-        print(f"{x['name']:45} " + " ".join(f"{a} {x[a]}" for a in ("ours", "kernel", "pair", "forward", "step", "cudnn_forward", "cudnn_step", "ratio", "failed", "left out") if a in x))  # fmt: skip
+        print(f"{x['name']:45} " + " ".join(f"{a} {x[a]}" for a in ("ours", "kernel", "pair", "window (64, 4, 1)", "window (64, 4, 2)", "window (128, 4, 1)", "forward", "step", "cudnn_forward", "cudnn_step", "ratio", "failed", "left out") if a in x))  # fmt: skip
 
 
 if __name__ == "__main__":
