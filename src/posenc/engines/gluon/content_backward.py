@@ -53,12 +53,12 @@ def store_sums(outer, ds, ones_smem):
         column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
         gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
     else:
-        L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, L, 2))
-        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, L), use_acc=False, is_async=True)
+        T_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, T_L, 2))
+        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
         sums = warpgroup_mma_wait(0, deps=(sums,))
-        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, L)), 1)
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
+        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, T_L)), 1)
+        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, T_L)), 0)
         gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
 
 
