@@ -1,7 +1,6 @@
 """Records of launches without a kernel; triton_cases.group_replay runs recorded kernels."""
 
 import ctypes
-import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -275,40 +274,3 @@ def test_warm_up_changes_nothing_on_a_cpu():
     assert posenc.warm_up(layer, x) == []
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in layer.parameters())
-
-
-def test_what_warm_up_finds_can_be_sent_to_another_process():
-    from posenc.engines.triton import warm_up
-    from posenc.engines.triton.structs import View
-
-    described = warm_up._described((View(torch.zeros(4), 16, 3, None),)[0])
-    assert described == pickle.loads(pickle.dumps(described)) and described.ptr.dtype == torch.float32
-    assert described.ptr.data_ptr() == 0 or described.ptr.data_ptr() % 16 == described.ptr.address
-
-
-def test_what_warm_up_finds_is_to_triton_what_a_tensor_is():
-    from triton._C import libtriton
-    from triton.backends.compiler import BaseBackend
-
-    from posenc.engines.triton import warm_up
-
-    specialise = getattr(libtriton, "native_specialize_impl", None)
-    if specialise is None:
-        pytest.skip("this release of Triton specialises otherwise")
-    x = torch.zeros(64, dtype=torch.bfloat16)
-    for tensor in (x, x[1:], x.float(), x.to(torch.int32)[1:]):
-        described = pickle.loads(pickle.dumps(warm_up._described(tensor)))
-        assert specialise(BaseBackend, described, False, True, True) == specialise(
-            BaseBackend, tensor, False, True, True
-        )
-
-
-def test_what_fails_in_a_process_that_compiles_is_raised(monkeypatch):
-    from posenc.engines.triton import warm_up
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 10**6)  # no machine has it
-    children = warm_up._start(2)
-    with pytest.raises(RuntimeError, match="could not compile sqrt: "):
-        list(warm_up._compile_all([warm_up.Kernel("math", "sqrt", (), ())] * 3, children, False))
-    warm_up._end(children)
-    assert all(child.poll() is not None for child in children)

@@ -161,12 +161,12 @@ def device_cases(cases):
     return {"compile": compiled, "graph": graph, "offsets": offsets}
 
 
-def from_bench_gpu(recorder, only):
-    from posenc.bench import gpu
+def from_kernel_plans(recorder, only):
+    from tests.gpu.kernel_plans import PLANS
 
-    for name, (make, shapes) in gpu.PLANS.items():
+    for name, (make, shapes) in PLANS.items():
         for batch, heads, length, size, causal in [*shapes, (1, 2, 700, 64, False), (4, 2, 700, 64, True)]:
-            recorder.case = f"posenc.bench.gpu {name} {length}{' causal' if causal else ''}"
+            recorder.case = f"kernel plan {name} {length}{' causal' if causal else ''}"
             if not wanted(recorder.case, only) or (name == "relative logits" and batch != 4):
                 continue
             with Elsewhere("meta"):
@@ -191,38 +191,22 @@ def from_bench(recorder, only):
 
 
 def from_hf(recorder, only):
-    """The models of posenc.hf.measure, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
+    """T5 and DeBERTa at their widths, with one layer; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.hf import measure
+    from posenc.hf import measure_models
 
-    for name in measure.MODELS:
-        recorder.case = f"hf {name}"
+    for make in (measure_models.t5, measure_models.deberta):
+        recorder.case = f"hf {make.__name__}"
         if not wanted(recorder.case, only):
             continue
         with Elsewhere("cpu"):
-            model = one_layer(measure, name).to("cuda", torch.bfloat16)
-            hf.accelerate(model)
-            ids = measure.tokens(model, 2, 256, "cuda")
+            model, inputs = make(2, 256, layers=1)
+            hf.accelerate(model.to("cuda", torch.bfloat16))
+            ids = inputs["input_ids"].to("cuda")
             with torch.no_grad():
                 model.eval()(ids[:1])
                 model(ids)
             model.train()(ids).last_hidden_state.float().square().mean().backward()
-
-
-def one_layer(measure, name):
-    import transformers
-
-    for config in (transformers.T5Config, transformers.DebertaV2Config):
-        if not hasattr(config, "full_init"):
-            config.full_init = config.__init__
-
-            def init(self, *args, **options):
-                for key in ("num_layers", "num_hidden_layers"):
-                    options.update({key: 1} if key in options else {})
-                type(self).full_init(self, *args, **options)
-
-            config.__init__ = init
-    return measure.make(name)
 
 
 def from_families(recorder, only):
@@ -364,6 +348,27 @@ def from_pair(recorder, only):
                     train(*tensors(2, 4, 2, 300, 300, size, dtype), plan, [weight], causal=True)
 
 
+def from_contextual(recorder, only):
+    """Stick-breaking attention and contextual counts: head sizes, dtypes, masks."""
+    from posenc.contextual import operators
+
+    for size, dtype, masked in ((64, torch.bfloat16, False), (128, torch.bfloat16, True), (80, torch.float16, False),
+                                (256, torch.bfloat16, False), (64, torch.float32, True), (256, torch.float32, False)):  # fmt: skip
+        recorder.case = f"contextual {size} {dtype}"
+        if wanted(recorder.case, only):
+            q, k, v = (torch.empty(2, heads, 300, size, dtype=dtype) for heads in (4, 2, 2))
+            masks = (
+                (torch.ones(2, 300, dtype=torch.bool), torch.zeros(1, 300, dtype=torch.long))
+                if masked
+                else (None, None)
+            )
+            out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
+            operators.stick_backward(q, left if masked else None, q, k, v, *masks, out, left, 0.1, True)
+            counts = torch.empty(2, 4, 300, 64)
+            out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
+            operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)
+
+
 def from_rotation(recorder, only):
     """rotate_tensors: both layouts, partial rotations, grouped heads, one tensor and two, both directions."""
     from posenc.core.rotary_kernel import rotate_tensors
@@ -423,7 +428,7 @@ def wanted(name, only):
 
 SOURCES = [
     from_cases,
-    from_bench_gpu,
+    from_kernel_plans,
     from_bench,
     from_hf,
     from_families,
@@ -431,6 +436,7 @@ SOURCES = [
     from_lab,
     from_corners,
     from_pair,
+    from_contextual,
     from_rotation,
     from_decode,
 ]

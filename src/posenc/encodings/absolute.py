@@ -96,7 +96,7 @@ class Sinusoidal(Absolute):
         return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
-        known = self.__dict__.get("_kept_vectors")  # those of the call before: a key of all facts takes longer
+        known = self.prepared().get("vectors")  # those of the call before: a key of all facts takes longer
         if known is not None and type(x) is Tensor and not torch.compiler.is_compiling():
             begin, rows, device, dtype = known
             row, length = start - begin, x.shape[1]
@@ -117,7 +117,7 @@ class Sinusoidal(Absolute):
         rows = whole.narrow(0, row, length)
         # a text's rows alone, which its next batch takes as they are; of a token all that its next steps take
         kept = (first, whole) if length == 1 else (start, rows)
-        self.__dict__["_kept_vectors"] = *kept, x.device, x.dtype
+        self.prepared()["vectors"] = *kept, x.device, x.dtype
         return x + rows
 
     def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ recorded; from the third on, only the record runs:
     return out                                                 return t3
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
-by the call itself must be a constant. Kernels take addresses, so a view that only they read is none in the record, but a sum, and
-small buffers that only they use are one allocation. So are those that a backward pass needs, and nothing else (`packable`).
+by the call itself must be a constant. Kernels take addresses: in the record, a view that only kernels read is an address plus an
+offset, and small buffers that only kernels use share one allocation. So do results that only the backward pass reads (`packable`).
 """
 
 from __future__ import annotations

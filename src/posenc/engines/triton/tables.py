@@ -2,7 +2,7 @@
 
     expand       [X, n, ..] -> [X, span, ..]       the row of each distance
     add_shift, fold_shift, unfold_shift            a plan's shifts of queries and of tables, and their gradients
-    sum_parts    what programs, batch rows and distances have summed apart -> [X, n, ..], in one order, without atomics
+    sum_parts    partial sums of programs, batch rows and distances -> [X, n, ..], in a fixed order, without atomics
 
 core/tables.py does the same with PyTorch's operations, a dozen of them, where autograd or torch.compile must see them.
 """
