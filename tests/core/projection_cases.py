@@ -16,8 +16,7 @@ ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
 
 def results(function, table, linears, needs_rows, grads):
     """Outputs and all gradients."""
-    rows = table[2:-3] if needs_rows else table.detach()[2:-3]
-    outs = function(rows)
+    outs = function(table if needs_rows else table.detach(), slice(2, -3))
     leaves = [*([table] if needs_rows else []), *(x for linear in linears for x in linear.parameters())]
     return [*outs, *torch.autograd.grad(outs, leaves, grads)]
 
@@ -38,10 +37,12 @@ def main() -> None:
         for one, other in zip(wide, linears, strict=True):
             one.load_state_dict({name: x.double() for name, x in other.state_dict().items()})
         grads = [torch.randn(4, n, width // 4, dtype=dtype) for _ in biases]
-        ours = results(lambda rows: projection.project_heads(rows, linears, 4), table, linears, needs_rows, grads)  # noqa: B023
+        ours = results(
+            lambda *rows: projection.project_heads(rows[0], linears, 4, rows[1]), table, linears, needs_rows, grads
+        )  # noqa: B023
         exact = nn.Parameter(table.detach().double())
         truth = results(
-            lambda rows: [projection.as_heads(linear(rows), 4) for linear in wide],  # noqa: B023
+            lambda x, rows: [projection.as_heads(linear(x[rows]), 4) for linear in wide],  # noqa: B023
             exact, wide, needs_rows, [g.double() for g in grads],
         )  # fmt: skip
         for number, (one, other) in enumerate(zip(ours, truth, strict=True)):
@@ -50,7 +51,9 @@ def main() -> None:
             assert error <= ALLOWED[dtype], f"{n} {size} {width}: result {number} is off by {error}"
         # a second derivative, and one of two results without a gradient
         (dw,) = torch.autograd.grad(
-            projection.project_heads(table[:8], linears, 4)[0].square().sum(), linears[0].weight, create_graph=True
+            projection.project_heads(table, linears, 4, slice(3, 8))[0].square().sum(),
+            linears[0].weight,
+            create_graph=True,
         )
         (second,) = torch.autograd.grad(dw.square().sum(), linears[0].weight)
         assert second.isfinite().all()

@@ -571,6 +571,15 @@ def group_known():
         exact = Lookup(index.Index(-16, 16), dot_query=torch.randn(2, 33, 16), query_shift=other)
         check(q, k, v, Plan(Positions(17), shift=shift, lookups=(exact,)))
     assert len(known_calls._known) == 2 and len(prepared._calls) == 1, "a plan with shifts has a call of its own"
+    with torch.no_grad():  # a text of a few tokens with a term of the keys, which the decoding kernels do not have
+        for _ in range(3):
+            short, last = (
+                Plan(Positions(9), lookups=(Lookup(buckets, dot_key=torch.randn(2, 8, 16)),)),
+                Positions((16, 1), 17),
+            )
+            attend(q[:, :, :9], k[:, :, :9], v[:, :, :9], short, engine="triton")
+            attend(q[:, :, 16:], k, v, Plan(last, lookups=short.lookups), engine="triton")
+    assert len(known_calls._known) == 3, "the text is kept, the token after others is not"
     with torch.autograd.set_detect_anomaly(True):  # a call that is not described: `attend` adds the shifts
         check(q, k, v, Plan(Positions(17), shift=shift, lookups=(exact,)))
     forget()

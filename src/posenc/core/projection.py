@@ -15,23 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
 from .launches import find_allocation
 
-MOST = 1 << 29
+MOST = 1 << 30
 """Products of one projection from which PyTorch's own matrix products are faster."""
 PLAIN = (Tensor, nn.Parameter)
 
 
-def project_heads(rows: Tensor, projections: Sequence[nn.Module], heads: int) -> tuple[Tensor, ...]:
-    """[H, n, D] for each projection of rows [n, d_model]."""
-    if len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(rows, projections):
+def project_heads(
+    table: Tensor, projections: Sequence[nn.Module], heads: int, rows: slice = slice(None)
+) -> tuple[Tensor, ...]:
+    """[H, n, D] for each projection of the rows [n, d_model] of a table; rows: a slice without a step."""
+    if len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(table, projections):
         weights = [x for projection in projections for x in _parameters(projection)]
+        first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
-            return _apply(heads, rows, *weights)
-        return _project(heads, rows, weights)
-    return tuple([as_heads(projection(rows), heads) for projection in projections])
+            return _apply(heads, first, last, table, *weights)
+        return _project(heads, table[first:last], weights)
+    some = table if rows == slice(None) else table[rows]
+    return tuple([as_heads(projection(some), heads) for projection in projections])
 
 
 def as_heads(x: Tensor, heads: int) -> Tensor:
@@ -44,15 +49,15 @@ def _parameters(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     return own["weight"], own["bias"]
 
 
-def _is_served(rows: Tensor, projections: Sequence[nn.Module]) -> bool:
+def _is_served(table: Tensor, projections: Sequence[nn.Module]) -> bool:
     if (
-        not rows.is_cuda
-        or type(rows) not in PLAIN
-        or rows.dtype not in (torch.bfloat16, torch.float16)
+        not table.is_cuda
+        or type(table) not in PLAIN
+        or table.dtype not in (torch.bfloat16, torch.float16)
         or not _triton()
     ):
         return False
-    if rows.stride(1) != 1 or not rows.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
+    if table.stride(1) != 1 or not table.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
@@ -67,16 +72,16 @@ def _is_served(rows: Tensor, projections: Sequence[nn.Module]) -> bool:
         ):  # fmt: skip
             return False
         weight, bias = _parameters(projection)
-        if type(weight) not in PLAIN or weight.dtype is not rows.dtype or weight.get_device() != rows.get_device():
+        if type(weight) not in PLAIN or weight.dtype is not table.dtype or weight.get_device() != table.get_device():
             return False
-        if not weight.is_contiguous() or weight.shape[1] != rows.shape[1] or weight.shape != (shape or weight.shape):
+        if not weight.is_contiguous() or weight.shape[1] != table.shape[1] or weight.shape != (shape or weight.shape):
             return False
-        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not rows.dtype or not bias.is_contiguous()):
+        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not table.dtype or not bias.is_contiguous()):
             return False
         shape = weight.shape
-    if shape is None or shape[0] % 16 or shape[1] % 16 or rows.stride(0) % 16:
+    if shape is None or shape[0] % 16 or shape[1] % 16 or table.stride(0) % 16:
         return False  # loads of single numbers
-    return rows.shape[0] * shape.numel() <= MOST
+    return table.shape[0] * shape.numel() <= MOST
 
 
 @lru_cache(maxsize=1)
@@ -101,23 +106,28 @@ def _project(heads: int, rows: Tensor, weights: Sequence[Tensor | None]) -> tupl
 
 
 class _Project(torch.autograd.Function):
-    """`_project`; weights: each projection's weight and bias or None."""
+    """`_project` of the rows first .. last; weights: each projection's weight and bias or None."""
 
     @staticmethod
-    def forward(ctx, heads: int, rows: Tensor, *weights):
-        ctx.save_for_backward(rows, *weights)
+    def forward(ctx, heads: int, first: int, last: int, table: Tensor, *weights):
+        ctx.save_for_backward(table, *weights)
         ctx.set_materialize_grads(False)
-        return _project(heads, rows, weights)
+        ctx.first, ctx.last = first, last
+        return _project(heads, table[first:last], weights)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
-        rows, *weights = ctx.saved_tensors
-        given = [x.transpose(0, 1).reshape(rows.shape[0], -1) for x in grads if x is not None]
+        table, *weights = ctx.saved_tensors
+        first, last, needs = ctx.first, ctx.last, ctx.needs_input_grad[3:]
+        given = [x.transpose(0, 1).reshape(last - first, -1) for x in grads if x is not None]
         if len(given) == len(grads) and not torch.is_grad_enabled():
-            return None, *_gradients(rows, weights, given, ctx.needs_input_grad[1:])
+            return None, None, None, *_gradients(table, first, last, weights, given, needs)
         flat = iter(given)
         every = [None if x is None else next(flat) for x in grads]
-        return None, *_by_formula(rows, weights, every, ctx.needs_input_grad[1:])
+        d_rows, *others = _by_formula(table[first:last], weights, every, needs)
+        if d_rows is not None:
+            d_rows = pad(d_rows, (0, 0, first, table.shape[0] - last))
+        return None, None, None, d_rows, *others
 
 
 _apply = super(torch.autograd.Function, _Project).apply
@@ -141,7 +151,10 @@ def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Ten
     return [total, *found]
 
 
-def _gradients(rows: Tensor, weights, grads: list[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+def _gradients(
+    table: Tensor, first: int, last: int, weights, grads: list[Tensor], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    rows = table[first:last]
     from .projection_kernel import launch, row_gradient, tiles, weight_gradient
 
     (width, size), n = weights[0].shape, rows.shape[0]
@@ -155,10 +168,11 @@ def _gradients(rows: Tensor, weights, grads: list[Tensor], needs: Sequence[bool]
         args = (rows, rows.stride(0), grads[0], found[1], found[2], *other, n, width, size)
         launch(weight_gradient, tiles(width, size) * len(grads), (rows.stride(0), width, size), args)
     if needs[0]:
-        found[0] = _empty((n, size), rows)
+        count = table.shape[0]
+        found[0] = _empty((count, size), rows)
         other = (grads[1], weights[2], size) if two else (None, None, 0)
-        args = (grads[0], weights[0], size, *other, found[0], n, width, size)
-        launch(row_gradient, tiles(n, size), (width, size), args)
+        args = (grads[0], weights[0], size, *other, found[0], first, count, n, width, size)
+        launch(row_gradient, tiles(count, size), (width, size), args)
     return found
 
 

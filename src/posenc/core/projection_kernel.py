@@ -2,7 +2,7 @@
 
     project          out_t[n, o]  = Σ_i rows[n, i] W_t[o, i] + b_t[o]                   a program for each tile of each table
     weight_gradient  dW_t[o, i]   = Σ_n d_t[n, o] rows[n, i],  db_t[o] = Σ_n d_t[n, o]  the same
-    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile
+    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile, zeros in the table's other rows
 
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
@@ -92,23 +92,32 @@ def weight_gradient(
             _weight_tile(rows, rows_s, other_d, other_dw, other_db, tile - tiles, n, width, size, BLOCK, DEPTH)
 
 
-@triton.jit(do_not_specialize=["n"])
-def row_gradient(d, w, w_s, other_d, other_w, other_w_s, out, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+@triton.jit
+def _load_rows(ptr, row, column, stride, rows, columns):
+    """`_load` where rows may lie before the first one."""
+    inside = ((row >= 0) & (row < rows))[:, None] & (column < columns)[None, :]
+    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["first", "count", "n"])
+def row_gradient(
+    d, w, w_s, other_d, other_w, other_w_s, out, first, count, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
+):
+    """out: of the whole table, `count` rows, of which n from `first` on were projected."""
     across = tl.cdiv(size, BLOCK)
     tile = tl.program_id(0)
     row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for o0 in range(0, width, DEPTH):
         o = o0 + tl.arange(0, DEPTH)
-        acc = tl.dot(_load(d, row, o, width, n, width), _load(w, o, column, w_s, width, size), acc)
+        acc = tl.dot(_load_rows(d, row - first, o, width, n, width), _load(w, o, column, w_s, width, size), acc)
     if other_d is not None:
         for o0 in range(0, width, DEPTH):
             o = o0 + tl.arange(0, DEPTH)
-            acc = tl.dot(
-                _load(other_d, row, o, width, n, width), _load(other_w, o, column, other_w_s, width, size), acc
-            )
+            d_tile = _load_rows(other_d, row - first, o, width, n, width)
+            acc = tl.dot(d_tile, _load(other_w, o, column, other_w_s, width, size), acc)
     at = out + row.to(tl.int64)[:, None] * size + column[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < n)[:, None] & (column < size)[None, :])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < count)[:, None] & (column < size)[None, :])
 
 
 def launch(kernel, programs: int, strides: tuple[int, ...], args: tuple) -> None:

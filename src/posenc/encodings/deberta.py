@@ -149,14 +149,16 @@ class DeBERTa(Encoding):
             back = own
         else:  # one projection serves both
             own, rows = self.index, slice(None)
-        table = self.table if rows == slice(None) else self.table[rows]
-        table = table if self.norm is None else self.norm(table)
-        if self.dropout and self.training:
-            table = nn.functional.dropout(table, self.dropout)
+        table: Tensor = self.table
+        if self.norm is not None or (self.dropout and self.training):
+            table, rows = table if rows == slice(None) else table[rows], slice(None)
+            table = table if self.norm is None else self.norm(table)
+            if self.dropout and self.training:
+                table = nn.functional.dropout(table, self.dropout)
         projections = [key if term == "c2p" else query for term in ("c2p", "p2c") if term in self.active]
         for projection in projections:
             self._check_width(projection)
-        projected = iter(project_heads(table, projections, self.heads))
+        projected = iter(project_heads(table, projections, self.heads, rows))
         k_r, q_r = (next(projected) if term in self.active else None for term in ("c2p", "p2c"))
         return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
