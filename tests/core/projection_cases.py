@@ -1,6 +1,7 @@
 """The kernels of core/projection.py under Triton's interpreter. Run by test_projection.py in a fresh process."""
 
 import os
+from functools import partial
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -21,6 +22,14 @@ def results(function, table, linears, needs_rows, grads):
     return [*outs, *torch.autograd.grad(outs, leaves, grads)]
 
 
+def projected(linears, table, rows):
+    return projection.project_heads(table, linears, 4, rows)
+
+
+def called(linears, table, rows):
+    return [projection.as_heads(linear(table[rows]), 4) for linear in linears]
+
+
 def main() -> None:
     interpreter.mend()
     projection._is_served = lambda *_: True
@@ -37,14 +46,9 @@ def main() -> None:
         for one, other in zip(wide, linears, strict=True):
             one.load_state_dict({name: x.double() for name, x in other.state_dict().items()})
         grads = [torch.randn(4, n, width // 4, dtype=dtype) for _ in biases]
-        ours = results(
-            lambda *rows: projection.project_heads(rows[0], linears, 4, rows[1]), table, linears, needs_rows, grads
-        )  # noqa: B023
+        ours = results(partial(projected, linears), table, linears, needs_rows, grads)
         exact = nn.Parameter(table.detach().double())
-        truth = results(
-            lambda x, rows: [projection.as_heads(linear(x[rows]), 4) for linear in wide],  # noqa: B023
-            exact, wide, needs_rows, [g.double() for g in grads],
-        )  # fmt: skip
+        truth = results(partial(called, wide), exact, wide, needs_rows, [g.double() for g in grads])
         for number, (one, other) in enumerate(zip(ours, truth, strict=True)):
             assert one.shape == other.shape and one.dtype == dtype
             error = ((one - other).norm() / other.norm()).item()

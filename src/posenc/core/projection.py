@@ -92,17 +92,16 @@ def _triton() -> bool:
 def _project(heads: int, rows: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     from .projection_kernel import launch, project, tiles
 
-    w = weights[0]
-    assert w is not None
-    (width, size), n = w.shape, rows.shape[0]
+    n, width = rows.shape[0], weights[0].shape[0]  # type: ignore[union-attr]
     outs = [_empty((n, width), rows) for _ in weights[::2]]
-    other: tuple = (None, 0, None, None)
-    if len(outs) == 2:
-        other = (weights[2], size, weights[3], outs[1])
-    strides = rows.stride(0), width, size
-    args = (rows, rows.stride(0), w, size, weights[1], outs[0], *other, n, width, size)
-    launch(project, tiles(n, width) * len(outs), strides, args)
+    launch(project, tiles(n, width) * len(outs), _project_arguments(rows, weights, outs))
     return tuple([as_heads(x, heads) for x in outs])
+
+
+def _project_arguments(rows: Tensor, weights: Sequence[Any], outs: list[Tensor]) -> tuple:
+    width, size = weights[0].shape
+    other: tuple = (weights[2], size, weights[3], outs[1]) if len(outs) == 2 else (None, 0, None, None)
+    return rows, rows.stride(0), weights[0], size, weights[1], outs[0], *other, rows.shape[0], width, size
 
 
 class _Project(torch.autograd.Function):
@@ -113,6 +112,7 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(table, *weights)
         ctx.set_materialize_grads(False)
         ctx.first, ctx.last = first, last
+        _compile_once(table[first:last], weights, ctx.needs_input_grad[3:])
         return _project(heads, table[first:last], weights)
 
     @staticmethod
@@ -154,26 +154,53 @@ def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Ten
 def _gradients(
     table: Tensor, first: int, last: int, weights, grads: list[Tensor], needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    rows = table[first:last]
     from .projection_kernel import launch, row_gradient, tiles, weight_gradient
 
-    (width, size), n = weights[0].shape, rows.shape[0]
-    found: list[Tensor | None] = [None] * (1 + len(weights))
-    two = len(grads) == 2
+    rows, (width, size) = table[first:last], weights[0].shape
+    found: list[Tensor | None] = [None]
+    found += [_empty(tuple(x.shape), rows) if need else None for x, need in zip(weights, needs[1:], strict=True)]
     if any(needs[1:]):
-        for number, x in enumerate(weights):
-            if needs[1 + number]:
-                found[1 + number] = _empty(tuple(x.shape), rows)
-        other: tuple = (grads[1], found[3], found[4]) if two else (None, None, None)
-        args = (rows, rows.stride(0), grads[0], found[1], found[2], *other, n, width, size)
-        launch(weight_gradient, tiles(width, size) * len(grads), (rows.stride(0), width, size), args)
+        args = _weight_arguments(rows, grads, found)
+        launch(weight_gradient, tiles(width, size) * len(grads), (*args, rows.shape[0], width, size))
     if needs[0]:
         count = table.shape[0]
         found[0] = _empty((count, size), rows)
-        other = (grads[1], weights[2], size) if two else (None, None, 0)
-        args = (grads[0], weights[0], size, *other, found[0], first, count, n, width, size)
-        launch(row_gradient, tiles(count, size), (width, size), args)
+        args = _row_arguments(weights, grads, found[0])
+        launch(row_gradient, tiles(count, size), (*args, first, count, rows.shape[0], width, size))
     return found
+
+
+def _weight_arguments(rows: Tensor, grads: list[Tensor], found: Sequence[Tensor | None]) -> tuple:
+    other = (grads[1], found[3], found[4]) if len(grads) == 2 else (None, None, None)
+    return rows, rows.stride(0), grads[0], found[1], found[2], *other
+
+
+def _row_arguments(weights, grads: list[Tensor], out: Tensor | None) -> tuple:
+    size = weights[0].shape[1]
+    other = (grads[1], weights[2], size) if len(grads) == 2 else (None, None, 0)
+    return grads[0], weights[0], size, *other, out
+
+
+_compiled: set[tuple] = set()
+
+
+def _compile_once(rows: Tensor, weights: Sequence[Any], needs: Sequence[bool]) -> None:
+    """The kernels of both passes at once, before the first of them runs: one after the other they would take the sum of their times."""
+    key = (rows.dtype, rows.get_device(), len(weights), *needs, *[x is None for x in weights])
+    if key in _compiled:
+        return
+    _compiled.add(key)
+    from .projection_kernel import compile_together, project, row_gradient, weight_gradient
+
+    # rows and weights stand for what does not exist yet: they are like it in dtype and alignment
+    (width, size), like = weights[0].shape, [rows] * (len(weights) // 2)
+    jobs: list[tuple] = [(project, _project_arguments(rows, weights, like))]
+    if any(needs[1:]):
+        found = [None, *[x if need else None for x, need in zip(weights, needs[1:], strict=True)]]
+        jobs.append((weight_gradient, (*_weight_arguments(rows, like, found), rows.shape[0], width, size)))
+    if needs[0]:
+        jobs.append((row_gradient, (*_row_arguments(weights, like, rows), 0, 1, rows.shape[0], width, size)))
+    compile_together(jobs)
 
 
 def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -7,6 +7,9 @@
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 import torch
 import triton
 import triton.language as tl
@@ -120,19 +123,53 @@ def row_gradient(
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < count)[:, None] & (column < size)[None, :])
 
 
-def launch(kernel, programs: int, strides: tuple[int, ...], args: tuple) -> None:
-    """args: with None where a tensor is absent; the first one is a tensor on the device."""
-    options = {"num_warps": 4, "num_stages": 3}
-    args = (*args, BLOCK, DEPTH)
+OPTIONS = {"num_warps": 4, "num_stages": 3}
+
+
+def launch(kernel, programs: int, args: tuple) -> None:
+    """args: None where a tensor is absent; the first one is a tensor on the device, the last three are n, width and size."""
     if INTERPRETED:
-        kernel[(programs,)](*args, **options)
+        kernel[(programs,)](*args, BLOCK, DEPTH, **OPTIONS)
         return
-    tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    device = tensors[0].device
-    present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args[:-5]])
-    key = kernel.__name__, device, present, launches.describe_variant(strides, tensors)
+    device, key = args[0].device, _describe(kernel, args)
+    known = launches.find_known(key)
     with launches.on_device(device):
-        launches.launch_known(key, lambda: launches.compile_kernel(kernel, args, options), programs, device, args)
+        if known is None:
+            args = (*args, BLOCK, DEPTH)
+            launches.launch_known(key, lambda: launches.compile_kernel(kernel, args, OPTIONS), programs, device, args)
+            return
+        run, between = known
+        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args]
+        run(programs, 1, 1, torch._C._cuda_getCurrentRawStream(device.index), *between, *addresses, BLOCK, DEPTH)
+
+
+def _describe(kernel, args: tuple) -> tuple:
+    """The key of a variant (core/launches.py): dtypes, what is absent, and whether strides and addresses are divisible by 16."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args])
+    strides = [x.stride(0) for x in tensors if x.dim() == 2]
+    return kernel.__name__, args[0].device, present, launches.describe_variant((*strides, *args[-2:]), tensors)
+
+
+def compile_together(jobs: list[tuple]) -> None:
+    """Compile (kernel, args) that are new, each in a thread; a launch raises what goes wrong."""
+    if INTERPRETED:
+        return
+    new = [(kernel, args) for kernel, args in jobs if launches.find_known(_describe(kernel, args)) is None]
+    if len(new) < 2 or not new[0][1][0].is_cuda or torch.cuda.is_current_stream_capturing():
+        return
+    device = new[0][1][0].device.index
+
+    def work(job: tuple) -> None:
+        kernel, args = job
+        with suppress(Exception):
+            torch.cuda.set_device(device)  # of this thread
+            launches.compile_kernel(kernel, (*args, BLOCK, DEPTH), OPTIONS)._init_handles()
+
+    for kernel, _ in new:
+        kernel.device_caches[device]  # what threads share is made before they start
+    with ThreadPoolExecutor(len(new)) as pool:
+        list(pool.map(work, new))
 
 
 def tiles(rows: int, columns: int) -> int:
