@@ -34,7 +34,7 @@ def project_heads(
         first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
             return _apply(heads, first, last, table, *weights)
-        return _project(heads, table[first:last], weights)
+        return _project(heads, _rows(table, first, last), weights, _describe(table, weights))
     some = table if rows == slice(None) else table[rows]
     return tuple([as_heads(projection(some), heads) for projection in projections])
 
@@ -89,13 +89,30 @@ def _triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _project(heads: int, rows: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    from .projection_kernel import launch, project, tiles
+@lru_cache(maxsize=1)
+def _kernels():
+    from . import projection_kernel
 
-    n, width = rows.shape[0], weights[0].shape[0]  # type: ignore[union-attr]
-    outs = [_empty((n, width), rows) for _ in weights[::2]]
-    launch(project, tiles(n, width) * len(outs), _project_arguments(rows, weights, outs))
-    return tuple([as_heads(x, heads) for x in outs])
+    return projection_kernel
+
+
+def _rows(table: Tensor, first: int, last: int) -> Tensor:
+    return table if last - first == table.shape[0] else table[first:last]
+
+
+def _describe(table: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool] = ()) -> tuple:
+    """What a variant of the kernels depends on, where `_is_served`."""
+    return (table.dtype, table.get_device(), *needs, *[x is None for x in weights])
+
+
+def _project(heads: int, rows: Tensor, weights: Sequence[Any], variant: tuple) -> tuple[Tensor, ...]:
+    kernels = _kernels()
+    n, width = rows.shape[0], weights[0].shape[0]
+    size = width // heads
+    outs = [_empty((heads, n, size), (size, width, 1), rows) for _ in weights[::2]]
+    programs = kernels.tiles(n, width) * len(outs)
+    kernels.launch(kernels.project, programs, variant, _project_arguments(rows, weights, outs))
+    return tuple(outs)
 
 
 def _project_arguments(rows: Tensor, weights: Sequence[Any], outs: list[Tensor]) -> tuple:
@@ -111,23 +128,29 @@ class _Project(torch.autograd.Function):
     def forward(ctx, heads: int, first: int, last: int, table: Tensor, *weights):
         ctx.save_for_backward(table, *weights)
         ctx.set_materialize_grads(False)
-        ctx.first, ctx.last = first, last
-        _compile_once(table[first:last], weights, ctx.needs_input_grad[3:])
-        return _project(heads, table[first:last], weights)
+        needs, rows = ctx.needs_input_grad[3:], _rows(table, first, last)
+        ctx.heads, ctx.first, ctx.last = heads, first, last
+        ctx.variant = _describe(table, weights, needs)
+        _compile_once(rows, weights, needs, ctx.variant)
+        return _project(heads, rows, weights, ctx.variant)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         table, *weights = ctx.saved_tensors
         first, last, needs = ctx.first, ctx.last, ctx.needs_input_grad[3:]
-        given = [x.transpose(0, 1).reshape(last - first, -1) for x in grads if x is not None]
-        if len(given) == len(grads) and not torch.is_grad_enabled():
-            return None, None, None, *_gradients(table, first, last, weights, given, needs)
-        flat = iter(given)
-        every = [None if x is None else next(flat) for x in grads]
-        d_rows, *others = _by_formula(table[first:last], weights, every, needs)
-        if d_rows is not None:
-            d_rows = pad(d_rows, (0, 0, first, table.shape[0] - last))
-        return None, None, None, d_rows, *others
+        width, n = weights[0].shape[0], last - first
+        if torch.is_grad_enabled() or any(x is None for x in grads):
+            every = [None if x is None else x.transpose(0, 1).reshape(n, width) for x in grads]
+            d_rows, *others = _by_formula(_rows(table, first, last), weights, every, needs)
+            if d_rows is not None:
+                d_rows = pad(d_rows, (0, 0, first, table.shape[0] - last))
+            return None, None, None, d_rows, *others
+        given = []
+        for x in grads:
+            assert x is not None
+            as_made = x.stride() == (width // ctx.heads, width, 1)  # [n, H D] in memory, as the kernels take it
+            given.append(x if as_made else x.transpose(0, 1).reshape(n, width))
+        return None, None, None, *_gradients(table, first, last, weights, given, needs, ctx.variant)
 
 
 _apply = super(torch.autograd.Function, _Project).apply
@@ -152,21 +175,21 @@ def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Ten
 
 
 def _gradients(
-    table: Tensor, first: int, last: int, weights, grads: list[Tensor], needs: Sequence[bool]
-) -> list[Tensor | None]:
-    from .projection_kernel import launch, row_gradient, tiles, weight_gradient
-
-    rows, (width, size) = table[first:last], weights[0].shape
+    table: Tensor, first: int, last: int, weights: Sequence[Any], grads: list[Tensor], needs: Sequence[bool], variant: tuple
+) -> list[Tensor | None]:  # fmt: skip
+    kernels = _kernels()
+    rows, n, (width, size) = _rows(table, first, last), last - first, weights[0].shape
     found: list[Tensor | None] = [None]
-    found += [_empty(tuple(x.shape), rows) if need else None for x, need in zip(weights, needs[1:], strict=True)]
+    for x, need in zip(weights, needs[1:], strict=True):
+        found.append(_empty(x.shape, x.stride(), rows) if need else None)
     if any(needs[1:]):
-        args = _weight_arguments(rows, grads, found)
-        launch(weight_gradient, tiles(width, size) * len(grads), (*args, rows.shape[0], width, size))
+        args = (*_weight_arguments(rows, grads, found), n, width, size)
+        kernels.launch(kernels.weight_gradient, kernels.tiles(width, size) * len(grads), variant, args)
     if needs[0]:
         count = table.shape[0]
-        found[0] = _empty((count, size), rows)
-        args = _row_arguments(weights, grads, found[0])
-        launch(row_gradient, tiles(count, size), (*args, first, count, rows.shape[0], width, size))
+        found[0] = _empty((count, size), (size, 1), rows)
+        args = (*_row_arguments(weights, grads, found[0]), first, count, n, width, size)
+        kernels.launch(kernels.row_gradient, kernels.tiles(count, size), variant, args)
     return found
 
 
@@ -184,27 +207,25 @@ def _row_arguments(weights, grads: list[Tensor], out: Tensor | None) -> tuple:
 _compiled: set[tuple] = set()
 
 
-def _compile_once(rows: Tensor, weights: Sequence[Any], needs: Sequence[bool]) -> None:
+def _compile_once(rows: Tensor, weights: Sequence[Any], needs: Sequence[bool], variant: tuple) -> None:
     """The kernels of both passes at once, before the first of them runs: one after the other they would take the sum of their times."""
-    key = (rows.dtype, rows.get_device(), len(weights), *needs, *[x is None for x in weights])
-    if key in _compiled:
+    if variant in _compiled:
         return
-    _compiled.add(key)
-    from .projection_kernel import compile_together, project, row_gradient, weight_gradient
-
+    _compiled.add(variant)
+    kernels = _kernels()
     # rows and weights stand for what does not exist yet: they are like it in dtype and alignment
     (width, size), like = weights[0].shape, [rows] * (len(weights) // 2)
-    jobs: list[tuple] = [(project, _project_arguments(rows, weights, like))]
+    jobs: list[tuple] = [(kernels.project, _project_arguments(rows, weights, like))]
     if any(needs[1:]):
         found = [None, *[x if need else None for x, need in zip(weights, needs[1:], strict=True)]]
-        jobs.append((weight_gradient, (*_weight_arguments(rows, like, found), rows.shape[0], width, size)))
+        jobs.append((kernels.weight_gradient, (*_weight_arguments(rows, like, found), rows.shape[0], width, size)))
     if needs[0]:
-        jobs.append((row_gradient, (*_row_arguments(weights, like, rows), 0, 1, rows.shape[0], width, size)))
-    compile_together(jobs)
+        jobs.append((kernels.row_gradient, (*_row_arguments(weights, like, rows), 0, 1, rows.shape[0], width, size)))
+    kernels.compile_together(jobs)
 
 
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor) -> Tensor:
     allocate = find_allocation(like.device)
     if allocate is None or like.get_device() != torch.cuda.current_device():
-        return like.new_empty(shape)
-    return allocate(shape, (shape[1], 1) if len(shape) == 2 else (1,), like.dtype)
+        return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+    return allocate(tuple(shape), stride, like.dtype)

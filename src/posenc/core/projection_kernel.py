@@ -124,23 +124,38 @@ def row_gradient(
 
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
+_known: dict[tuple, tuple] = {}
 
 
-def launch(kernel, programs: int, args: tuple) -> None:
-    """args: None where a tensor is absent; the first one is a tensor on the device, the last three are n, width and size."""
+def launch(kernel, programs: int, variant: tuple, args: tuple) -> None:
+    """args: None where a tensor is absent; the first one is a tensor on the device, the last three are n, width and size.
+    variant: dtypes, the device and what is absent, where all strides are divisible by 16."""
     if INTERPRETED:
         kernel[(programs,)](*args, BLOCK, DEPTH, **OPTIONS)
         return
-    device, key = args[0].device, _describe(kernel, args)
-    known = launches.find_known(key)
+    addresses, odd = [], 0
+    for x in args:
+        if x is None or type(x) is int:
+            addresses.append(x)
+        else:
+            at = x.data_ptr()
+            addresses.append(at)
+            odd |= at
+    key = kernel.__name__, variant  # a kernel's own hash reads its source
+    found = None if odd & 15 else _known.get(key)
+    device = args[0].device
     with launches.on_device(device):
-        if known is None:
-            args = (*args, BLOCK, DEPTH)
-            launches.launch_known(key, lambda: launches.compile_kernel(kernel, args, OPTIONS), programs, device, args)
+        if found is not None:
+            run, between = found
+            run(programs, 1, 1, torch._C._cuda_getCurrentRawStream(device.index), *between, *addresses, BLOCK, DEPTH)
             return
-        run, between = known
-        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args]
-        run(programs, 1, 1, torch._C._cuda_getCurrentRawStream(device.index), *between, *addresses, BLOCK, DEPTH)
+        whole, described = (*args, BLOCK, DEPTH), _describe(kernel, args)
+        launches.launch_known(
+            described, lambda: launches.compile_kernel(kernel, whole, OPTIONS), programs, device, whole
+        )
+    found = launches.find_known(described)
+    if found is not None and not odd & 15:
+        _known[key] = found
 
 
 def _describe(kernel, args: tuple) -> tuple:
