@@ -226,7 +226,7 @@ def projections(name):
             return [*outs, *torch.autograd.grad(outs, leaves, [g.to(dtype) for g in grads])]  # noqa: B023
 
         def plain(rows, own):
-            return [projection.as_heads(linear(rows[4:-3]), 8) for linear in own]
+            return [linear(rows[4:-3]).unflatten(1, (8, -1)).transpose(0, 1) for linear in own]
 
         assert projection._is_served(table, [linear.bfloat16() for linear in linears])
         for _ in range(3):

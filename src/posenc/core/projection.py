@@ -29,19 +29,18 @@ def project_heads(
     table: Tensor, projections: Sequence[nn.Module], heads: int, rows: slice = slice(None)
 ) -> tuple[Tensor, ...]:
     """[H, n, D] for each projection of the rows [n, d_model] of a table; rows: a slice without a step."""
-    if len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(table, projections):
+    if table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(table, projections):
         weights = [x for projection in projections for x in _parameters(projection)]
         first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
             return _apply(heads, first, last, table, *weights)
         return _project(heads, _rows(table, first, last), weights, _describe(table, weights))
     some = table if rows == slice(None) else table[rows]
-    return tuple([as_heads(projection(some), heads) for projection in projections])
-
-
-def as_heads(x: Tensor, heads: int) -> Tensor:
-    """[n, H D] -> [H, n, D]"""
-    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+    projected = []
+    for projection in projections:
+        x = projection(some)
+        projected.append(x.view(x.shape[0], heads, -1).transpose(0, 1))
+    return tuple(projected)
 
 
 def _parameters(projection: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -155,11 +155,13 @@ class DeBERTa(Encoding):
             table = table if self.norm is None else self.norm(table)
             if self.dropout and self.training:
                 table = nn.functional.dropout(table, self.dropout)
-        projections = [key if term == "c2p" else query for term in ("c2p", "p2c") if term in self.active]
-        for projection in projections:
-            self._check_width(projection)
-        projected = iter(project_heads(table, projections, self.heads, rows))
-        k_r, q_r = (next(projected) if term in self.active else None for term in ("c2p", "p2c"))
+        k_r = q_r = None
+        if len(self.active) == 2:
+            k_r, q_r = project_heads(table, (key, query), self.heads, rows)
+        elif self.active[0] == "c2p":
+            (k_r,) = project_heads(table, (key,), self.heads, rows)
+        else:
+            (q_r,) = project_heads(table, (query,), self.heads, rows)
         return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
@@ -170,15 +172,14 @@ class DeBERTa(Encoding):
                 "projections='shared' projects the table with the layer's own k_proj and q_proj; "
                 "give plan(positions, host=attention)"
             )
+        for projection in (host.k_proj, host.q_proj):
+            width = getattr(projection, "out_features", self.heads * self.head_dim)
+            if width != self.heads * self.head_dim:
+                raise ValueError(
+                    f"a projection to {width} channels does not fit {self.heads} heads of {self.head_dim}; "
+                    "deberta needs as many key heads as query heads"
+                )
         return host.k_proj, host.q_proj
-
-    def _check_width(self, projection: nn.Module) -> None:
-        width = getattr(projection, "out_features", self.heads * self.head_dim)
-        if width != self.heads * self.head_dim:
-            raise ValueError(
-                f"a projection to {width} channels does not fit {self.heads} heads of {self.head_dim}; "
-                "deberta needs as many key heads as query heads"
-            )
 
 
 def plan_disentangled(
