@@ -126,6 +126,9 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
         q = q + plan.shift.to(q.dtype)[:, None]
     if plan.rotate is None:
         return q, k, v
+    again = plan.rotate.rotate_again(q, k) if q.is_cuda else None
+    if again is not None:
+        return again[0], again[1], v
     plan.rotate.check(q, k, v)
     return plan.rotate.rotate_qkv(q, k, v)
 
