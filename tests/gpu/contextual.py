@@ -9,6 +9,7 @@ operations on a CPU in float64.
 
 import argparse
 import json
+import math
 import sys
 
 import torch
@@ -75,7 +76,10 @@ def check(function, case, dtype, device):
     """The largest error, as a fraction of its budget."""
     tensors, options = inputs(function, case)
     draw = seeds.generator(seeds.of("gradient"))
-    g = [torch.randn(*tensors[0].shape[:3], tensors[2].shape[3], generator=draw), torch.randn(tensors[0].shape[:3], generator=draw)]
+    g = [
+        torch.randn(*tensors[0].shape[:3], tensors[2].shape[3], generator=draw),
+        torch.randn(tensors[0].shape[:3], generator=draw),
+    ]
     g = [x.bfloat16().double() for x in g]
     whole = tensors[1].shape[2]  # in one block: plain operations throughout
     exact, allowed = rounding.expect(lambda: run(function, tensors, g, {**options, "block": whole}), dtype)
@@ -85,6 +89,8 @@ def check(function, case, dtype, device):
         [x.to(device) for x in g],
         {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()},
     )
+    if function == "stick_breaking":  # its walk ends where less than exp(-40) of a stick is left
+        allowed = {name: x + 100 * math.exp(-40.0) for name, x in allowed.items()}
     for name, x in ours.items():
         budget.assert_within(x.double().cpu(), exact[name], allowed[name], f"{function}, {case}, {dtype}: {name}")
     return max(budget.excess(x.double().cpu(), exact[name], allowed[name]) for name, x in ours.items())

@@ -17,8 +17,8 @@ __all__ = ["call", "count_backward", "count_forward", "stick_backward", "stick_f
 def stick_forward(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, Dv] and left [B, H, Lq], float32."""
-    out, left = _empty_outputs(q, v)
+    """out [B, H, Lq, Dv] in q's dtype and left [B, H, Lq] in float32."""
+    out, left = _empty_outputs(q, v, q.dtype)
     views, (real, ids, *rows), lengths, constants = _arguments((q, k, v), real, ids, is_backward=False)
     with launch_on(q):
         launch(
@@ -29,7 +29,7 @@ def stick_forward(
 
 
 def stick_backward(
-    d_out: Tensor, d_left: Tensor | None, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, out: Tensor,
+    d_out: Tensor, d_left: Tensor | None, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None,
     left: Tensor, scale: float, strict: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk and dv, float32."""
@@ -37,7 +37,7 @@ def stick_backward(
     views, (real, ids, *rows), lengths, constants = _arguments((q, k, v, d_out), real, ids, is_backward=True)
     with launch_on(q):
         launch(
-            stick_kernels.backward_kernel, _programs(q, constants), *views, real, ids, out, left, d_left, dq, dk, dv, *lengths, *rows,
+            stick_kernels.backward_kernel, _programs(q, constants), *views, real, ids, left, d_left, dq, dk, dv, *lengths, *rows,
             scale, STRICT=int(strict), **constants,
         )  # fmt: skip
     return dq, dk, dv
@@ -101,8 +101,8 @@ def _programs(q: Tensor, constants: dict) -> int:
     return q.shape[0] * q.shape[1] * cdiv(q.shape[2], constants["M"])
 
 
-def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _empty_outputs(q: Tensor, v: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,11 +121,11 @@ def call(function, q: Tensor, *arguments):
 
 @torch.library.register_fake("posenc::stick_forward")
 def _(q, k, v, real, ids, scale, strict):
-    return _empty_outputs(q, v)
+    return _empty_outputs(q, v, q.dtype)
 
 
 @torch.library.register_fake("posenc::stick_backward")
-def _(d_out, d_left, q, k, v, real, ids, out, left, scale, strict):
+def _(d_out, d_left, q, k, v, real, ids, left, scale, strict):
     return _empty_gradients(q, k, v)
 
 
