@@ -231,6 +231,11 @@ def info(name: str) -> EncodingInfo:
             raise ValueError(
                 f"{name} is no encoding of a layer; call {own.public_name}; the encodings are {', '.join(ENCODINGS)}"
             )
+        plain, colon, options = str(name).partition(":")
+        if colon and plain in ENCODINGS:
+            raise ValueError(
+                f"{name!r} is for the command line; give options as arguments: create({plain!r}, {options})"
+            )
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]
 

@@ -31,13 +31,14 @@ from .structs import View
 from .tiles import load_tile, matmul
 
 NUMBERS = 1 << 25
-"""In the bias of a block: 128 MiB of float32 ..."""
+"""Most entries of the bias of a block: 128 MiB of float32."""
 ROWS = 256
-"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all, ..."""
+"""Fewest queries of a block. Where causality or a window limits the keys, a block has at most a quarter of all queries, as
+smaller blocks skip more keys, ..."""
 SMALL = 1 << 22
-"""... if the whole has more numbers than these: one block has fewer launches."""
+"""... unless the whole bias has at most this many entries: one block has fewer launches."""
 KEPT = 1 << 24
-"""Numbers of all biases up to which they are kept for the gradients instead of made again."""
+"""Entries of all biases up to which they are kept for the backward pass; larger ones are made again."""
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
