@@ -143,7 +143,7 @@ LAB = {"axial": "axial:columns=4", "sinusoidal_2d": "sinusoidal_2d:columns=4", "
 """Specifications of encodings that need an option."""
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", CARDS)
 def test_the_lab_trains_it(name):
     model = Transformer(LAB.get(name, name), vocabulary=5, width=16, heads=4, layers=2, causal=True, longest=16)
     loss = model(torch.randint(5, (2, 12))).square().mean()
