@@ -204,6 +204,11 @@ CAUSAL: dict[str, dict[str, object]] = {
 """Options of encodings in causal layers: tables without rows for later keys."""
 
 
+def find_card(name: str) -> EncodingInfo:
+    """The card of an encoding, or of attention of its own."""
+    return OWN_ATTENTION.get(name) or info(name)
+
+
 def list_encodings() -> list[str]:
     """Every encoding's name.
 
