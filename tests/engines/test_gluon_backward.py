@@ -24,7 +24,7 @@ LOG2E = 1.4426950408889634
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("backward_prepare.py", "backward_tiles.py", "backward_sums.py", "backward.py")
+    return gluon_emulator.load("backward_prepare.py", "backward_tiles.py", "backward_diagonals.py", "backward_sums.py", "backward.py")
 
 
 def emulate(module):

@@ -47,7 +47,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward_sums import BUFFERS, add_dq, sum_distances
+from .backward_diagonals import sum_diagonals
+from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
 from .backward_tiles import HALF, KEYS, count_turns, far_query_tile, find_keys, find_queries
 from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
@@ -161,18 +162,14 @@ def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADD
 
 
 @gluon.jit
-def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
-    """Adds a near tile's ds at and beyond the ends to left and right, and stores what is between them in the band."""
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    place = (band + (dist - lo)) + (row * (pitch + 1) - column) + (-8) * eight
-    if (dist - x.shape[1] * 8 >= lo) & (dist + HALF <= hi):
-        gl.store(place, x)
-    else:
-        r = (row - column + dist) - 8 * eight
-        left += gl.sum(gl.where(r <= lo, x, 0.0), 1)
-        right += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
-        gl.store(place, x, mask=(r > lo) & (r < hi))
+def sum_bias(ds, left, right, band, dist, tile, lo, hi, pitch):
+    """Adds a near tile's ds at and beyond the ends to left and right, and stores the sums of all other distances in the band."""
+    sums, distance, is_any = sum_diagonals(ds)
+    row = gl.expand_dims(gl.arange(0, HALF, gl.SliceLayout(1, sums.type.layout)), 1)
+    r = distance + dist
+    left += gl.where(r <= lo, sums, 0.0)
+    right += gl.where((r >= hi) & (r > lo), sums, 0.0)
+    gl.store(band + (row // 16 * 2 + tile % 2) * pitch + (r - lo), sums, mask=is_any & (r > lo) & (r < hi))
     return left, right
 
 
@@ -235,7 +232,7 @@ def take_step(
     mbarrier.arrive(ds_full.index(slot))
     if GRAD:
         if IS_NEAR:
-            left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
+            left, right = sum_bias(ds, left, right, band, dist, m0 // BM, bias_lo, bias_hi, pitch)
         else:
             left += gl.sum(by_eights(ds), 1)
     if SLOPES_GRAD:
@@ -267,7 +264,7 @@ def consume(
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     program = gl.program_id(0)
-    band = band_ptr + (program * KEYS + CID * HALF) * pitch
+    band = band_ptr + (program * ROWS + CID * (ROWS // 2)) * pitch
     ends = ends_ptr + (program * 2 + CID) * 2
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
@@ -333,7 +330,7 @@ def consume(
                 done += 1
             if GRAD:
                 far_left = gl.sum(gl.sum(sums, 1), 0)
-                mbarrier.wait(band_empty.index(0), ((turn * group + member) & 1) ^ 1)
+                mbarrier.wait(band_empty.index(0), (turn * group + member) & 1)
             if SLOPES_GRAD:
                 turned_left = gl.sum(gl.sum(turns, 1), 0)
             left = nothing
@@ -392,7 +389,7 @@ def backward(
     slopes_ptr,  # float32 [H], or unused
     real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
     doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as in triton/structs.py, or unused
-    band_ptr,  # float32 [programs, 128, pitch]
+    band_ptr,  # float32 [programs, ROWS, pitch]
     ends_ptr,  # float32 [programs, 2, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
     d_slopes_ptr,  # float32 [B, H, blocks, 2]
@@ -454,6 +451,6 @@ def backward(
         (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
         (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
         (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
-        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, BM, GRAD)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
         (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

@@ -19,6 +19,7 @@ from ..triton.launcher import Launch
 from ..triton.structs import View
 from .backward import backward
 from .backward_prepare import finish, prepare
+from .backward_sums import ROWS
 from .backward_tiles import HALF, KEYS
 from .kernel import NUMBERS, PAD
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
@@ -101,7 +102,7 @@ def run_backward(
     span = num.bias_hi - num.bias_lo + 1
     pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
-        band = lse.new_empty(programs, KEYS.value, pitch)
+        band = lse.new_empty(programs, ROWS.value, pitch)
         ends = lse.new_empty(programs, 4)
         parts = lse.new_empty(batch, heads, blocks, span)
     wants_slopes = wants_slopes and x.slopes is not None

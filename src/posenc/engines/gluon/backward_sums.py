@@ -18,6 +18,7 @@ from .backward_tiles import KEYS, count_turns, find_keys, find_queries
 from .kernel import by_eights, coordinates, load_tiles
 
 BUFFERS = gl.constexpr(2)  # of sums on their way to memory
+ROWS = gl.constexpr(16)  # of the band: for each warp of both consumers, and for even and odd tiles, whose distances overlap
 
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
@@ -132,65 +133,52 @@ def sum_eight_rows(place, row_bytes):
 
 
 @gluon.jit
-def sum_columns(band, parts, n0, begin, end, bias_lo, bias_hi, pitch):
-    """The band's column sums, of all but the ends of the span. begin .. end: queries whose tiles wrote into it."""
-    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
-    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
-    span = bias_hi - bias_lo + 1
-    # whether tiles have written every distance of every key
-    if (n0 - bias_hi + 1 >= begin) & (n0 + KEYS - 2 - bias_lo < end):
-        pair = 2 * gl.arange(0, 64, PAIRS)
-        row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
-        for c in range(0, span, 128):
-            x = gl.zeros([64], gl.float32, PAIRS)
-            y = gl.zeros([64], gl.float32, PAIRS)
-            for j in range(0, KEYS, 8):
-                place = (band + j * pitch + c + pair).to(gl.int64, bitcast=True)
-                more_x, more_y = sum_eight_rows(place, row_bytes)
-                x += more_x
-                y += more_y
-            column = c + pair
-            gl.store(parts + column, x, mask=(column > 0) & (column < span - 1))
-            gl.store(parts + column + 1, y, mask=column + 1 < span - 1)
-    else:
-        keys = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(1, L)), 1)
-        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
-        for c in range(0, span, 64):
-            total = gl.sum(gl.zeros([4, 64], gl.float32, L), 0)
-            for j in range(0, KEYS, 4):
-                i = (n0 + j - bias_lo - c) + (keys - steps)
-                is_there = (i >= begin) & (i < end)
-                total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-            column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-            gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
+def clear_band(band, span, pitch):
+    pair = 2 * gl.arange(0, 64, gl.BlockedLayout([1], [32], [2], [0]))
+    for c in range(0, span, 128):
+        for j in gl.static_range(ROWS):
+            gl.store(band + j * pitch + c + pair, gl.zeros_like(pair).to(gl.float32))
+            gl.store(band + j * pitch + c + pair + 1, gl.zeros_like(pair).to(gl.float32))
 
 
 @gluon.jit
-def sum_distances(use, bars, sizes, work, spans, BM: gl.constexpr, GRAD: gl.constexpr):
+def sum_columns(band, parts, span, pitch):
+    """The band's column sums, of all but the ends of the span."""
+    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
+    pair = 2 * gl.arange(0, 64, PAIRS)
+    row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
+    for c in range(0, span, 128):
+        x, y = sum_eight_rows((band + c + pair).to(gl.int64, bitcast=True), row_bytes)
+        more_x, more_y = sum_eight_rows((band + 8 * pitch + c + pair).to(gl.int64, bitcast=True), row_bytes)
+        column = c + pair
+        gl.store(parts + column, x + more_x, mask=(column > 0) & (column < span - 1))
+        gl.store(parts + column + 1, y + more_y, mask=column + 1 < span - 1)
+
+
+@gluon.jit
+def sum_distances(use, bars, sizes, work, spans, GRAD: gl.constexpr):
     parts_ptr, band_ptr, ends_ptr = use
     band_full, band_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     if GRAD:
-        kv_heads = heads // group
         blocks = (k_length + KEYS - 1) // KEYS
         program = gl.program_id(0)
-        band = band_ptr + program * KEYS * pitch
+        band = band_ptr + program * ROWS * pitch
         ends = ends_ptr + program * 4
         span = bias_hi - bias_lo + 1
         for turn in range(count_turns(order_ptr, order_row)):
             bh, block = find_keys(order_ptr, order_row, turn, blocks)
-            first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
-                tiles_ptr, tiles_row, bh // kv_heads, block
-            )
             for member in range(group):
-                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
+                clear_band(band, span, pitch)
+                gl.thread_barrier()
+                mbarrier.arrive(band_empty.index(0))
                 mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
-                sum_columns(band, parts, block * KEYS + offset, first * BM, last * BM, bias_lo, bias_hi, pitch)
+                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
+                sum_columns(band, parts, span, pitch)
                 at_left = gl.load(ends) + gl.load(ends + 2)
                 at_right = gl.load(ends + 1) + gl.load(ends + 3)
                 gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
                 gl.store(parts + (span - 1), at_right, mask=span > 1)
                 gl.thread_barrier()
-                mbarrier.arrive(band_empty.index(0))
