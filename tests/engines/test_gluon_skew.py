@@ -75,7 +75,9 @@ def test_it_sums_diagonals(eights):
         for e in range(eights):
             for h in range(2):
                 for p in range(2):
-                    own[f"${count + p + 2 * h + 4 * e}"] = int(tile[16 * warp + 8 * h + lane // 4, e, 2 * (lane % 4) + p])
+                    own[f"${count + p + 2 * h + 4 * e}"] = int(
+                        tile[16 * warp + 8 * h + lane // 4, e, 2 * (lane % 4) + p]
+                    )
         threads.append(own)
     run(text, threads)
     expected = gluon_emulator._sum_diagonals(tile.float()).view(torch.float32)

@@ -5,7 +5,8 @@
 A step is the forward and the backward pass with every gradient, tables included, replayed as one CUDA graph. `auto` chooses the
 engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (posenc.bench.gpu).
 --warm: compiles all of it in short calls, so that nothing is compiled while times are taken.
---models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout.
+--models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
+those of the same models with cuDNN's attention without positions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -77,26 +79,49 @@ def times(run, leaves, g):
     return round(forward, 4), round(time_graph(lambda: torch.autograd.grad(run(), leaves, g)), 4)
 
 
-def model_step(name, dropout):
-    """Milliseconds of a training step of 4 x 4096 tokens, accelerated."""
+def model_step(name, way, dropout):
+    """Milliseconds of a training step of 4 x 4096 tokens. way: "posenc", "original", or "no positions", which is the accelerated model with
+    cuDNN's attention without its terms."""
     from posenc import hf
+    from posenc.hf import interface, layer
     from posenc.hf import measure as models
 
-    model = models.make(name).to("cuda", torch.bfloat16).train()
+    with torch.device("cuda"):
+        model = models.make(name).to(torch.bfloat16).train()
     if not dropout:
         for module in model.modules():
-            if hasattr(module, "p"):
-                module.p = 0.0
-            if hasattr(module, "dropout") and isinstance(module.dropout, float):
-                module.dropout = 0.0
-    hf.accelerate(model)
-    ids = models.tokens(model, 4, 4096, "cuda")
+            for attribute in ("p", "dropout", "dropout_prob", "drop_prob"):
+                if isinstance(getattr(module, attribute, None), float):
+                    setattr(module, attribute, 0.0)
+    if way != "original":
+        hf.accelerate(model)
+    ids, calls = models.tokens(model, 4, 4096, "cuda"), []
+
+    def plain(q, k, v, plan, dropout=0.0, **options):
+        calls.append(1)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
 
     def step():
         model.zero_grad(set_to_none=True)
         model(ids).last_hidden_state.float().pow(2).mean().backward()
 
-    return {"model": name, "dropout": dropout, "ms": round(1e3 * models.timed(step, 5, "cuda"), 2)}
+    before = layer.attend, interface.attend
+    if way == "no positions":
+        layer.attend = interface.attend = plain
+    try:
+        step()
+        assert way != "no positions" or len(calls) == model.config.num_hidden_layers, f"{len(calls)} calls"
+        ms = 1e3 * models.timed(step, 5, "cuda")
+    finally:
+        layer.attend, interface.attend = before
+    return {
+        "model": name,
+        "way": way,
+        "dropout": dropout,
+        "ms": round(ms, 2),
+        "GB": round(torch.cuda.max_memory_allocated() / 1e9, 1),
+    }
 
 
 def main() -> None:
@@ -123,9 +148,10 @@ def main() -> None:
 
     if args.models:
         for name in ("t5-base-encoder", "deberta-v3-base"):
-            for dropout in (False, True):
+            for way, dropout in product(("posenc", "no positions", "original"), (False, True)):
                 if not args.only or name in args.only:
-                    keep(model_step, name, dropout)
+                    torch.cuda.reset_peak_memory_stats()
+                    keep(model_step, name, way, dropout)
         return
     if args.warm:
         from posenc.engines import gluon

@@ -176,7 +176,7 @@ def sum_bias(ds, left, right, band, dist, tile, lo, hi, pitch):
 @gluon.jit
 def take_step(
     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
-    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, IS_NEAR: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -205,11 +205,13 @@ def take_step(
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+    if LATE:
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+        ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+        dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
-    s = warpgroup_mma_wait(3, deps=(s,))
+    BESIDE: gl.constexpr = 2 if LATE else 0  # products that go on
+    s = warpgroup_mma_wait(BESIDE + 1, deps=(s,))
     if IS_NEAR:
         if is_masked:
             s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
@@ -223,13 +225,18 @@ def take_step(
     delta = stats.slice(BM, BM, 1).load(S_L)
     # stands here for ptxas, which would otherwise wait for both products before the exponentials
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
-    dp = warpgroup_mma_wait(2, deps=(dp,))
+    dp = warpgroup_mma_wait(BESIDE, deps=(dp,))
+    p_a = gl.convert_layout(p_low, A_L)
+    if not LATE:
+        dv = warpgroup_mma(p_a, do, dv, is_async=True)
     ds = p * (dp - delta)
     ds_low = ds.to(q_smem.dtype)
     ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
+    if not LATE:
+        dk = warpgroup_mma(ds_smem.index(slot).slice(CID * HALF, HALF, 0), q, dk, is_async=True)
     if GRAD:
         if IS_NEAR:
             left, right = sum_bias(ds, left, right, band, dist, m0 // BM, bias_lo, bias_hi, pitch)
@@ -238,13 +245,16 @@ def take_step(
     if SLOPES_GRAD:
         turns += sum_by_distance(ds, dist, IS_NEAR)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(before), pred=done > 0)
-    return dk, dv, gl.convert_layout(p_low, A_L), left, right, turns
+    if LATE:
+        mbarrier.arrive(empty.index(before), pred=done > 0)
+    else:
+        mbarrier.arrive(empty.index(at))
+    return dk, dv, p_a, left, right, turns
 
 
 @gluon.jit
 def consume(
-    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -308,7 +318,7 @@ def consume(
                 m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -323,7 +333,7 @@ def consume(
                 m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -341,7 +351,7 @@ def consume(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, left, right, turns = take_step(
                     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, tile * BM, n0, offset, is_masked, masks, limits,
-                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
+                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
                     PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
@@ -357,11 +367,12 @@ def consume(
                 mbarrier.arrive(band_full.index(0))
 
         mbarrier.arrive(kv_empty.index(own))
-        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
-        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        mbarrier.arrive(empty.index(before))
+        if LATE:
+            dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+            ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+            dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+            dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+            mbarrier.arrive(empty.index(before))
         tma.store_wait(0)
         gl.thread_barrier()
         o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
@@ -396,7 +407,7 @@ def backward(
     scale,  # base 2
     q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
@@ -448,8 +459,8 @@ def backward(
     spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
         (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
         (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
         (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),

@@ -32,6 +32,7 @@ class Schedule(NamedTuple):
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
+    late: int = 1  # 0: dv and dk of a tile before the next one's softmax, not beside it
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
@@ -118,7 +119,7 @@ def run_backward(
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, LATE=s.late, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,

@@ -18,7 +18,9 @@ from .backward_tiles import KEYS, count_turns, find_keys, find_queries
 from .kernel import by_eights, coordinates, load_tiles
 
 BUFFERS = gl.constexpr(2)  # of sums on their way to memory
-ROWS = gl.constexpr(16)  # of the band: for each warp of both consumers, and for even and odd tiles, whose distances overlap
+ROWS = gl.constexpr(
+    16
+)  # of the band: for each warp of both consumers, and for even and odd tiles, whose distances overlap
 
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
