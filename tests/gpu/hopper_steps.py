@@ -28,8 +28,10 @@ from tests.gpu.hopper import make_masks, time_graph
 SHAPES = (
     (4, 16, 16, 4096, 64, False), (4, 16, 16, 4096, 64, True), (1, 16, 16, 16384, 64, False), (1, 16, 16, 16384, 64, True),
     (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True),
+    (8, 12, 12, 2048, 64, False), (8, 12, 12, 2048, 64, True), (16, 12, 12, 1024, 64, False), (16, 12, 12, 1024, 64, True),
 )  # fmt: skip
-PLANS = {"t5": gpu.t5, "rope": gpu.rope, "alibi": gpu.alibi, "clipped": gpu.clipped}
+PLANS = {"t5": gpu.t5, "rope": gpu.rope, "alibi": gpu.alibi, "clipped": gpu.clipped, "rope triton": gpu.rope}
+"""rope triton: by that engine, where `auto` takes PyTorch's attention."""
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
 
 
@@ -60,7 +62,9 @@ def measure(shape, name, masks, ceilings, warm=False):
     if shape not in ceilings and not warm:
         ceilings[shape] = times(plain, (q, k, v), g)
     plan = PLANS[name](heads, length, size, causal)
-    options = {"causal": causal} | (make_masks(masks, batch, length, length, timed=True) if masks else {})
+    options = {"causal": causal, "engine": "triton" if "triton" in name else "auto"} | (
+        make_masks(masks, batch, length, length, timed=True) if masks else {}
+    )
     leaves = [tensor for _, tensor in plan.tensors() if tensor.requires_grad]
     if warm:
         torch.autograd.grad(attend(q, k, v, plan, **options), (q, k, v, *leaves), g)
