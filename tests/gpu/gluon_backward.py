@@ -21,16 +21,10 @@ from tests.gpu import hopper
 
 VARIANTS: dict[str, dict] = {
     "base": {},
-    "copy engine": {"add": 3},
-    "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
-    "copy engine, slots 3": {"add": 3, "slots": 3},
     "early": {"late": 0},
+    "copy engine": {"add": 3},
     "early, copy engine": {"late": 0, "add": 3},
-    "stages 4": {"stages": 4},
-    "two buffers": {"buffers": 2},  # heads of 64
-    "no sums": {"add": 1},
-    "no dq": {"add": 0},
-    "no spread": {"spread": 0},
+    "early, no sums": {"late": 0, "add": 1},
 }
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 MASKED = tuple(
@@ -40,29 +34,29 @@ MASKED = tuple(
 CHECKED = ("base", "early")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "no spread", "two buffers")),
-    (1, 16, 16, 16384, 64, "t5", ("peers", "base")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "no spread")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "none", ("base", "no sums")),
-    (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "alibi", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
-    (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 padding", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 documents", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "early", "copy engine", "early, copy engine")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "early")),
+    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "early")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base", "early")),
+    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "early")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "early")),
+    (4, 16, 16, 4096, 64, "none", ("base", "early", "early, no sums")),
+    (4, 16, 16, 4096, 128, "none", ("base", "early")),
+    (4, 16, 16, 4096, 64, "alibi", ("peers", "base", "early")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base", "early")),
+    (8, 12, 12, 2048, 64, "t5", ("peers", "base", "early")),
+    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "early")),
+    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base", "early")),
+    (32, 12, 12, 512, 64, "t5", ("peers", "base", "early")),
+    (8, 16, 16, 1024, 128, "t5 causal", ("peers", "base", "early")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base", "early")),
     (4, 16, 16, 4096, 64, "t5 causal documents", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 padding", ("peers", "base")),
     (4, 16, 16, 4096, 64, "t5 window", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "t5", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "t5 documents", ("peers", "base")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
     (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 2048, 128, "t5 causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base")),
-    (32, 12, 12, 512, 64, "t5", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "alibi causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base")),
 )  # fmt: skip
 
 
@@ -129,7 +123,7 @@ def warm_ups(jobs):
             "kv_heads": 1,
             "length": 1024,
         }
-    return [[job] for job in found.values() if job["variant"] != "no spread"]
+    return [[job] for job in found.values()]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
