@@ -110,10 +110,12 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     [
         {"size": 128},
         {"stages": 2, "spread": 0},
-        {"add": 3, "slots": 3, "buffers": 2},
+        {"add": 3, "slots": 3},
         {"size": 128, "add": 3},
         {"late": 0},
         {"size": 128, "late": 0},
+        {"consumers": 3, "queries": 32},
+        {"consumers": 3, "queries": 32, "late": 0, "add": 3},
     ],
 )
 def test_schedules(kernel, monkeypatch, options):

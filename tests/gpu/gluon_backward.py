@@ -23,6 +23,9 @@ VARIANTS: dict[str, dict] = {
     "base": {},
     "early": {"late": 0},
     "copy engine": {"add": 3},
+    "three": {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24)},
+    "three, late": {"consumers": 3, "queries": 32, "registers": (136, 48, 24)},
+    "three, copy engine": {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24), "add": 3},
     "early, copy engine": {"late": 0, "add": 3},
     "early, no sums": {"late": 0, "add": 1},
 }
@@ -31,22 +34,22 @@ MASKED = tuple(
     (4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain")
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000))
 )
-CHECKED = ("base", "early")
+CHECKED = ("base", "early", "three")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "early", "copy engine", "early, copy engine")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "early")),
+    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "early", "three", "three, copy engine", "three, late")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "early", "three")),
     (4, 16, 16, 4096, 128, "t5", ("peers", "base", "early")),
     (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base", "early")),
-    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "early")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "early")),
-    (4, 16, 16, 4096, 64, "none", ("base", "early", "early, no sums")),
+    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "early", "three")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "early", "three")),
+    (4, 16, 16, 4096, 64, "none", ("base", "early", "three", "early, no sums")),
     (4, 16, 16, 4096, 128, "none", ("base", "early")),
-    (4, 16, 16, 4096, 64, "alibi", ("peers", "base", "early")),
+    (4, 16, 16, 4096, 64, "alibi", ("peers", "base", "early", "three")),
     (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base", "early")),
-    (8, 12, 12, 2048, 64, "t5", ("peers", "base", "early")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "early")),
-    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base", "early")),
+    (8, 12, 12, 2048, 64, "t5", ("peers", "base", "early", "three")),
+    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "early", "three")),
+    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base", "early", "three")),
     (32, 12, 12, 512, 64, "t5", ("peers", "base", "early")),
     (8, 16, 16, 1024, 128, "t5 causal", ("peers", "base", "early")),
     (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base", "early")),
@@ -63,12 +66,12 @@ ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if (name != "base" or size == 128) and terms != "t5":
+        if (name == "early" or size == 128) and terms != "t5" or (name == "three" and size == 128):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
         group = []
-        for batch, heads, _, lq, lk, start, layout in shapes if name == "base" else shapes[6:8] + shapes[-2:]:
+        for batch, heads, _, lq, lk, start, layout in shapes[6:8] + shapes[-2:] if name == "early" else shapes:
             label = f"{terms}{' causal' if causal else ''} {size} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
