@@ -66,7 +66,7 @@ ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if (name == "early" or size == 128) and terms != "t5" or (name == "three" and size == 128):
+        if ((name == "early" or size == 128) and terms != "t5") or (name == "three" and size == 128):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
@@ -76,14 +76,16 @@ def checks(only):
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for size, terms, flags in product((64, 128), TERMS, FLAGS):  # a group compiles one variant
+    for name, size, terms, flags in product(CHECKED, (64, 128), TERMS, FLAGS):  # a group compiles one variant
         large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
+        if (name, size) not in (("three", 64), ("base", 128)) and (name != "early" or flags[0] != "all"):
+            continue
         if size == 128 and (terms, flags[0]) not in large:
             continue
         group = []
         for masks, (batch, heads, kv_heads, lq, lk, start, layout) in product(flags, MASKED):
-            label = f"masked {terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
-            group.append({"kind": "check", "name": label, "variant": "base", "terms": terms, "causal": "causal" in masks, "masks": masks,
+            label = f"masked {terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout} [{name}]"
+            group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": "causal" in masks, "masks": masks,
                           "dtype": "bfloat16", "size": size, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
                           "start": start, "layout": layout})  # fmt: skip
         groups.append(group)

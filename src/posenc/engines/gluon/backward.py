@@ -335,7 +335,7 @@ def consume(
             turned_left = 0.0
             sums = nothing
             turns = nothing
-            for t in range(passed):
+            for _t in range(passed):
                 pass_step(step, smem, tile_bars, S_L, CID, STAGES, SLOTS)
                 step += 1
             for t in range(right_tiles):
