@@ -212,13 +212,13 @@ def test_it_runs_on_hopper_with_tested_versions_only(monkeypatch):
     assert gluon.refuse_device(cuda) == "it is tested with Triton 3.6, found 3.7"
 
 
-def test_warm_up_describes_descriptors():
-    from posenc.engines.triton import warm_up
+def test_descriptors_are_described():
+    from posenc.engines.triton import variants
 
     made = gluon_launch._describe(torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16), 64)
-    described = warm_up._described(made)
+    described = variants._describe(made)
     assert hash(described) == hash(
-        warm_up._described(gluon_launch._describe(torch.ones(2, 2, 64, 64, dtype=torch.bfloat16), 64))
+        variants._describe(gluon_launch._describe(torch.ones(2, 2, 64, 64, dtype=torch.bfloat16), 64))
     )
     restored = described.restore()
     assert (restored.block_shape, restored.layout, restored.base.dtype) == (

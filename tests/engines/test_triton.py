@@ -17,7 +17,7 @@ from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
 GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
-QUICK = {"together", "watch", "empty", "replay", "known", "decay"}
+QUICK = {"together", "watch", "empty", "replay", "known", "decay", "first"}
 """The interpreter is slow: `make test` runs these groups only."""
 COMPILED = (
     "corner bias + slopes", "corner key_mask ('bias'", "corner documents ('bias'", "corner dot_query + add_value",

@@ -3,7 +3,7 @@
     python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--seconds 60] [--models] [--warm]
 
 A step is the forward and the backward pass with every gradient, tables included, replayed as one CUDA graph. `auto` chooses the
-engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (posenc.bench.gpu).
+engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (tests.gpu.kernel_plans).
 --warm: compiles all of it in short calls, so that nothing is compiled while times are taken.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
 those of the same models with cuDNN's attention without positions.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posenc import attend
-from posenc.bench import gpu
+from posenc.bench.measure import seconds
+from tests.gpu import kernel_plans
 from tests.gpu.hopper import make_masks, time_graph
 
 SHAPES = (
@@ -30,7 +32,10 @@ SHAPES = (
     (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True),
     (8, 12, 12, 2048, 64, False), (8, 12, 12, 2048, 64, True), (16, 12, 12, 1024, 64, False), (16, 12, 12, 1024, 64, True),
 )  # fmt: skip
-PLANS = {"t5": gpu.t5, "rope": gpu.rope, "alibi": gpu.alibi, "clipped": gpu.clipped, "rope triton": gpu.rope}
+PLANS = {
+    "t5": kernel_plans.t5, "rope": kernel_plans.rope, "alibi": kernel_plans.alibi, "clipped": kernel_plans.clipped,
+    "rope triton": kernel_plans.rope,
+}  # fmt: skip
 """rope triton: by that engine, where `auto` takes PyTorch's attention."""
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
 
@@ -88,10 +93,11 @@ def model_step(name, way, dropout):
     cuDNN's attention without its terms."""
     from posenc import hf
     from posenc.hf import interface, layer
-    from posenc.hf import measure as models
+    from posenc.hf.measure_models import WHOLE
 
     with torch.device("cuda"):
-        model = models.make(name).to(torch.bfloat16).train()
+        model, inputs = WHOLE[name]()
+        model = model.to(torch.bfloat16).train()
     if not dropout:
         for module in model.modules():
             for attribute in ("p", "dropout", "dropout_prob", "drop_prob"):
@@ -99,7 +105,7 @@ def model_step(name, way, dropout):
                     setattr(module, attribute, 0.0)
     if way != "original":
         hf.accelerate(model)
-    ids, calls = models.tokens(model, 4, 4096, "cuda"), []
+    ids, calls = inputs["input_ids"].cuda(), []
 
     def plain(q, k, v, plan, dropout=0.0, **options):
         calls.append(1)
@@ -116,7 +122,7 @@ def model_step(name, way, dropout):
     try:
         step()
         assert way != "no positions" or len(calls) == model.config.num_hidden_layers, f"{len(calls)} calls"
-        ms = 1e3 * models.timed(step, 5, "cuda")
+        ms = 1e3 * statistics.median(seconds(step, "cuda") for _ in range(5))
     finally:
         layer.attend, interface.attend = before
     return {
@@ -151,7 +157,7 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(rows, indent=1))
 
     if args.models:
-        for name in ("t5-base-encoder", "deberta-v3-base"):
+        for name in ("T5-base, 4 × 4096", "DeBERTa-v3-base, 4 × 4096"):
             for way, dropout in product(("posenc", "no positions", "original"), (False, True)):
                 if not args.only or name in args.only:
                     torch.cuda.reset_peak_memory_stats()
@@ -165,7 +171,7 @@ def main() -> None:
             keep(measure, shape, name, masks, ceilings, True)
         return
     names = [name for name in PLANS if not args.only or name in args.only or (name == "t5" and "masks" in args.only)]
-    wrong = {name: 0.0 if args.checked else gpu.largest_error(PLANS[name]) for name in names}
+    wrong = {name: 0.0 if args.checked else kernel_plans.largest_error(PLANS[name]) for name in names}
     print("errors at 700 tokens", wrong, flush=True)
     for shape, name, masks in cells(args.only):
         if wrong.get(name, 1.0) < 2e-2:

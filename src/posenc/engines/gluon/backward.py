@@ -61,10 +61,11 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
-    CONSUMERS: gl.constexpr = k_smem.shape[0]
+    PARTS: gl.constexpr = k_smem.shape[0]
+    PART: gl.constexpr = k_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     kv_heads = heads // group
-    blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
+    blocks = (k_length + PARTS * PART - 1) // (PARTS * PART)
     q_tiles = (q_length + BM - 1) // BM
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
@@ -72,9 +73,9 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
         b = bh // kv_heads
         h_kv = bh % kv_heads
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(kv_full.index(0), 2 * CONSUMERS * k_desc.block_type.nbytes)
-        for i in gl.static_range(CONSUMERS):
-            place = [b, h_kv, (block * CONSUMERS + i) * OWN, 0]
+        mbarrier.expect(kv_full.index(0), 2 * PARTS * k_desc.block_type.nbytes)
+        for i in gl.static_range(PARTS):
+            place = [b, h_kv, (block * PARTS + i) * PART, 0]
             tma.async_copy_global_to_shared(k_desc, place, kv_full.index(0), k_smem.index(i))
             tma.async_copy_global_to_shared(v_desc, place, kv_full.index(0), v_smem.index(i))
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)

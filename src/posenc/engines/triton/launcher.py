@@ -12,7 +12,9 @@ it (core/launches.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,8 +23,8 @@ from ...core.launches import INTERPRETED, describe_variant, find_known, find_lau
 from .structs import NOT_SPECIALISED
 
 __all__ = [
-    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "find_known", "find_launch", "launch", "launch_known",
-    "trailing_arguments", "typical_argument",
+    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "find_known", "find_launch", "is_recording", "launch",
+    "launch_known", "recording", "trailing_arguments", "typical_argument",
 ]  # fmt: skip
 
 Launch = Callable[..., None]
@@ -53,8 +55,37 @@ def launch_known(key: tuple, kernel, programs: int, device: torch.device, args: 
 
 
 def compile_kernel(kernel, args: tuple, constants: dict):
-    """The compiled kernel for arguments like these, from Triton's caches if it is there."""
+    """The compiled kernel for arguments like these, from Triton's caches if it is there; None where it is recorded instead."""
+    record = _record_of_all or getattr(_record_of_thread, "record", None)
+    if record is not None:
+        return record(kernel, args, constants)
     return launches.compile_kernel(kernel, args, constants, NOT_SPECIALISED)
+
+
+_record_of_all: Callable[..., None] | None = None
+_record_of_thread = threading.local()
+
+
+@contextmanager
+def recording(record: Callable[..., None], everywhere: bool = False) -> Iterator[None]:
+    """In it nothing is compiled or launched: record(kernel, args, constants) for each launch of this thread; everywhere: of
+    autograd's threads too, and of any other."""
+    global _record_of_all
+    if everywhere:
+        _record_of_all = record
+    else:
+        _record_of_thread.record = record
+    try:
+        yield
+    finally:
+        if everywhere:
+            _record_of_all = None
+        else:
+            _record_of_thread.record = None
+
+
+def is_recording() -> bool:
+    return (_record_of_all or getattr(_record_of_thread, "record", None)) is not None
 
 
 def typical_argument(parameter, x):

@@ -30,6 +30,7 @@ from .launch import run_backward, run_forward
 from .ops import FirstDerivative
 from .replay import Recorder, describe
 from .tables import Parts, add_shift, expand, fold_shift, sum_parts, unfold_shift
+from .variants import launch_first
 
 TABLES = ("bias", "dot_query", "states", "dot_key", "add_value")
 """Of each lookup, in this order."""
@@ -83,7 +84,7 @@ def find_shifted(plan: Plan, tensors: Sequence[Tensor | None], lowered: LoweredP
 
 
 def find(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> Call | None:
-    """The call of this plan, kept from the last time; None where it is none of these."""
+    """The prepared call of this plan, kept for equal ones; None where the call is traced or not supported."""
     if is_traced(q) or torch._C._are_functorch_transforms_active() or not supports(lowered):
         return None
     tensors = collect(q, k, v, lowered.plan, lowered.mask)
@@ -105,7 +106,7 @@ class Call:
 
     def __init__(self, lowered: LoweredPlan, tensors: Sequence[Tensor | None], needs: tuple[bool, ...]):
         self.facts: Facts = lowered.facts
-        self.dropout, self.has_gradient = lowered.dropout, any(needs)
+        self.dropout, self.needs, self.has_gradient = lowered.dropout, needs, any(needs)
         self.indices = [x.index for x in lowered.plan.lookups]
         self.shifts = lowered.plan.shift is not None
         self.folded = next((n for n, x in enumerate(lowered.plan.lookups) if x.query_shift is not None), None)
@@ -145,16 +146,23 @@ class Call:
                 return self.program(*tensors)
             self.runs += 1
             if self.runs == 1:
-                return self._forward(launcher.launch, plan, mask, tensors)
+                launch = launch_first(q.device, lambda: self._launch_both(plan, mask, tensors))
+                return self._forward(launch, plan, mask, tensors)
             recorder = Recorder(tensors)
             with recorder:
                 results = self._forward(recorder.launch, plan, mask, recorder.inputs)
             program = recorder.finish(results, range(2 if self.facts.return_lse else 1, len(results)))
             self.packed, self.count = recorder.packed, len(results)
-            self.program = program  # when all of its facts are there: other threads may look
+            self.program = program  # last of all: other threads may read it
             # in place of the recorder's copies: autograd knows its own inputs
             given = {id(copy): x for copy, x in zip(recorder.inputs, tensors) if copy is not None}
             return tuple([given.get(id(x), x) for x in results])
+
+    def _launch_both(self, plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> None:
+        """The launches of both passes, to be recorded."""
+        saved = self._forward(launcher.launch, plan, mask, tensors)
+        if self.has_gradient:
+            self._backward(launcher.launch, self.needs, torch.empty_like(saved[0]), None, saved)
 
     def _forward(self, launch, plan: Plan, mask: Mask, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         q, k, v, *others = tensors
@@ -279,7 +287,7 @@ class Call:
         results += [_cast(grads["slopes"], self.layouts[len(results)][2]) if needs[len(results)] else None, *[None] * 4]
         if self.shifts:
             needed, dtype = needs[len(results)], self.layouts[len(results)][2]
-            results.append(grads["q"].sum((0, 2), dtype=torch.float32).to(dtype) if needed else None)
+            results.append(grads["q"].sum((0, 2), dtype=dtype) if needed else None)  # in float32, rounded once
         if self.folded is not None:
             results.append(d_shift if shifts[0] else None)
         return tuple(results)
