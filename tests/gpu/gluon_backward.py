@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--workers 16]      --only compile: all kernels that are timed
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants three] [--workers 16]      --only compile: all kernels that are timed
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -36,31 +36,29 @@ MASKED = tuple(
 )
 CHECKED = ("base", "early", "three")
 TERMS = ("t5", "none", "alibi", "both")
-ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "early", "three", "three, copy engine", "three, late")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "early", "three")),
-    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "early")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base", "early")),
-    (1, 16, 16, 16384, 64, "t5", ("peers", "base", "early", "three")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base", "early", "three")),
-    (4, 16, 16, 4096, 64, "none", ("base", "early", "three", "early, no sums")),
-    (4, 16, 16, 4096, 128, "none", ("base", "early")),
-    (4, 16, 16, 4096, 64, "alibi", ("peers", "base", "early", "three")),
-    (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base", "early")),
-    (8, 12, 12, 2048, 64, "t5", ("peers", "base", "early", "three")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base", "early", "three")),
-    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base", "early", "three")),
-    (32, 12, 12, 512, 64, "t5", ("peers", "base", "early")),
-    (8, 16, 16, 1024, 128, "t5 causal", ("peers", "base", "early")),
-    (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base", "early")),
-    (4, 16, 16, 4096, 64, "t5 causal documents", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 padding", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 window", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 documents", ("peers", "base")),
-    (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
+ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "early", "three", "three, copy engine")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "early", "three")),
+    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "early")),
+    (4, 16, 16, 4096, 64, "none", ("early", "three", "base")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "early", "three")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "early")),
+    (1, 16, 16, 16384, 64, "t5", ("cudnn", "early", "three")),
+    (4, 16, 16, 4096, 64, "alibi", ("early", "three")),
+    (16, 12, 12, 1024, 64, "t5", ("pair", "early", "three")),
+    (8, 12, 12, 2048, 64, "t5 causal", ("pair", "early", "three")),
+    (32, 12, 12, 512, 64, "t5", ("pair", "early", "three")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("pair", "early")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("base", "early")),
+    (8, 16, 16, 1024, 128, "t5 causal", ("pair", "early")),
+    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "early", "three")),
+    (4, 16, 16, 4096, 64, "t5 window", ("pair", "early", "three")),
+    (4, 16, 16, 4096, 64, "t5 padding", ("pair", "early")),
+    (4, 16, 16, 4096, 64, "t5 documents", ("pair", "early")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("pair", "early")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("pair", "early")),
 )  # fmt: skip
+PEERS = ("cudnn", "pair")
 
 
 def checks(only):
@@ -100,6 +98,10 @@ def checks(only):
     return [group for group in groups if group]
 
 
+def select(groups, variants):
+    return [group for group in groups if not variants or group[0].get("variant") in variants]
+
+
 def timings(only):
     jobs = []
     for batch, heads, kv_heads, length, size, what, variants in ROWS:
@@ -117,7 +119,7 @@ def warm_ups(jobs):
     found = {}
     for job in jobs:
         key = tuple(job[x] for x in ("variant", "terms", "masks", "size"))
-        if job["variant"] != "peers":  # causality is no variant of ours
+        if job["variant"] not in PEERS:  # causality is no variant of ours
             key = (*key[:2], job["masks"].replace("causal", "").strip(), key[3])
         found[key] = {
             **job,
@@ -128,7 +130,7 @@ def warm_ups(jobs):
             "kv_heads": 1,
             "length": 1024,
         }
-    return [[job] for job in found.values()]
+    return [[job] for job in found.values() if job["variant"] != "cudnn"]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ def make_call(job):
 
 def warm_up(job):
     call = make_call(job)
-    call.run_pair() if job["variant"] == "peers" else call.run()
+    call.run_pair() if job["variant"] == "pair" else call.run()
     return {}
 
 
@@ -315,8 +317,9 @@ def measure(job):
     from posenc.engines.gluon.backward import backward
 
     call = make_call(job)
-    if job["variant"] == "peers":
+    if job["variant"] == "pair":
         found = {"pair": hopper.time_graph(call.run_pair)}
+    elif job["variant"] == "cudnn":
         q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
         causal = job["causal"] or "window" in job["masks"]
 
@@ -326,7 +329,7 @@ def measure(job):
 
         forward_ms = hopper.time_graph(forward)
         step = hopper.time_graph(lambda: torch.autograd.grad(forward(), (q, k, v), call.do))
-        found |= {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
+        found = {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
     else:
         call.run()
         torch.cuda.synchronize()
@@ -340,7 +343,7 @@ def measure(job):
             found["kernel"] = hopper.time_graph(lambda: call.run(launch=only))
     found = {name: round(ms, 4) for name, ms in found.items()}
     products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * job["size"] / (2 if job["causal"] else 1)
-    ms = found.get("ours") or found["cudnn"]
+    ms = next(iter(found.values()))
     return {**found, "tflops": round(products / ms / 1e9)}
 
 
@@ -360,6 +363,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     parser.add_argument("--skip", default="")
     parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=[])
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
@@ -376,13 +380,17 @@ def main() -> None:
 
     checked, timed = hopper.Answers(save), []
     if "check" not in args.skip:
-        warm = [] if "time" in args.skip else warm_ups(timings([] if "compile" in args.only else args.only))
-        peers = [
-            jobs for jobs in warm if jobs[0]["variant"] == "peers"
-        ]  # what compiles longest, then what others share
-        others = [jobs for jobs in warm if jobs[0]["variant"] != "peers"]
+        compiles = "compile" in args.only
+        warm = warm_ups(timings([] if compiles else args.only)) if compiles or "time" not in args.skip else []
+        peers = [jobs for jobs in warm if jobs[0]["variant"] == "pair"]  # what compiles longest, then what others share
+        others = [jobs for jobs in warm if jobs[0]["variant"] != "pair"]
         share = 1.0 if "time" in args.skip else 0.5
-        hopper.run_all(peers + checks(args.only) + others, args.workers, began + share * args.seconds, checked)
+        hopper.run_all(
+            peers + select(checks(args.only), args.variants) + others,
+            args.workers,
+            began + share * args.seconds,
+            checked,
+        )
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)

@@ -12,7 +12,6 @@ from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from . import backward_launch
 from .backward_launch import BEYOND, Schedule, _describe_sums, _view, order_blocks
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
@@ -21,7 +20,7 @@ from .content_prepare import finish_rows, prepare_content
 from .kernel import NUMBERS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
-SCHEDULES = {64: backward_launch.SCHEDULES[64], 128: backward_launch.SCHEDULES[128]._replace(registers=(200, 88, 24))}
+SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(200, 88, 24))}
 
 
 def is_one_sided(x: Inputs, num: Numbers) -> bool:
