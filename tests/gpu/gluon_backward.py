@@ -19,15 +19,13 @@ from pathlib import Path
 
 from tests.gpu import hopper
 
+THREE = {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24)}  # heads of 64
 VARIANTS: dict[str, dict] = {
     "base": {},
     "early": {"late": 0},
-    "copy engine": {"add": 3},
-    "three": {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24)},
-    "three, late": {"consumers": 3, "queries": 32, "registers": (136, 48, 24)},
-    "three, copy engine": {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24), "add": 3},
-    "early, copy engine": {"late": 0, "add": 3},
-    "early, no sums": {"late": 0, "add": 1},
+    "three": THREE,
+    "three, 4 stages": THREE | {"stages": 4, "slots": 3},
+    "three, copy engine": THREE | {"add": 3},
 }
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 MASKED = tuple(
@@ -37,7 +35,7 @@ MASKED = tuple(
 CHECKED = ("base", "early", "three")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "early", "three", "three, copy engine")),
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "early", "three", "three, 4 stages", "three, copy engine")),
     (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "early", "three")),
     (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "early")),
     (4, 16, 16, 4096, 64, "none", ("early", "three", "base")),
