@@ -112,10 +112,10 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
         {"stages": 2, "spread": 0},
         {"add": 3, "slots": 3},
         {"size": 128, "add": 3},
-        {"late": 0},
-        {"size": 128, "late": 0},
+        {"late": 1},
+        {"size": 128, "late": 1},
         {"consumers": 3, "queries": 32},
-        {"consumers": 3, "queries": 32, "late": 0, "add": 3},
+        {"consumers": 3, "queries": 32, "late": 1, "add": 3},
     ],
 )
 def test_schedules(kernel, monkeypatch, options):

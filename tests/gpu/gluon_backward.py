@@ -19,10 +19,10 @@ from pathlib import Path
 
 from tests.gpu import hopper
 
-THREE = {"late": 0, "consumers": 3, "queries": 32, "registers": (136, 48, 24)}  # heads of 64
+THREE = {"consumers": 3, "queries": 32, "registers": (136, 48, 24)}  # heads of 64
 VARIANTS: dict[str, dict] = {
     "base": {},
-    "early": {"late": 0},
+    "late": {"late": 1},
     "three": THREE,
     "three, 4 stages": THREE | {"stages": 4, "slots": 3},
     "three, copy engine": THREE | {"add": 3},
@@ -32,29 +32,29 @@ MASKED = tuple(
     (4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain")
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000))
 )
-CHECKED = ("base", "early", "three")
+CHECKED = ("base", "three")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "early", "three", "three, 4 stages", "three, copy engine")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "early", "three")),
-    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "early")),
-    (4, 16, 16, 4096, 64, "none", ("early", "three", "base")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "early", "three")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "early")),
-    (1, 16, 16, 16384, 64, "t5", ("cudnn", "early", "three")),
-    (4, 16, 16, 4096, 64, "alibi", ("early", "three")),
-    (16, 12, 12, 1024, 64, "t5", ("pair", "early", "three")),
-    (8, 12, 12, 2048, 64, "t5 causal", ("pair", "early", "three")),
-    (32, 12, 12, 512, 64, "t5", ("pair", "early", "three")),
-    (16, 12, 12, 1024, 64, "alibi causal", ("pair", "early")),
-    (2, 32, 32, 8192, 128, "alibi causal", ("base", "early")),
-    (8, 16, 16, 1024, 128, "t5 causal", ("pair", "early")),
-    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "early", "three")),
-    (4, 16, 16, 4096, 64, "t5 window", ("pair", "early", "three")),
-    (4, 16, 16, 4096, 64, "t5 padding", ("pair", "early")),
-    (4, 16, 16, 4096, 64, "t5 documents", ("pair", "early")),
-    (2, 32, 8, 8192, 128, "t5 causal", ("pair", "early")),
-    (4, 16, 16, 4096, 64, "alibi causal", ("pair", "early")),
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late", "three", "three, 4 stages", "three, copy engine")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late", "three")),
+    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 64, "none", ("base", "three", "late")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "base", "three")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "late")),
+    (1, 16, 16, 16384, 64, "t5", ("cudnn", "base", "three")),
+    (4, 16, 16, 4096, 64, "alibi", ("base", "three")),
+    (16, 12, 12, 1024, 64, "t5", ("pair", "base", "three")),
+    (8, 12, 12, 2048, 64, "t5 causal", ("pair", "base", "three")),
+    (32, 12, 12, 512, 64, "t5", ("pair", "base", "three")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("pair", "base")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("base", "late")),
+    (8, 16, 16, 1024, 128, "t5 causal", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "base", "three")),
+    (4, 16, 16, 4096, 64, "t5 window", ("pair", "base", "three")),
+    (4, 16, 16, 4096, 64, "t5 padding", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "t5 documents", ("pair", "base")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("pair", "base")),
 )  # fmt: skip
 PEERS = ("cudnn", "pair")
 
@@ -62,19 +62,19 @@ PEERS = ("cudnn", "pair")
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if ((name == "early" or size == 128) and terms != "t5") or (name == "three" and size == 128):
+        if (size == 128 and terms != "t5") or (name == "three" and size == 128):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
         group = []
-        for batch, heads, _, lq, lk, start, layout in shapes[6:8] + shapes[-2:] if name == "early" else shapes:
+        for batch, heads, _, lq, lk, start, layout in shapes:
             label = f"{terms}{' causal' if causal else ''} {size} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
     for name, size, terms, flags in product(CHECKED, (64, 128), TERMS, FLAGS):  # a group compiles one variant
         large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
-        if (name, size) not in (("three", 64), ("base", 128)) and (name != "early" or flags[0] != "all"):
+        if name == "three" and (size == 128 or flags[0] not in ("documents", "all")):
             continue
         if size == 128 and (terms, flags[0]) not in large:
             continue

@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
-    late: int = 1  # 0: dv and dk of a tile before the next one's softmax, not beside it
+    late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
