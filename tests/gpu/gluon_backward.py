@@ -376,7 +376,7 @@ def main() -> None:
         if args.out:
             Path(args.out).write_text(json.dumps({"checks": list(checked), "times": list(timed)}, indent=1))
 
-    checked, timed = hopper.Answers(save), []
+    checked, timed = hopper.Answers(save), hopper.Answers(save)
     if "check" not in args.skip:
         compiles = "compile" in args.only
         warm = warm_ups(timings([] if compiles else args.only)) if compiles or "time" not in args.skip else []

@@ -40,11 +40,11 @@ PLANS = {
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
 
 
-def cells(only):
+def cells(only, numbers=()):
     """(shape, plan, masks)"""
     for name in PLANS:
-        for shape in SHAPES:
-            if not only or name in only:
+        for number, shape in enumerate(SHAPES):
+            if (not only or name in only) and (not numbers or number in numbers):
                 yield shape, name, ""
     for masked in MASKED:
         name, _, masks = masked.partition(" ")
@@ -137,6 +137,9 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--shapes", type=lambda text: [int(x) for x in text.split(",")], default=[], help="numbers of SHAPES"
+    )
     parser.add_argument("--models", action="store_true")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--checked", action="store_true", help="tests.gpu.gluon_backward has passed before")
@@ -165,13 +168,13 @@ def main() -> None:
         from posenc.engines import gluon
 
         gluon.FEWEST = 1
-        for shape, name, masks in cells(args.only):
+        for shape, name, masks in cells(args.only, args.shapes):
             keep(measure, shape, name, masks, True)
         return
     names = [name for name in PLANS if not args.only or name in args.only or (name == "t5" and "masks" in args.only)]
     wrong = {name: 0.0 if args.checked else kernel_plans.largest_error(PLANS[name]) for name in names}
     print("errors at 700 tokens", wrong, flush=True)
-    for shape, name, masks in cells(args.only):
+    for shape, name, masks in cells(args.only, args.shapes):
         if wrong.get(name, 1.0) < 2e-2:
             keep(measure, shape, name, masks)
 
