@@ -18,7 +18,6 @@ from importlib import metadata
 
 import torch
 
-from ..lowering import Facts
 from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
 
@@ -32,7 +31,6 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-SHORTEST_PLAIN = 4096  # without terms: cuDNN is faster before
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -104,20 +102,6 @@ def spans_all(x: Inputs, num: Numbers) -> bool:
     first = first if num.left < 0 else max(first, k_length - q_length - num.left)
     last = last if num.right < 0 else min(last, k_length - q_length + num.right)
     return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
-
-
-def beats_pytorch(facts: Facts) -> bool:
-    """Whether a plan without terms runs faster in these kernels than in PyTorch's attention, forward and backward, as measured."""
-    return (
-        facts.head_dim == facts.value_dim == 64
-        and facts.dtype in DTYPES
-        and facts.q_length == facts.k_length >= SHORTEST_PLAIN
-        and facts.batch * facts.kv_heads * -(-facts.k_length // 128) >= FEWEST
-        and not (facts.dropout or facts.padding or facts.documents or facts.has_dense_mask or facts.left is not None)
-        and not (facts.gradient and torch.are_deterministic_algorithms_enabled())
-        and not _failures
-        and refuse_device(facts.device) is None
-    )
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:
