@@ -204,47 +204,45 @@ def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constex
     return p, gl.exp2(m - base), m_new
 
 
-# ---- beginning and end of a block -------------------------------------------------------------------------------------
+# ---- a consumer's block, as in every forward kernel ----------------------------------------------------------------------
 @gluon.jit
-def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers in shared memory, each of which waits for so many arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=ARRIVALS)
-    return bars
+def find_own_tiles(m0, first, last, limits, BN: gl.constexpr):
+    """How many of the block's tiles a consumer's queries from m0 on see, and the keys between which no limit hides any from them."""
+    q_length, k_length, left, right = limits
+    end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
+    own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
+    own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+    inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+    inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+    return own, inner0, inner1
 
 
 @gluon.jit
 def masks_of_row(masks, b):
-    """The masks of batch row b, as `hide` takes them."""
+    """The masks of a batch row, for hide."""
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     return (
-        bits_ptr + b * bits_row, doc_q_ptr + b * doc_q_row, doc_k_ptr + b * doc_k_row, doc_keys_ptr + b * doc_keys_row,
-    )  # fmt: skip
+        bits_ptr + b * bits_row,
+        doc_q_ptr + b * doc_q_row,
+        doc_k_ptr + b * doc_k_row,
+        doc_keys_ptr + b * doc_keys_row,
+    )
 
 
 @gluon.jit
-def count_own_tiles(m0, first, last, limits, BN: gl.constexpr):
-    """How many of the tiles first .. last a consumer visits: those after its queries' last key are for later queries alone."""
-    q_length, k_length, left, right = limits
-    end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right
-    own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
-    return gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+def is_touched(tile, n0, inner0, inner1, clear0, clear1, BN: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """Whether a mask may touch the tile."""
+    is_masked = (n0 < inner0) | (n0 + BN > inner1)
+    if PADDED or DOCS:
+        is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+    return is_masked
 
 
 @gluon.jit
-def find_inner_keys(m0, limits):
-    """begin, end: keys that no limit hides from any of a consumer's queries."""
-    q_length, k_length, left, right = limits
-    begin = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-    return begin, gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
-
-
-@gluon.jit
-def start_sums(
-    BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, P_L: gl.constexpr
+def begin_sums(
+    DTYPE: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, P_L: gl.constexpr
 ):
-    """p, m, l and acc before the first tile."""
+    """Before the first tile: probabilities, maxima, sums and output."""
     m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
     nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
     l = gl.sum(by_eights(nothing), 1)
@@ -254,15 +252,14 @@ def start_sums(
 
 @gluon.jit
 def finish_block(
-    p, m, l, acc, step, b, bh, h, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L: gl.constexpr, CID: gl.constexpr,
-    STAGES: gl.constexpr,
+    p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """The product with the values of the last tile; then the output and the log-sum-exp go to memory."""
+    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. place: batch row, head, head of all rows, query."""
+    b, h, bh, m0 = place
     BN: gl.constexpr = v_smem.shape[3]
     D: gl.constexpr = v_smem.shape[4]
     at = step % STAGES
-    values = v_smem.index(at).reshape([BN, D])
-    acc_new = warpgroup_mma(p, values, acc, is_async=True)
+    acc_new = warpgroup_mma(p, v_smem.index(at).reshape([BN, D]), acc, is_async=True)
     mbarrier.arrive(q_empty.index(CID))
     total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
     is_empty = total == 0.0
@@ -282,8 +279,8 @@ def finish_block(
 
 
 @gluon.jit
-def skip_tile(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
-    """A tile that only later queries of the block see."""
+def skip_slot(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """A slot of keys that only later queries see."""
     if TURNS:
         wait_turn(CID)
         pass_turn((CID + 1) % NC)
@@ -395,7 +392,6 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
-    limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if TURNS and CID == 0:
         pass_turn(0)
@@ -405,8 +401,8 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        own = count_own_tiles(m0, first, last, limits, BN)
+        limits = (q_length, k_length, left, right)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
@@ -419,12 +415,11 @@ def consume(
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
         of_row = masks_of_row(masks, b)
-        inner0, inner1 = find_inner_keys(m0, limits)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
-        p, m, l, acc = start_sums(BN, D, v_smem.dtype, S_L, O_L, P_L)
+        p, m, l, acc = begin_sums(v_smem.dtype, BN, D, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             is_left = t < left1 - left0
@@ -437,21 +432,20 @@ def consume(
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
-            is_masked = (n0 < inner0) | (n0 + BN > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+            is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
             p, m, l, acc = take_step(
                 q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, of_row, limits, table, lo, hi, k_smem, v_smem,
                 full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
 
+        place = (b, bh % heads, bh, m0)
         finish_block(
-            p, m, l, acc, step, b, bh, bh % heads, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
-        )  # fmt: skip
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        for _ in range(own, n):
-            skip_tile(step, full, empty, CID, NC, STAGES, TURNS)
+        for _ in range(own, last - first):
+            skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
     if TURNS and CID == 0:
         wait_turn(0)
@@ -488,8 +482,17 @@ def forward(
     o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    q_full, q_empty = make_barriers(NC, 1), make_barriers(NC, 1)
-    full, empty = make_barriers(STAGES, 1), make_barriers(STAGES, NC)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    for i in gl.static_range(NC):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=NC)
     fence_async_shared()
 
     load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)

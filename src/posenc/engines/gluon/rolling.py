@@ -32,19 +32,18 @@ from .kernel import (
     PAD,
     ROWS,
     along_rows,
+    begin_sums,
     count_blocks,
-    count_own_tiles,
     find_block,
-    find_inner_keys,
+    find_own_tiles,
     finish_block,
     hide,
+    is_touched,
     load_tiles,
-    make_barriers,
     masks_of_row,
     pass_turn,
-    skip_tile,
+    skip_slot,
     softmax,
-    start_sums,
     wait_turn,
 )
 from .skew import skew
@@ -181,11 +180,9 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        own = count_own_tiles(m0, first, last, limits, KEYS)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)
         bias = bias_ptr + (bh % heads) * bias_row
         of_row = masks_of_row(masks, b)
-        inner0, inner1 = find_inner_keys(m0, limits)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
 
@@ -204,12 +201,10 @@ def consume(
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
-        p, m, l, acc = start_sums(KEYS, D, v_smem.dtype, S_L, O_L, P_L)
+        p, m, l, acc = begin_sums(v_smem.dtype, KEYS, D, S_L, O_L, P_L)
         for t in range(own):
             n0 = (first + t) * KEYS
-            is_masked = (n0 < inner0) | (n0 + KEYS > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (first + t < clear0) | (first + t >= clear1)
+            is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             before, after, p, m, l, acc = take_step(
                 q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
                 t_smem, full, empty, t_full, t_empty, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
@@ -217,12 +212,13 @@ def consume(
             dist += KEYS
             step += 1
 
+        place = (b, bh % heads, bh, m0)
         finish_block(
-            p, m, l, acc, step, b, bh, bh % heads, m0, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
-        )  # fmt: skip
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        for _ in range(own, n):
-            skip_tile(step, full, empty, CID, NC, STAGES, TURNS)
+        for _ in range(own, last - first):
+            skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
             # The slot was loaded after the chunks up to this one: no wait is needed.
             mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))
@@ -261,9 +257,22 @@ def forward_rolling(
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
     t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
-    q_full, q_empty = make_barriers(NC, 1), make_barriers(NC, 1)
-    full, empty = make_barriers(STAGES, 1), make_barriers(STAGES, NC)
-    t_full, t_empty = make_barriers(RING, 1), make_barriers(RING, NC)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    for i in gl.static_range(NC):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=NC)
+    for i in gl.static_range(RING):
+        mbarrier.init(t_full.index(i), count=1)
+        mbarrier.init(t_empty.index(i), count=NC)
     fence_async_shared()
 
     load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem)
