@@ -41,25 +41,29 @@ from .kernel import along_rows, by_eights, load_tiles, near_tile
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_sums(outer, ds, ones_smem):
-    """Sums of ds [keys, queries] over keys, as a product with ones: queries as rows if there are 64, which needs few registers."""
+def sum_keys(ds, ones_smem, BESIDE: gl.constexpr):
+    """Starts the sums of ds [keys, queries] over keys, as a product with ones, all of whose columns (BESIDE) or rows are alike. BESIDE: the
+    queries are rows, which needs four registers beside another product, and 64 queries."""
     BM: gl.constexpr = ds.shape[1]
-    if BM == 64:
+    if BESIDE:
         L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
         zero = gl.zeros([BM, 8], gl.float32, L)
-        sums = warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, L)), 1)
-        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
-        gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
+        return warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
         T_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
         ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, T_L, 2))
-        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, T_L)), 1)
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, T_L)), 0)
-        gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
+        return warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def store_sums(outer, sums, BESIDE: gl.constexpr):
+    L: gl.constexpr = sums.type.layout
+    row = gl.expand_dims(gl.arange(0, sums.shape[0], gl.SliceLayout(1, L)), 1)
+    column = gl.expand_dims(gl.arange(0, sums.shape[1], gl.SliceLayout(0, L)), 0)
+    if BESIDE:
+        gl.store(outer + row + 0 * column, sums, mask=column + 0 * row == 0)
+    else:
+        gl.store(outer + column + 0 * row, sums, mask=row + 0 * column == 0)
 
 
 @gluon.jit
@@ -72,6 +76,7 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
     BUFFERED: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
+    BESIDE: gl.constexpr = BM == 64 and D == 64
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
@@ -93,21 +98,29 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
                 slot = step % SLOTS
                 mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
                 zero = gl.zeros([64, BM], gl.float32, L)
-                if OUTER:
+                if OUTER and not BESIDE:
                     if copy != NEAR:
-                        store_sums(outer + tile * BM, ds_smem.index(slot), ones_smem)
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        store_sums(outer + tile * BM, warpgroup_mma_wait(0, deps=(sums,)), BESIDE)
                 if ADD == 3:
                     tma.store_wait(BUFFERS - 1)
                     gl.thread_barrier()
                 for c in gl.static_range(D // 64):
                     dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if OUTER and BESIDE:  # of near tiles too: a branch between the products would cost more
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        dq, sums = warpgroup_mma_wait(0, deps=(dq, sums))
+                    else:
+                        dq = warpgroup_mma_wait(0, deps=(dq,))
                     if c == D // 64 - 1:
                         mbarrier.arrive(ds_empty.index(slot))
                     if ADD == 2:
                         add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
                     if ADD == 3:
                         dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+                if OUTER and BESIDE:
+                    if copy != NEAR:
+                        store_sums(outer + tile * BM, sums, BESIDE)
                 if ADD == 3:
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
