@@ -38,6 +38,14 @@ UNVERIFIED = (
     "padding with heads of 128",
 )  # the backward pass with these: emulated, not compared on a card
 KEY_TERM = False  # the forward pass with content terms of queries and keys: emulated, not compared on a card
+UNVERIFIED_CONTENT = (
+    "windows",
+    "documents",
+    "values and padding",
+    "no term of the queries",
+    "heads of 128 with padding, keys or values",
+)  # the same with content terms
+SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
@@ -176,10 +184,21 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "not compared with float64 on a card yet"
     if x.table is None and x.key_table is None and x.value is None:
         return "it needs a content term"
+    is_padded, is_large = x.key_mask is not None, x.q.shape[3] == 128
+    parts = {
+        "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None, "values and padding": x.value is not None and is_padded,
+        "no term of the queries": x.table is None,
+        "heads of 128 with padding, keys or values": is_large and (is_padded or x.key_table is not None or x.value is not None),
+    }  # fmt: skip
+    for part in UNVERIFIED_CONTENT:
+        if parts[part]:
+            return f"{part}: not compared with float64 on a card yet"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
     reason = refuse_any_backward(x, do) or refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads)
     if reason is not None:
         return reason
+    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
+        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     from .content_launch import is_one_sided
 
     if num.queries:
