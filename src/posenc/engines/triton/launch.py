@@ -29,7 +29,7 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
-from .tables import Parts, make_zeros, sum_parts
+from .tables import Parts, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
@@ -165,12 +165,12 @@ def run_backward(
     runs_gluon = gluon.refuse_content_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None
     grads = _allocate_gradients(x, d_lse, lse, wanted, bias_in_rows, len(blocks))
     fixed_point = _fixed_point(x, do, d_lse, scale, dropout) if x.has_token_positions else None
-    d_bias = d_cols = None
+    d_bias = d_cols = zeros = None
     if wanted["bias"] and not bias_in_rows:
         if x.has_token_positions:
             d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
         else:
-            parts = make_zeros(launch, x.bias, batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            parts = zeros = x.bias.new_empty(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if needs_cols:
         several = len(blocks) > 1
@@ -212,8 +212,9 @@ def run_backward(
             sizes = _sizes(x, num, first, last)
             launch(
                 preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
-                scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
+                scale, zeros, 0 if zeros is None else zeros.numel(), head_sizes[1], head_sizes[3], 64, num_warps=4,
             )  # fmt: skip
+            zeros = None  # cleared once
             launch(
                 backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
                 slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
