@@ -73,7 +73,6 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     BESIDE: gl.constexpr = BM == 64 and D == 64
@@ -87,9 +86,8 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
             tiles_ptr, tiles_row, bh // kv_heads, block
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
         for member in range(group):
             head = bh * group + member
             outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
@@ -125,7 +123,7 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
                 step += 1
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
     tma.store_wait(0)
 
 
@@ -221,7 +219,6 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -240,10 +237,9 @@ def consume_content(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
@@ -292,7 +288,7 @@ def consume_content(
             if D_COLS:
                 store_row_ends(cols, below, above, head, n0, k_length, natural)
 
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
         dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
@@ -328,7 +324,7 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
-    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
     D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -336,8 +332,8 @@ def backward_content(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
@@ -352,15 +348,14 @@ def backward_content(
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    for i in gl.static_range(BUFFERED):
-        mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(kv_empty.index(i), count=3)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=3)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
