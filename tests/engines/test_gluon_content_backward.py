@@ -179,6 +179,7 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(span=9, dot_query=1, masks={"causal": True}) is None
     assert "too many distances" in reason(span=3000, dot_query=1)
     assert "no dropout" in reason(dropout=0.1, dot_query=1)
+    assert "more than 134217728" in reason(length=1 << 17, dot_query=1)
     assert "needs a content term" in reason(bias=1)
     torch.use_deterministic_algorithms(True)
     try:

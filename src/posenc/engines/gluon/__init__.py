@@ -41,6 +41,7 @@ UNVERIFIED_CONTENT = (
 )  # the same with content terms
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
+MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
 READS = {
@@ -188,11 +189,18 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     from .content_launch import is_one_sided
 
+    if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
+        return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
     return None
+
+
+def blocks_of_keys(x: Inputs) -> int:
+    """Of 128 keys, of all heads and batch rows."""
+    return x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
 
 
 def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
@@ -201,7 +209,7 @@ def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
         return f"it failed before: {_failures[0]}"
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
-    blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
+    blocks = blocks_of_keys(x)
     if not FEWEST <= blocks <= MOST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
