@@ -31,6 +31,7 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
+KEY_TERM = False  # the forward pass with content terms of queries and keys: emulated, not compared on a card
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -70,6 +71,10 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
     if x.table is None:
         return "it needs a content term of the queries"
     reads = READS - {"bias", "slopes"} | {"table", "states"}
+    if x.key_table is not None and KEY_TERM:
+        if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
+            return "a content term of the keys must have the distances of the queries' term, and no start for each row"
+        reads = reads | {"key_table"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
         return reason
