@@ -362,7 +362,7 @@ def from_contextual(recorder, only):
                 else (None, None)
             )
             out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
-            operators.stick_backward(q, left if masked else None, q, k, v, *masks, out, left, 0.1, True)
+            operators.stick_backward(q, left if masked else None, q, k, v, *masks, left, 0.1, True)
             counts = torch.empty(2, 4, 300, 64)
             out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
             operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)

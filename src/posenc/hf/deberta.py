@@ -74,10 +74,10 @@ class Disentangled(Layer):
         raise NotImplementedError
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        weight = (self.in_proj if hasattr(self, "in_proj") else self.query_proj).weight
+        linear = self.in_proj if hasattr(self, "in_proj") else self.query_proj
         table = None
         if self.relative_attention:
-            table = zeros_beside(weight, 2 * self.max_relative_positions, weight.shape[1])
+            table = zeros_beside(linear, 2 * self.max_relative_positions, linear.in_features)
         plan = self.posenc_plan(Positions(length), length, table)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 

@@ -66,7 +66,8 @@ def run_forward(
     if gluon.refuse_window(content, num, scale, dropout) is None:
         from ..gluon.window_launch import run_forward as run_window
 
-        return run_window(launch, x, num, scale, out, lse)
+        cols = None if x.key_table is None else _make_cols(launch, x, num, kind, False)
+        return run_window(launch, x, num, scale, out, lse, cols=cols)
 
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
@@ -333,14 +334,19 @@ def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
     """All slots but the row term and the mass."""
     cols = bias = None
     if x.key_table is not None:
-        cols = band_from_states(
-            launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
-            with_bf16x3=True, rounded=kind.startswith("wide"), wide=kind.startswith("wide"),
-        )  # fmt: skip
+        cols = _make_cols(launch, x, num, kind, True)
     if x.bias is not None and not _is_bias_in_rows(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
     identity, ones = constant(IDENTITY, x.q.device, x.q.dtype), constant(ONES, x.q.device, torch.bfloat16)
     return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
+
+
+def _make_cols(launch: Launch, x: Inputs, num: Numbers, kind: str, with_bf16x3: bool) -> Band:
+    """The column term."""
+    return band_from_states(
+        launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
+        with_bf16x3=with_bf16x3, rounded=kind.startswith("wide"), wide=kind.startswith("wide"),
+    )  # fmt: skip
 
 
 def _make_rows(launch: Launch, x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:
