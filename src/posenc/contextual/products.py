@@ -153,7 +153,7 @@ class Halves:
         outs, lses = [], []
         for pairs in self._pairs(size):
             out, lse = (_batched_back(x, pairs).to(self.precision) for x in self._attend(q, k, pairs))
-            nothing = out.new_zeros(self.batch, heads, pairs.count, size, out.shape[-1])
+            nothing = out.new_zeros(self.batch, heads, pairs.number, size, out.shape[-1])
             outs.append(torch.cat((nothing, out), 3).flatten(2, 3))
             lses.append(torch.cat((nothing[..., 0] + NEG_INF, lse), 3).flatten(2, 3))
         out, lse = torch.cat(outs, 2), torch.cat(lses, 2)
@@ -162,11 +162,13 @@ class Halves:
 
     def _attend(self, q: Tensor, k: Tensor, pairs: Pairs) -> Attended:
         k, v = (_batched(x, pairs)[0] for x in (k, self.v))
-        q, decay, padding, sees = _batched(q, pairs)[1], None, None, None
+        q, padding, sees = _batched(q, pairs)[1], None, None
+        decay: tuple[Tensor, Tensor] | None = None
         if self.total is not None:  # relative to the last token of the left block
             before, after = _batched(self.total, pairs)
             anchor = before[..., -1:]
-            decay = tuple((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
+            after, before = ((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
+            decay = after, before
         if self.real is not None:
             padding = _batched(self.real[:, None], pairs)[0][:, 0]
         if self.ids is not None:  # a document on both sides of the cut is that of the last token before it
@@ -181,8 +183,8 @@ class Halves:
         """The same for blocks of twice the size."""
         queries, keys = [], []
         for pairs in self._pairs(size):
-            of_left = whole[:, :, 2 * pairs.first :: 2][:, :, : pairs.count]
-            of_right = whole[:, :, 2 * pairs.first + 1 :: 2][:, :, : pairs.count]
+            of_left = whole[:, :, 2 * pairs.first :: 2][:, :, : pairs.number]
+            of_right = whole[:, :, 2 * pairs.first + 1 :: 2][:, :, : pairs.number]
             left, right = _split(q, 3, pairs)
             queries.append(torch.cat((left, right - right @ of_left[:, :, None]), 4).flatten(3, 4))
             left, right = _split(k, 2, pairs)
@@ -208,27 +210,27 @@ class Pairs(NamedTuple):
     """Neighbouring blocks: the first pair's number, how many there are, the sizes of left and right blocks."""
 
     first: int
-    count: int
+    number: int
     left: int
     right: int
 
 
 def _split(x: Tensor, axis: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The left and the right blocks of tokens on an axis: [.., count, size, ..]"""
+    """The left and the right blocks of tokens on an axis: [.., number, size, ..]"""
     width = pairs.left + pairs.right
-    x = x.narrow(axis, pairs.first * 2 * pairs.left, pairs.count * width).unflatten(axis, (pairs.count, width))
+    x = x.narrow(axis, pairs.first * 2 * pairs.left, pairs.number * width).unflatten(axis, (pairs.number, width))
     left, right = x.split((pairs.left, pairs.right), axis + 1)
     return left, right
 
 
 def _batched(x: Tensor, pairs: Pairs) -> list[Tensor]:
-    """[B, heads, L, ..] -> left and right blocks, [B × count, heads, size, ..]"""
+    """[B, heads, L, ..] -> left and right blocks, [B × number, heads, size, ..]"""
     return [part.transpose(1, 2).flatten(0, 1) for part in _split(x, 2, pairs)]
 
 
 def _batched_back(x: Tensor, pairs: Pairs) -> Tensor:
-    """[B × count, heads, size, ..] -> [B, heads, count, size, ..]"""
-    return x.unflatten(0, (-1, pairs.count)).transpose(1, 2)
+    """[B × number, heads, size, ..] -> [B, heads, number, size, ..]"""
+    return x.unflatten(0, (-1, pairs.number)).transpose(1, 2)
 
 
 def _cut(x: Tensor, size: int, axis: int) -> Tensor:
