@@ -29,6 +29,7 @@ def kernel():
         "backward_sums.py",
         "backward.py",
         "content_prepare.py",
+        "bands.py",
         "content_backward.py",
     )
     return gluon_emulator.load(*files)

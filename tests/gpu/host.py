@@ -221,16 +221,16 @@ def projections(name):
         def results(run, dtype):
             own = [linear.to(torch.bfloat16).to(dtype) for linear in linears]  # noqa: B023
             rows = table.to(dtype).requires_grad_(needs)  # noqa: B023
-            outs = run(rows[4:-3], own)
+            outs = run(rows, own)
             leaves = [*([rows] if needs else []), *(x for linear in own for x in linear.parameters())]  # noqa: B023
             return [*outs, *torch.autograd.grad(outs, leaves, [g.to(dtype) for g in grads])]  # noqa: B023
 
         def plain(rows, own):
-            return [projection.as_heads(linear(rows), 8) for linear in own]
+            return [linear(rows[4:-3]).unflatten(1, (8, -1)).transpose(0, 1) for linear in own]
 
         assert projection._is_served(table, [linear.bfloat16() for linear in linears])
         for _ in range(3):
-            ours = results(lambda rows, own: projection.project_heads(rows, own, 8), torch.bfloat16)
+            ours = results(lambda rows, own: projection.project_heads(rows, own, 8, slice(4, -3)), torch.bfloat16)
         theirs, truth = results(plain, torch.bfloat16), results(plain, torch.float64)
         for number, (a, b, exact) in enumerate(zip(ours, theirs, truth, strict=True)):
             error, usual = (((x.double() - exact).norm() / exact.norm()).item() for x in (a, b))

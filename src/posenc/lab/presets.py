@@ -136,7 +136,7 @@ class Experiment:
             for encoding in t.encodings:
                 trained, extension = spec.split_extension(encoding)
                 try:
-                    build_encoding.build(trained, layers=1, causal=task.causal, **sizes)
+                    build_encoding.build_attention(trained, layers=1, causal=task.causal, **sizes)
                     if extension:
                         build_encoding.build_extended(trained, extension, **sizes)
                 except OptionError:  # its message is complete

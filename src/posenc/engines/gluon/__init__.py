@@ -31,15 +31,10 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-UNVERIFIED = (
-    "slopes",
-    "windows",
-    "documents",
-    "padding with heads of 128",
-)  # the backward pass with these: emulated, not compared on a card
+KEY_TERM = False  # the forward pass with content terms of queries and keys: emulated, not compared on a card
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
-WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
+WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
 }  # fmt: skip
@@ -76,6 +71,10 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
     if x.table is None:
         return "it needs a content term of the queries"
     reads = READS - {"bias", "slopes"} | {"table", "states"}
+    if x.key_table is not None and KEY_TERM:
+        if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
+            return "a content term of the keys must have the distances of the queries' term, and no start for each row"
+        reads = reads | {"key_table"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
         return reason
@@ -153,13 +152,6 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
     reason = refuse_any_backward(x, do)
     if reason is not None:
         return reason
-    parts = {
-        "slopes": x.slopes is not None, "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None,
-        "padding with heads of 128": x.key_mask is not None and x.q.shape[3] == 128,
-    }  # fmt: skip
-    for part in UNVERIFIED:
-        if parts[part]:
-            return f"{part}: not compared with float64 on a card yet"
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)

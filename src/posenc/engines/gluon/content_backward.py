@@ -35,123 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backward import hide, produce
 from .backward_sums import BUFFERS, add_tile, async_add
 from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_keys, find_queries
-from .kernel import along_rows, by_eights, coordinates, load_tiles, near_tile
-
-
-# ---- bands --------------------------------------------------------------------------------------------------------------
-# Token t's number at distance r is at t (pitch + 1) + r - origin. Within the span, a tile is a matrix whose rows are pitch apart:
-# band_layout.py draws it. Divisions by 16 tell the compiler what that file promises.
-@gluon.jit
-def lies_within(band, dist, BM: gl.constexpr):
-    """Whether all distances of a tile [keys, queries] have numbers of their own; dist: of its first key and first query."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (dist - (BM - 1) >= lo) & (dist + (HALF - 1) <= hi)
-
-
-@gluon.jit
-def lies_within_keys(band, dist, BM: gl.constexpr):
-    """The same for a band over keys, by -r."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (-dist - (HALF - 1) >= lo) & ((BM - 1) - dist <= hi)
-
-
-@gluon.jit
-def begin_tile(band, head, first):
-    """Of a head's numbers: where distance 0 of a tile's first token would be."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return head.to(gl.int64) * (size // 16 * 16) + first.to(gl.int64) * (pitch + 1) - origin
-
-
-@gluon.jit
-def begin_tile_of_keys(band, head, n0, dist):
-    """The same for a band over keys, less the distance of the tile's first key and query: a multiple of 16."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (head.to(gl.int64) * size + n0.to(gl.int64) * (pitch + 1) - (origin + dist)) // 16 * 16
-
-
-@gluon.jit
-def load_queries_band(band, head, m0, dist, q_length, BM: gl.constexpr, S_L: gl.constexpr):
-    """A band's numbers for a tile [keys, queries], the ends repeated beyond the span."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    begin = begin_tile(band, head, m0)
-    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
-        x = gl.load((ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight)
-    else:
-        i = gl.minimum(column + 8 * eight, q_length - 1 - m0)
-        r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
-        x = gl.load((ptr + begin) + (i * (pitch + 1) + r))
-    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
-
-
-@gluon.jit
-def load_keys_band(band, head, n0, dist, k_length, BM: gl.constexpr, S_L: gl.constexpr):
-    """The same of a band over keys, by -r."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    if lies_within_keys(band, dist, BM) & (n0 + HALF <= k_length):
-        begin = begin_tile_of_keys(band, head, n0, dist)
-        x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
-    else:
-        j = gl.maximum(gl.minimum(row, k_length - 1 - n0), -n0)
-        r = gl.minimum(gl.maximum((column - row - dist) + 8 * eight, lo), hi)
-        x = gl.load((ptr + begin_tile(band, head, n0)) + (j * (pitch + 1) + r))
-    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
-
-
-@gluon.jit
-def store_queries_band(band, outer, ds, head, m0, dist, q_length, scale):
-    """ds of a near tile within the span into d_rows; sums over its keys beyond the span are added to outer, of two consumers at most:
-    the same bits in either order."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    BM: gl.constexpr = ds.shape[1]
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
-    begin = begin_tile(band, head, m0)
-    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
-        gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
-    else:
-        i = column + 8 * eight
-        r = (row - column + dist) - 8 * eight
-        is_inside = (r >= lo) & (r <= hi) & (i < q_length - m0)
-        gl.store((d_ptr + begin) + (i * (pitch + 1) + r), low, mask=is_inside)
-        beyond = gl.sum(gl.where((r < lo) | (r > hi), x, 0.0), 0)
-        at = gl.expand_dims(gl.arange(0, BM // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
-        at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
-        gl.atomic_add(outer + m0 + at, beyond, sem="relaxed")
-
-
-@gluon.jit
-def store_keys_band(band, ds, below, above, head, n0, dist, k_length, scale):
-    """ds of a near tile between the ends of the span into d_cols; and the sums at and beyond the ends with this tile's."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    BM: gl.constexpr = ds.shape[1]
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
-    # less than the whole span: its ends are sums
-    if (-dist - (HALF - 1) > lo) & ((BM - 1) - dist < hi) & (n0 + HALF <= k_length):
-        begin = begin_tile_of_keys(band, head, n0, dist)
-        gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
-    else:
-        r = (column - row - dist) + 8 * eight
-        is_inside = (r > lo) & (r < hi) & (row < k_length - n0)
-        gl.store((d_ptr + begin_tile(band, head, n0)) + (row * (pitch + 1) + r), low, mask=is_inside)
-        below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
-        above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
-    return below, above
-
-
-@gluon.jit
-def store_keys_ends(band, below, above, head, n0, k_length, scale):
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
-    j = gl.arange(0, HALF, below.type.layout)
-    place = (d_ptr + begin_tile(band, head, n0)) + j * (pitch + 1)
-    below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends
-    gl.store(place + lo, below.to(d_ptr.dtype.element_ty), mask=j < k_length - n0)
-    gl.store(place + hi, above.to(d_ptr.dtype.element_ty), mask=(j < k_length - n0) & (hi > lo))
+from .bands import load_by_columns, load_by_rows, store_by_columns, store_by_rows, store_row_ends
+from .kernel import along_rows, by_eights, load_tiles, near_tile
 
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
@@ -168,12 +53,12 @@ def store_sums(outer, ds, ones_smem):
         column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
         gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
     else:
-        L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, L, 2))
-        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, L), use_acc=False, is_async=True)
+        T_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, T_L, 2))
+        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
         sums = warpgroup_mma_wait(0, deps=(sums,))
-        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, L)), 1)
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
+        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, T_L)), 1)
+        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, T_L)), 0)
         gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
 
 
@@ -256,14 +141,14 @@ def content_step(
     dist = n0 - m0 + offset
     begin = zero
     if IS_NEAR and ROWS:
-        begin = load_queries_band(rows, head, m0, dist, q_length, BM, S_L)
+        begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L)
     if IS_NEAR and COLS:
-        begin += load_keys_band(cols, head, n0, dist, k_length, BM, S_L)
+        begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L)
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
     if IS_NEAR and MASS:
-        begin_dp = load_queries_band(mass, head, m0, dist, q_length, BM, S_L)
+        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
@@ -294,10 +179,10 @@ def content_step(
     mbarrier.arrive(ds_full.index(slot))
     natural = scale * 0.6931471805599453
     if IS_NEAR and D_ROWS:
-        store_queries_band(rows, outer, ds, head, m0, dist, q_length, natural)
+        store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural)
     if D_COLS:
         if IS_NEAR:
-            below, above = store_keys_band(cols, ds, below, above, head, n0, dist, k_length, natural)
+            below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural)
         else:
             below += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -392,7 +277,7 @@ def consume_content(
                 step += 1
                 done += 1
             if D_COLS:
-                store_keys_ends(cols, below, above, head, n0, k_length, natural)
+                store_row_ends(cols, below, above, head, n0, k_length, natural)
 
         mbarrier.arrive(kv_empty.index(own))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
