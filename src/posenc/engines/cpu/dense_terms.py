@@ -226,6 +226,38 @@ class _Products(torch.autograd.Function):
 _apply_products = direct_apply(_Products)
 
 
+def product_gradients(
+    grad: Tensor, states: Tensor, table: Tensor, facts: tuple, others: Tensor | None, wants_table: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Of states [B * H, R, E] and of the table, by that of `multiply_by_distance` [B, H, R, K] times the scale. others: the states'
+    gradient so far, to which this one is added in place."""
+    index, lowest, keys, _, precision = facts
+    batch, heads, queries, _ = grad.shape
+    lo, hi = _reached(index, lowest, queries, keys)
+    count, width = hi - lo + 1, states.shape[2]
+    d_products = sum_pairs(grad, lo - lowest, lowest + queries + keys - 2 - hi, count)
+    rows = select_rows(table, index, lo, hi)
+    rows = rows if rows.dtype == precision else rows.to(precision)
+    d_table = None
+    if rows.shape[0] == 1:
+        flat = d_products.view(-1, count)
+        if others is None:
+            d_states = (flat @ rows[0]).view(states.shape)
+        else:
+            others.view(-1, width).addmm_(flat, rows[0])
+            d_states = others
+        if wants_table:
+            d_table = (flat.t() @ states.reshape(-1, width))[None]
+    else:
+        stacked = d_products.view(-1, queries, count)
+        rows = rows if batch == 1 else rows.repeat(batch, 1, 1)
+        d_states = stacked @ rows if others is None else others.baddbmm_(stacked, rows)
+        if wants_table:
+            d_table = stacked.transpose(1, 2) @ states
+            d_table = d_table if batch == 1 else d_table.view(batch, heads, count, width).sum(0)
+    return d_states, None if d_table is None else sum_rows(d_table, index, lo, hi, table.shape[1])
+
+
 def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:
     lo, hi = span
     return min(max(lo, lowest), highest), max(min(hi, highest), lowest)

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from ...core.index import Index
 from ...core.plan import Plan, holds_nan
 from ..lowering import add
-from ..sdpa import VECTOR, fused_attention
+from ..sdpa import fused_attention, hides_nan
 from . import decode, dense, dense_terms
 
 
@@ -60,7 +60,7 @@ class Token:
         """k and v [B, Hkv, L, D]: those of the step before, and one more."""
         keys = k.shape[2]
         start = 1 - keys - self.first
-        if q.shape != self.shape or q.dtype != self.dtype or start < 0 or keys < VECTOR or not _is_plain(q):
+        if q.shape != self.shape or q.dtype != self.dtype or start < 0 or not _is_plain(q) or hides_nan(q, keys):
             return None
         for table, copy in self.pairs:
             if not copy.equal(table):
@@ -109,10 +109,12 @@ class Text:
     @staticmethod
     def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
         """Of plans that `plain_call.run` takes, without a gradient."""
-        return VECTOR <= q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
+        return 1 < q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         if q.shape != self.shape or k.shape != self.k_shape or q.dtype != self.dtype or not _is_plain(q):
+            return None
+        if hides_nan(q, q.shape[2]):
             return None
         mask = None
         if self.facts[0]:
