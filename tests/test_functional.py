@@ -123,7 +123,7 @@ def lookup(**tables):
         (lambda w: Plan(w, scale=torch.zeros(3)), r"broadcast to \[B, H, Lq\] = \[2, 4, 5\], got shape \[3\]"),
         (lambda w: Plan(w, decay=(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))), r"decay\[1\] must have shape"),
         (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 5),) * 2, None)), "do not fit q"),
-        (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")), "'half' or 'interleaved'"),
+        (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")), "'half' .* or 'interleaved'"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(make, words):
@@ -353,3 +353,69 @@ def test_parts_that_do_not_fit_are_refused():
         posenc.merge([])
     with pytest.raises(ValueError, match=r"all alike, got \[\(\[1, 2, 3, 4\], \[1, 2, 3\]\), \(\[1, 2, 2, 4\]"):
         posenc.merge([(out, lse), (out[:, :, :2], lse[:, :, :2])])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"is_causal": True}, "is_causal: give causal"),
+        ({"attn_mask": torch.zeros(4, 4)}, "attn_mask: give mask"),
+        ({"enable_gqa": True}, "enable_gqa: leave it out"),
+        ({"colour": 1, "dropout_p": 0.1}, "colour: the masks are causal, window, key_mask, documents, mask; .* dropout_p: give"),
+    ],
+)  # fmt: skip
+def test_arguments_of_other_attention_functions_are_named(given, words):
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    for plan in (None, posenc.create("t5", heads=2).plan(Positions(4))):
+        for call in (posenc.attend, posenc.explain):
+            with pytest.raises(TypeError, match=words):
+                call(q, k, v, plan, **given)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_phases_without_a_batch_serve_every_head(layout):
+    x, angle = torch.randn(2, 3, 5, 8), torch.randn(5, 4)
+    out = posenc.apply_rotary(x, angle.cos(), angle.sin(), layout)
+    assert torch.equal(out, posenc.apply_rotary(x, angle.cos()[None], angle.sin()[None], layout))
+    assert torch.equal(out[:, :1], posenc.apply_rotary(x[:, :1], angle.cos(), angle.sin(), layout))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "words"),
+    [
+        ((5, 4), "neox", "layout must be 'half' .* or 'interleaved' .*, got 'neox'"),
+        ((1, 5, 8), "half", r"at most 4\]; if each phase stands there twice, give cos\[..., :4\]"),
+        ((6, 4), "half", r"\[1, 6, 4\] do not fit x of shape \[2, 3, 5, 8\]"),
+        ((1, 2, 5, 4), "half", "phases are for 2 heads, x has 3"),
+        ((5,), "half", "cos and sin must both be"),
+    ],
+)
+def test_phases_that_do_not_fit_are_refused(shape, layout, words):
+    with pytest.raises(ValueError, match=words):
+        posenc.apply_rotary(torch.randn(2, 3, 5, 8), torch.ones(shape), torch.ones(shape), layout)
+    with pytest.raises(ValueError, match=r"x must be \[B, H, L, D\], got \[5, 8\]"):
+        posenc.apply_rotary(torch.randn(5, 8), torch.ones(5, 4), torch.ones(5, 4))
+
+
+def test_reprs_show_what_is_set():
+    positions = Positions(4)
+    plan = posenc.create("t5", heads=2).plan(positions)
+    assert repr(plan) == (
+        f"Plan(positions={positions!r}, lookups=(Lookup(index=Index(lo=-91, hi=91, rows=(15, 14, 14, … 177 more …, 30, 30, 31), "
+        "n=32), bias=float32 [2, 32]),), scale=1.0)"
+    )
+    assert repr(posenc.Mask(causal=True)) == "Mask(causal=True)"
+    assert repr(posenc.Index(-1, 1)) == "Index(lo=-1, hi=1, n=3)"
+    rotation = posenc.create("rope", head_dim=4).rotation(positions)
+    assert (
+        repr(rotation) == "Rotation(q=(float32 [1, 4, 2], float32 [1, 4, 2]), k=(float32 [1, 4, 2], float32 [1, 4, 2]))"
+    )
+    layer = posenc.Attention(32, 4, kv_heads=2, causal=True, dropout=0.5)
+    assert repr(layer).splitlines()[1].strip() == "32, heads=4, kv_heads=2, causal=True, dropout=0.5"
+
+
+def test_a_class_and_a_name_with_options_are_named_as_such():
+    with pytest.raises(TypeError, match="got the class T5; give an object or a name"):
+        posenc.Attention(32, 4, encoding=posenc.T5)
+    with pytest.raises(ValueError, match=r"give options as arguments: create\('t5', buckets=64\)"):
+        posenc.Attention(32, 4, encoding="t5:buckets=64")

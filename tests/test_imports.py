@@ -19,11 +19,12 @@ MAY_IMPORT = {
     "engines": {"core", "engines"},
     "functional": {"core", "engines"},
     "flex": {"core", "engines", "functional"},
+    "contextual": {"core", "engines", "functional", "contextual"},
     "parallel": {"core", "functional", "parallel"},
     "nn": {"core", "encodings", "functional", "parallel", "nn"},
     "cli": {"__init__", "core", "encodings", "cli"},
     **{
-        name: {"__init__", "core", "encodings", "functional", "parallel", "nn", "cli"} | APPLICATIONS
+        name: {"__init__", "core", "encodings", "functional", "contextual", "parallel", "nn", "cli"} | APPLICATIONS
         for name in sorted(APPLICATIONS)
     },
 }

@@ -117,9 +117,8 @@ def options(info: EncodingInfo, words: dict[str, str]) -> str:
         lines.append(f"| `{name}`: <code>{annotation}</code> | {default} |")
     if len(lines) == 2:
         return ""
-    page = {"latent": "layers", "contextual": "more"}.get(info.module.split(".")[-1], "encodings")
-    anchor = f"{info.module}.{info.class_name}" if page == "more" else info.public_name
-    return "\n".join(lines) + f"\n\n{words['reference']}[`{info.public_name}`](../api/{page}.md#{anchor})"
+    page = {"nn": "layers", "contextual": "more"}.get(info.module.split(".")[1], "encodings")
+    return "\n".join(lines) + f"\n\n{words['reference']}[`{info.public_name}`](../api/{page}.md#{info.public_name})"
 
 
 def shapes(info: EncodingInfo, words: dict[str, str]) -> str:

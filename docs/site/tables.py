@@ -10,7 +10,6 @@ from pathlib import Path
 
 from posenc.encodings.registry import ENCODINGS, OWN_ATTENTION
 from posenc.engines.choose import ENGINES
-from posenc.hf import measure
 from posenc.lab import published, results, verdict
 from posenc.lab.results import Mean
 from posenc.lab.texts import Words
@@ -146,13 +145,23 @@ def engines(language: str) -> str:
 
 
 def hugging_face(language: str) -> str:
-    runs = [json.loads((BENCH / f"hf-{name}.json").read_text()) for name in ("cpu", "cpu-longt5", "cuda")]
-    words = {} if language == "en" else dict(train="训练一步", forward="前向")
+    """Whole models before and after; memory above the loaded model, or all of it (`peak_bytes`)."""
+    words = {"en": ("forward", "training step"), "zh": ("前向", "训练一步")}[language]
     head = {
         "en": ["model", "", "transformers", "accelerated", "time", "memory"],
         "zh": ["模型", "", "transformers", "加速后", "时间", "内存"],
     }[language]
-    return "\n".join(["| " + " | ".join(head) + " |", "| --- " * len(head) + "|", measure.table(runs, **words)])
+    rows = [head, ["---"] * len(head)]
+    for where, file in (("CPU", "hf-cpu"), ("H200", "hf-cuda")):
+        for name, one in json.loads((BENCH / f"{file}.json").read_text())["models"].items():
+            for what, word in zip(one["original"], words):
+                pair = [one[way][what] for way in ("original", "accelerated")]
+                old, new = pair
+                size = "extra_bytes" if "extra_bytes" in old else "peak_bytes"
+                cells = [f"{1000 * cell['seconds']:.0f} ms, {cell[size] / 2**20:.0f} MiB" for cell in pair]
+                ratios = [f"{old[key] / new[key]:.1f} ×" for key in ("seconds", size)]
+                rows.append([f"{name}, {where}", word, *cells, *ratios])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def speed(name: str, language: str) -> str:

@@ -20,6 +20,7 @@ from .encodings.registry import list_encodings as list_encodings
 from .encodings.registry import register_encoding as register_encoding
 
 if TYPE_CHECKING:
+    from . import contextual as contextual
     from . import encodings as encodings
     from . import engines as engines
     from . import hf as hf
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from .core.positions import Positions as Positions
     from .core.positions import Run as Run
     from .core.rotation import Rotation as Rotation
-    from .encodings import contextual as contextual
     from .encodings.absolute import Learned as Learned
     from .encodings.absolute import Sinusoidal as Sinusoidal
     from .encodings.bias import T5 as T5
@@ -104,7 +104,7 @@ _NAMES = {
     "Randomized": "encodings.randomized",
 }  # fmt: skip
 _MODULES = {
-    "contextual": "encodings.contextual", "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
+    "contextual": "contextual", "formulas": "core.formulas", "index": "core.index", "engines": "engines", "encodings": "encodings",
     "rope": "encodings.rope.convert", "scaling": "encodings.rope.scaling", "hf": "hf", "plot": "plot", "nn": "nn",
     "parallel": "parallel",
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Unpack, overload
 
@@ -15,7 +15,8 @@ from .core.options import require_number
 from .core.plan import Plan
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
-from .core.rotation import apply_rotary, normalise
+from .core.rotation import Layout, check_phases, normalise
+from .core.rotation import apply_rotary as _apply_rotary
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.cpu.repeated_call import Text, Token
@@ -84,6 +85,9 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         if known is not None:
             out, lse = known.run(plan, dropout, masks, described[1])
             return (out, lse) if return_lse else out
+    results = known_calls.run_with_shifts(chosen, engine, q, k, v, lowered)
+    if results is not None:
+        return results if return_lse else results[0]
     sinks = None
     if not getattr(chosen, "reads_raw_plan", False):
         q, k, v = shift_and_rotate(q, k, v, lowered.plan)
@@ -192,6 +196,26 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return total.to(parts[0][0].dtype), lse
 
 
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -> Tensor:
+    """Rotate the first R channels of x [B, H, L, D], in float32 or better; the result has x's dtype.
+
+    cos, sin   [L, R/2], [B or 1, L, R/2] or [B or 1, H, L, R/2]: one number for each pair of channels
+    layout     "half": pairs (c, c + R/2), as in Llama; "interleaved": pairs (2c, 2c + 1), as in GPT-J
+
+    Raises ValueError for phases that do not fit x, and for an unknown layout.
+
+        >>> cos, sin = torch.zeros(8, 2), torch.ones(8, 2)  # a quarter turn
+        >>> posenc.apply_rotary(torch.eye(4)[:1].expand(1, 3, 8, 4), cos, sin)[0, 0, 0]
+        tensor([0., 0., 1., 0.])
+    """
+    if x.dim() != 4:
+        raise ValueError(f"x must be [B, H, L, D], got {list(x.shape)}")
+    if cos.dim() == sin.dim() == 2:
+        cos, sin = cos[None], sin[None]
+    check_phases("x", x, cos, sin, layout)
+    return _apply_rotary(x, cos, sin, layout)
+
+
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Attention whose softmax has one more logit for each query, the sink [H] of its head, without a value.
 
@@ -221,10 +245,27 @@ def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> Lo
     plan = _check_plan(plan, q, k)
     plan.check(q, k, v if values else None)
     require_number("dropout", dropout, least=0.0, below=1.0)
+    if not masks.keys() <= MaskOptions.__annotations__.keys():
+        raise TypeError(_unknown_arguments(masks))
     mask = make_mask(q, k, **masks)
     if mask.causal:
         _warn_alignment(plan)
     return lower_plan(q, k, v, plan, mask, dropout, return_lse or plan.sinks is not None)
+
+
+OTHER_NAMES = {
+    "is_causal": "give causal", "attn_mask": "give mask", "attention_mask": "give key_mask [B, Lk], or mask",
+    "key_padding_mask": "give key_mask, True for real keys", "dropout_p": "give dropout", "window_size": "give window",
+    "scale": "give the plan a scale, Plan(positions, scale=...)", "softmax_scale": "give the plan a scale, Plan(positions, scale=...)",
+    "enable_gqa": "leave it out, k and v may have fewer heads", "return_attn_probs": "use scores(q, k, plan).softmax(-1)",
+}  # fmt: skip
+"""Arguments of PyTorch's and other attention functions -> what to do here."""
+
+
+def _unknown_arguments(given: Mapping[str, object]) -> str:
+    known = ", ".join(MaskOptions.__annotations__)
+    names = [name for name in given if name not in MaskOptions.__annotations__]
+    return "; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, f'the masks are {known}')}" for name in names)
 
 
 def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:

@@ -140,15 +140,7 @@ def attend_decomposed(module: Any, x: Tensor) -> Tensor:
     batch, height, width, channels = x.shape
     q, k, v = module.qkv(x.flatten(1, 2)).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     q, k = module.q_norm(q), module.k_norm(k)
-    tensors = blocks.decompose(q, (height, width), module.rel_pos_h, module.rel_pos_w)
-    out = blocks.attend_blocks(
-        q,
-        k,
-        v,
-        blocks.add_axes,
-        tensors,
-        scale=module.scale,
-        dropout=module.attn_drop.p if module.training else 0.0,
-        by_query=2,
-    )
+    dropout = module.attn_drop.p if module.training else 0.0
+    tables = module.rel_pos_h, module.rel_pos_w
+    out = blocks.attend_axes(q, k, v, (height, width), *tables, scale=module.scale, dropout=dropout)
     return module.proj_drop(module.proj(out.transpose(1, 2).reshape(batch, height, width, channels)))

@@ -32,7 +32,7 @@ RAISES = {
     "posenc.Plan": (ValueError, lambda: posenc.attend(q, k, v, posenc.Plan(at, slopes=torch.ones(5)))),
     "posenc.Lookup": (ValueError, lambda: posenc.attend(q, k, v, posenc.Plan(at, lookups=(posenc.Lookup(index.clip(1, 1), bias=torch.zeros(2, 9)),)))),
     "posenc.Rotation": (ValueError, lambda: posenc.attend(q, k, v, posenc.RoPE(head_dim=16).plan(at))),
-    "posenc.apply_rotary": (RuntimeError, lambda: posenc.apply_rotary(q, torch.ones(3, 4), torch.ones(3, 4))),
+    "posenc.apply_rotary": (ValueError, lambda: posenc.apply_rotary(q, torch.ones(3, 4), torch.ones(3, 4))),
     "posenc.Encoding": (ValueError, lambda: posenc.create("relative_logits", d_model=16, heads=2).plan(at)),
     "posenc.attend": (UnsupportedPlan, lambda: posenc.attend(q, k, v, alibi.plan(at), engine="sdpa")),
     "posenc.explain": (ValueError, lambda: posenc.explain(q, short, v)),

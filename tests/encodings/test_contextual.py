@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.encodings.contextual import cope, path, path_step, stick_breaking
+from posenc.contextual import cope, path, path_step, stick_breaking
 
 
 def tensors(length=13, heads=4, kv_heads=2, size=6):

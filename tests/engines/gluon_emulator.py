@@ -338,6 +338,11 @@ def _write(pointer, value, mask=True):
     pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
+def _add_to(pointer, value, sem):
+    with current.machine.lock:
+        pointer.memory.index_put_((raw(pointer.at),), value.data, accumulate=True)
+
+
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
         return Memory([Barrier() for _ in range(shape[0])])
@@ -353,7 +358,7 @@ def _stand_ins():
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
         NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,
-        arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write,
+        arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write, atomic_add=_add_to,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
         join=lambda a, b: Register(torch.stack((a.data, b.data), -1)),

@@ -76,6 +76,44 @@ def test_buffers_that_only_kernels_use_are_one_allocation(monkeypatch):
     assert kept == [3, 3, 2, 2], "the output, and one for all others"
 
 
+def test_memory_like_a_view_needs_no_view(monkeypatch):
+    """A buffer in the place of `new_empty` of a view, and of empty_like one, is allocated by its size alone: without PyTorch's
+    dispatcher where that is possible."""
+    for name, value in (
+        ("INTERPRETED", False),
+        ("current_stream", lambda device: 0),
+        ("compile_kernel", lambda *_: copy),
+    ):
+        monkeypatch.setattr(launcher, name, value)
+    copy, kept = CopyKernel(), []
+    allocate = torch._C._dynamo.guards._empty_strided_cpu
+    monkeypatch.setattr(replay, "find_allocation", lambda device: allocate)
+
+    def run(launch, packed):
+        half = packed[8:16].view(torch.float32)
+        out, turned = half.new_empty(2), torch.empty_strided((2, 3), (1, 2))
+        launch(copy, 1, out, half.view(1, 2))
+        launch(copy, 1, turned, torch.empty_like(half))
+        return out, turned
+
+    for number in range(4):
+        packed = torch.arange(4.0 * number, 4.0 * number + 4).view(torch.uint8)
+        with CountCalls() as count:
+            out, turned = replay.run_recorded(("like",), [packed], run)
+        kept.append(count.number)
+        assert out.tolist() == [4.0 * number + 2, 4.0 * number + 3] and turned.stride() == (1, 2)
+    replay._programs.clear()
+    assert kept[2:] == [0, 0], f"operators in a record: {kept}"
+
+
+class CountCalls(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += 1
+        return function(*args, **(kwargs or {}))
+
+
 class CountAllocations(TorchDispatchMode):
     number = 0
 
@@ -134,6 +172,44 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
     for before, now, own in zip(first, made, fresh, strict=False):
         assert len(before) == len(now)
         assert [x for n, x in enumerate(before) if n not in own] == [x for n, x in enumerate(now) if n not in own]
+
+
+@pytest.mark.parametrize("keys", [12, 40, 300])
+def test_steps_with_shifts_launch_what_the_first_one_did(monkeypatch, keys):
+    """Transformer-XL: the table of each step has one row more, and the Step is the same."""
+    from posenc.core import launches
+    from posenc.engines import known_calls, triton
+    from posenc.engines.lowering import lower_plan
+    from posenc.engines.triton import decode_launch, decode_step
+
+    made: list[list] = []
+    monkeypatch.setattr(launches, "_variants", {})
+    monkeypatch.setattr(known_calls, "_steps", {})
+    monkeypatch.setattr(launcher, "compile_kernel", lambda *_: Recorded(made))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(decode_step, "INTERPRETED", False)
+    monkeypatch.setattr(launcher, "INTERPRETED", False)
+    q, every = torch.randn(1, 4, 1, 32, dtype=torch.bfloat16), torch.randn(1, 2, 512, 32, dtype=torch.bfloat16)
+    encoding = posenc.TransformerXL(d_model=128, heads=4, causal=True).to(torch.bfloat16)
+    with torch.no_grad():
+        for number, length in enumerate((keys, keys, keys + 1)):
+            k = every[:, :, :length]
+            plan = encoding.plan(posenc.Positions((length - 1, 1), length))
+            lowered = lower_plan(q, k, k, plan, posenc.core.mask.Mask(True))
+            out = known_calls.run_step(q, k, k, plan, True)
+            assert (out is None) == (number == 0)
+            repeated, made[:] = list(made), []
+            out, _ = known_calls.run_with_shifts(triton, "auto", q, k, k, lowered)
+            first, made[:] = list(made), []
+            if number == 0:
+                continue
+            launched = 1 + (keys > 16) + (keys > decode_launch.MOST_OWN_ROWS)
+            assert len(first) == len(repeated) == launched and len(known_calls._steps) == 1
+            for before, now in zip(first, repeated, strict=True):
+                assert len(before) == len(now)
+                differ = [n for n, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+                assert all(max(before[n] or 0, now[n] or 0) > 1 << 20 for n in differ), "addresses of new memory alone"
+                assert len(differ) <= 4
 
 
 def test_the_key_of_a_step_has_every_slot():

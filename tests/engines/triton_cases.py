@@ -522,6 +522,10 @@ def group_replay():
     replayed = attend(x, y, z, engine="triton")
     forget()
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
+    from posenc.engines.triton.tables import gather
+
+    table, rows = torch.randn(50, 3).t(), torch.randint(0, 50, (3000,), dtype=torch.int32)
+    assert torch.equal(gather(table, rows), table.index_select(1, rows))
 
 
 def group_first():
@@ -567,6 +571,9 @@ def group_known():
         exact = Lookup(index.Index(-16, 16), dot_query=torch.randn(2, 33, 16), query_shift=other)
         check(q, k, v, Plan(Positions(17), shift=shift, lookups=(exact,)))
     assert len(known_calls._known) == 2 and len(prepared._calls) == 1, "a plan with shifts has a call of its own"
+    with torch.autograd.set_detect_anomaly(True):  # a call that is not described: `attend` adds the shifts
+        check(q, k, v, Plan(Positions(17), shift=shift, lookups=(exact,)))
+    forget()
     k, v = k[:, :1], v[:, :1]
     table = torch.randn(8, 2, requires_grad=True)
 

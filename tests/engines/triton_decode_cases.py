@@ -115,6 +115,25 @@ def group_masks():
         assert not out.any() and (lse == float("-inf")).all()
 
 
+def group_shifts():
+    """Vectors that the kernels add to the queries, and to those of the row term: own rows and rows of a launch, grouped heads, masks."""
+    kept = decode_launch.MOST_OWN_ROWS
+    for number, (lq, lk, most) in enumerate(((1, 40, kept), (3, 70, 0), (16, 16, kept), (1, 130, 0))):
+        dtype = (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16)[number]
+        decode_launch.MOST_OWN_ROWS = most
+        q, k, v = tensors(2, 4, (4, 2)[number % 2], lq, lk, 16)
+        positions = Positions((lk - lq, lq), lk)
+        rows = index.exact(positions, future=number == 2)
+        table, shift, other = torch.randn(4, rows.n, 16).to(dtype), torch.randn(4, 16).to(dtype), torch.randn(4, 16)
+        for first, second in ((shift, other), (shift, None), (None, other)):
+            plan = Plan(positions, shift=first, lookups=(Lookup(rows, dot_query=table, query_shift=second),))
+            check(q, k, v, plan, dtype, causal=number != 2)
+            if first is not None and second is not None:
+                assert CALLS[0][0].shift is not None and CALLS[0][0].row_shift is not None and CALLS[0][0].bias is None
+                check(q, k, v, plan, dtype, key_mask=torch.arange(lk)[None] < torch.tensor([[lk], [lk - 3]]))
+    decode_launch.MOST_OWN_ROWS = kept
+
+
 def group_steps():
     """Token by token equals the whole text, through Attention and KVCache; what else a call may be."""
     for name in ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl"):

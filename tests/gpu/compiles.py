@@ -161,12 +161,12 @@ def device_cases(cases):
     return {"compile": compiled, "graph": graph, "offsets": offsets}
 
 
-def from_bench_gpu(recorder, only):
-    from posenc.bench import gpu
+def from_kernel_plans(recorder, only):
+    from tests.gpu.kernel_plans import PLANS
 
-    for name, (make, shapes) in gpu.PLANS.items():
+    for name, (make, shapes) in PLANS.items():
         for batch, heads, length, size, causal in [*shapes, (1, 2, 700, 64, False), (4, 2, 700, 64, True)]:
-            recorder.case = f"posenc.bench.gpu {name} {length}{' causal' if causal else ''}"
+            recorder.case = f"kernel plan {name} {length}{' causal' if causal else ''}"
             if not wanted(recorder.case, only) or (name == "relative logits" and batch != 4):
                 continue
             with Elsewhere("meta"):
@@ -191,47 +191,32 @@ def from_bench(recorder, only):
 
 
 def from_hf(recorder, only):
-    """The models of posenc.hf.measure, at their widths, with one layer and fewer tokens; bfloat16, with dropout."""
+    """T5 and DeBERTa at their widths, with one layer; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.hf import measure
+    from posenc.hf import measure_models
 
-    for name in measure.MODELS:
-        recorder.case = f"hf {name}"
+    for make in (measure_models.t5, measure_models.deberta):
+        recorder.case = f"hf {make.__name__}"
         if not wanted(recorder.case, only):
             continue
         with Elsewhere("cpu"):
-            model = one_layer(measure, name).to("cuda", torch.bfloat16)
-            hf.accelerate(model)
-            ids = measure.tokens(model, 2, 256, "cuda")
+            model, inputs = make(2, 256, layers=1)
+            hf.accelerate(model.to("cuda", torch.bfloat16))
+            ids = inputs["input_ids"].to("cuda")
             with torch.no_grad():
                 model.eval()(ids[:1])
                 model(ids)
             model.train()(ids).last_hidden_state.float().square().mean().backward()
 
 
-def one_layer(measure, name):
-    import transformers
-
-    for config in (transformers.T5Config, transformers.DebertaV2Config):
-        if not hasattr(config, "full_init"):
-            config.full_init = config.__init__
-
-            def init(self, *args, **options):
-                for key in ("num_layers", "num_hidden_layers"):
-                    options.update({key: 1} if key in options else {})
-                type(self).full_init(self, *args, **options)
-
-            config.__init__ = init
-    return measure.make(name)
-
-
 def from_families(recorder, only):
     """tests.hf.test_gpu's models, in both its dtypes."""
     from posenc import hf
     from tests.hf import test_gpu
+    from tests.hf.cases import CASES
     from tests.hf.compare import run
 
-    for name, make in test_gpu.CASES.items():
+    for name, make in CASES.items():
         recorder.case = f"family {name}"
         if wanted(recorder.case, only):
             for dtype in (torch.float32, torch.bfloat16):
@@ -258,7 +243,7 @@ def from_corners(recorder, only):
     """Every pair of slots; head sizes; masks; and sizes of one, which Triton compiles as constants."""
     import itertools
 
-    from posenc import Index, Lookup, Plan, Positions
+    from posenc import Index, Lookup, Plan, Positions, attend
     from tests.gpu.cases import SLOTS, tame, tensors
     from tests.plans import plan_of
 
@@ -302,6 +287,14 @@ def from_corners(recorder, only):
                 )
                 exact = Lookup(Index(-129, 129), dot_query=table.to(dtype), query_shift=other)
                 train(q, k, v, Plan(Positions(130), shift=shift.to(dtype), lookups=(exact,)))
+                for keys in (130, 2000):  # decoding makes the rows of the first itself
+                    _, k, v = tensors(1, 2, 1, 1, keys, size, dtype)
+                    rows = Lookup(
+                        Index(1 - keys, 0), dot_query=torch.randn(2, keys, size, dtype=dtype), query_shift=other
+                    )
+                    with torch.no_grad():
+                        shifted = Plan(Positions((keys - 1, 1), keys), shift=shift.to(dtype), lookups=(rows,))
+                        attend(q[:, :, :1].detach(), k.detach(), v.detach(), shifted, engine="triton")
     recorder.case = "corner nothing"
     if wanted(recorder.case, only):
         with Elsewhere("cpu"):
@@ -318,6 +311,27 @@ def from_corners(recorder, only):
             )
 
 
+def from_projections(recorder, only):
+    """Tables that linear layers project: two with a bias and without, one alone, widths that 16 does not divide."""
+    from torch import nn
+
+    from posenc.core import projection
+
+    kept, projection._is_served = projection._is_served, lambda *_: True
+    for size, dtype in ((768, torch.bfloat16), (512, torch.float16), (100, torch.bfloat16)):
+        recorder.case = f"projection {size} {dtype}"
+        if wanted(recorder.case, only):
+            for biases in ((False, True), (True, True), (False,)):
+                linears = [nn.Linear(size, size, bias=bias, dtype=dtype) for bias in biases]
+                rows = torch.randn(255, size, dtype=dtype, requires_grad=len(biases) == 2)
+                outs = projection.project_heads(rows, linears, 4)
+                torch.autograd.grad(outs, [linears[0].weight], [torch.zeros_like(x) for x in outs])
+                outs = projection.project_heads(rows, linears, 4)
+                leaves = [x for linear in linears for x in linear.parameters()] + [rows] * rows.requires_grad
+                torch.autograd.grad(outs, leaves, [torch.zeros_like(x) for x in outs])
+    projection._is_served = kept
+
+
 def from_pair(recorder, only):
     """Functions of both positions: head sizes, dtypes, a bias for all heads or rows and one for each."""
     from posenc import Plan, Positions
@@ -332,6 +346,27 @@ def from_pair(recorder, only):
                     weight = torch.zeros(rows, heads, 1, 1, requires_grad=True)
                     plan = Plan(Positions(300), pair=lambda p_q, p_k, w=weight: w.expand(-1, -1, len(p_q), len(p_k)))
                     train(*tensors(2, 4, 2, 300, 300, size, dtype), plan, [weight], causal=True)
+
+
+def from_contextual(recorder, only):
+    """Stick-breaking attention and contextual counts: head sizes, dtypes, masks."""
+    from posenc.contextual import operators
+
+    for size, dtype, masked in ((64, torch.bfloat16, False), (128, torch.bfloat16, True), (80, torch.float16, False),
+                                (256, torch.bfloat16, False), (64, torch.float32, True), (256, torch.float32, False)):  # fmt: skip
+        recorder.case = f"contextual {size} {dtype}"
+        if wanted(recorder.case, only):
+            q, k, v = (torch.empty(2, heads, 300, size, dtype=dtype) for heads in (4, 2, 2))
+            masks = (
+                (torch.ones(2, 300, dtype=torch.bool), torch.zeros(1, 300, dtype=torch.long))
+                if masked
+                else (None, None)
+            )
+            out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
+            operators.stick_backward(q, left if masked else None, q, k, v, *masks, out, left, 0.1, True)
+            counts = torch.empty(2, 4, 300, 64)
+            out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
+            operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)
 
 
 def from_rotation(recorder, only):
@@ -393,13 +428,15 @@ def wanted(name, only):
 
 SOURCES = [
     from_cases,
-    from_bench_gpu,
+    from_kernel_plans,
     from_bench,
     from_hf,
     from_families,
+    from_projections,
     from_lab,
     from_corners,
     from_pair,
+    from_contextual,
     from_rotation,
     from_decode,
 ]

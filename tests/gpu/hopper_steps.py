@@ -3,7 +3,7 @@
     python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--seconds 60] [--models] [--warm]
 
 A step is the forward and the backward pass with every gradient, tables included, replayed as one CUDA graph. `auto` chooses the
-engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (posenc.bench.gpu).
+engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (tests.gpu.kernel_plans).
 --warm: compiles all of it in short calls, so that nothing is compiled while times are taken.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -20,14 +21,15 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posenc import attend
-from posenc.bench import gpu
+from posenc.bench.measure import seconds
+from tests.gpu import kernel_plans
 from tests.gpu.hopper import make_masks, time_graph
 
 SHAPES = (
     (4, 16, 16, 4096, 64, False), (4, 16, 16, 4096, 64, True), (1, 16, 16, 16384, 64, False), (1, 16, 16, 16384, 64, True),
     (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True),
 )  # fmt: skip
-PLANS = {"t5": gpu.t5, "rope": gpu.rope, "alibi": gpu.alibi, "clipped": gpu.clipped}
+PLANS = {"t5": kernel_plans.t5, "rope": kernel_plans.rope, "alibi": kernel_plans.alibi, "clipped": kernel_plans.clipped}
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
 
 
@@ -80,9 +82,10 @@ def times(run, leaves, g):
 def model_step(name, dropout):
     """Milliseconds of a training step of 4 x 4096 tokens, accelerated."""
     from posenc import hf
-    from posenc.hf import measure as models
+    from posenc.hf.measure_models import WHOLE
 
-    model = models.make(name).to("cuda", torch.bfloat16).train()
+    model, inputs = WHOLE[name]()
+    model = model.to("cuda", torch.bfloat16).train()
     if not dropout:
         for module in model.modules():
             if hasattr(module, "p"):
@@ -90,13 +93,18 @@ def model_step(name, dropout):
             if hasattr(module, "dropout") and isinstance(module.dropout, float):
                 module.dropout = 0.0
     hf.accelerate(model)
-    ids = models.tokens(model, 4, 4096, "cuda")
+    ids = inputs["input_ids"].cuda()
 
     def step():
         model.zero_grad(set_to_none=True)
         model(ids).last_hidden_state.float().pow(2).mean().backward()
 
-    return {"model": name, "dropout": dropout, "ms": round(1e3 * models.timed(step, 5, "cuda"), 2)}
+    step()
+    return {
+        "model": name,
+        "dropout": dropout,
+        "ms": round(1e3 * statistics.median(seconds(step, "cuda") for _ in range(5)), 2),
+    }
 
 
 def main() -> None:
@@ -122,7 +130,7 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(rows, indent=1))
 
     if args.models:
-        for name in ("t5-base-encoder", "deberta-v3-base"):
+        for name in ("T5-base, 4 × 4096", "DeBERTa-v3-base, 4 × 4096"):
             for dropout in (False, True):
                 if not args.only or name in args.only:
                     keep(model_step, name, dropout)
@@ -135,7 +143,7 @@ def main() -> None:
             keep(measure, shape, name, masks, ceilings, True)
         return
     names = [name for name in PLANS if not args.only or name in args.only or (name == "t5" and "masks" in args.only)]
-    wrong = {name: 0.0 if args.checked else gpu.largest_error(PLANS[name]) for name in names}
+    wrong = {name: 0.0 if args.checked else kernel_plans.largest_error(PLANS[name]) for name in names}
     print("errors at 700 tokens", wrong, flush=True)
     for shape, name, masks in cells(args.only):
         if wrong.get(name, 1.0) < 2e-2:

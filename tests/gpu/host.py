@@ -1,7 +1,7 @@
 """The host's part of calls on a GPU: repeated calls give what first ones gave, decoding gives what prefill gives; and where the
 host's time goes.
 
-    python -m tests.gpu.host check       correctness
+    python -m tests.gpu.host check       correctness; check 2/3: a third of it
     python -m tests.gpu.host profile     host time by part, and a profile of deberta's, transformer_xl's and rope's steps
     python -m tests.gpu.host launches    what one launch, one allocation and one lookup cost
 """
@@ -196,24 +196,55 @@ def decoding(name, length=700, first=660, heads=8, kv_heads=2, size=64):
 
 
 def with_cache(name):
+    """Token by token, the first tokens of a text that crosses a tile of keys and the rows that decoding makes itself."""
     layer = posenc.Attention(256, 4, encoding=name, causal=True).to("cuda", torch.bfloat16).eval()
-    x = torch.randn(2, 60, 256, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 270, 256, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         whole = layer(x)
         cache = posenc.KVCache()
         parts = [layer(x[:, :40], cache=cache)]
-        parts += [layer(x[:, t : t + 1], cache=cache) for t in range(40, 60)]
+        parts += [layer(x[:, t : t + 1], cache=cache) for t in range(40, 270)]
     error = (torch.cat(parts, 1) - whole).abs().max()
     assert error <= 0.02, f"{name}: a layer with a cache differs by {error}"
 
 
-def check() -> None:
+def projections(name):
+    """Tables that linear layers project (core/projection.py): not further from float64 than PyTorch's own products."""
+    from posenc.core import projection
+
+    for size, count, n, needs in ((768, 2, 255, True), (512, 1, 31, False), (1024, 2, 512, True), (64, 2, 1000, True)):
+        torch.manual_seed(size)
+        linears = [torch.nn.Linear(size, size, bias=number > 0, device="cuda") for number in range(count)]
+        table = torch.randn(n + 7, size, device="cuda").bfloat16()
+        grads = [torch.randn(8, n, size // 8, device="cuda").bfloat16() for _ in linears]
+
+        def results(run, dtype):
+            own = [linear.to(torch.bfloat16).to(dtype) for linear in linears]  # noqa: B023
+            rows = table.to(dtype).requires_grad_(needs)  # noqa: B023
+            outs = run(rows[4:-3], own)
+            leaves = [*([rows] if needs else []), *(x for linear in own for x in linear.parameters())]  # noqa: B023
+            return [*outs, *torch.autograd.grad(outs, leaves, [g.to(dtype) for g in grads])]  # noqa: B023
+
+        def plain(rows, own):
+            return [projection.as_heads(linear(rows), 8) for linear in own]
+
+        assert projection._is_served(table, [linear.bfloat16() for linear in linears])
+        for _ in range(3):
+            ours = results(lambda rows, own: projection.project_heads(rows, own, 8), torch.bfloat16)
+        theirs, truth = results(plain, torch.bfloat16), results(plain, torch.float64)
+        for number, (a, b, exact) in enumerate(zip(ours, theirs, truth, strict=True)):
+            error, usual = (((x.double() - exact).norm() / exact.norm()).item() for x in (a, b))
+            assert error <= 1.1 * usual + 1e-5, f"size {size}, result {number}: off by {error}, PyTorch by {usual}"
+
+
+def check(part: str = "1/1") -> None:
     failed = 0
-    decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw")
+    decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl")
     cases = [(repeated_calls, name) for name in PER_HEAD] + [(other_uses, name) for name in PER_HEAD]
     cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in decoded]
-    cases += [(in_threads, PER_HEAD)]
-    for function, name in cases:
+    cases += [(in_threads, PER_HEAD), (projections, "bfloat16")]
+    number, count = map(int, part.split("/"))
+    for function, name in cases[number - 1 :: count]:
         began = time.time()
         try:
             function(name)
@@ -316,4 +347,4 @@ def launches() -> None:
 
 
 if __name__ == "__main__":
-    {"check": check, "profile": profile, "launches": launches}[sys.argv[1]]()
+    {"check": check, "profile": profile, "launches": launches}[sys.argv[1]](*sys.argv[2:])

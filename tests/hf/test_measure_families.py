@@ -1,16 +1,35 @@
-"""The table of vision, speech and sink models, from the committed run."""
+"""The tables of accelerated models, from the committed runs."""
 
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from posenc.hf import measure_families
 
-PATH = Path(__file__).parents[2] / "bench" / "results" / "hf-families.json"
+ROOT = Path(__file__).parents[2] / "bench" / "results"
+
+
+def load(name):
+    return json.loads((ROOT / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def test_the_table_has_every_measured_model():
-    result = json.loads(PATH.read_text(encoding="utf-8"))
+    result = load("hf-families")
     table = measure_families.table(result)
     assert result["models"].keys() <= measure_families.MODELS.keys()
     assert table.count("→") == 2 * len(result["models"])
-    assert all(one["error"] <= 1e-4 for one in result["models"].values())
+    assert all(one["error"] <= measure_families.ALLOWED for one in result["models"].values())
+
+
+def test_whole_models_were_measured_on_both_devices():
+    names = [*load("hf-cpu")["models"], *load("hf-cuda")["models"]]
+    assert names == list(measure_families.WHOLE)
+
+
+def test_a_wrong_output_is_not_reported():
+    right = torch.randn(50)
+    assert measure_families._compare("x", right, right) == 0.0
+    with pytest.raises(RuntimeError, match="nothing is reported"):
+        measure_families._compare("x", right * (1 + 1e-3), right)

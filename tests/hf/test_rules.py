@@ -103,12 +103,13 @@ def test_masks_are_made_once_for_all_layers(monkeypatch):
     assert len(made) == 2  # one for sliding layers, one for full ones
 
 
-def test_what_stays_on_a_gpu():
+def test_rules_of_a_gpu():
     layer, gpu = torch.nn.Linear(1, 1), torch.device("cuda")
-    assert interface.prefers_original(layer, 512, 512, gpu, kind="xlnet")
-    assert not interface.prefers_original(layer, 1024, 1024, gpu, kind="xlnet")
+    assert interface.prefers_original(layer, 512, 512, gpu, kind="falcon")
+    assert not interface.prefers_original(layer, 1024, 1024, gpu, kind="falcon")
     assert not interface.prefers_original(layer, 64, 64, gpu)
-    assert interface.stays_on_gpu(layer, 49 * 49, gpu, "window of an image")
-    assert not interface.stays_on_gpu(layer, 49 * 49, torch.device("cpu"), "window of an image")
+    assert interface.prefers_dense(layer, 512 * 512, gpu, "xlnet")
+    assert not interface.prefers_dense(layer, 512 * 512, torch.device("cpu"), "xlnet")
     layer.__dict__["posenc_engine"] = "triton"
-    assert not interface.stays_on_gpu(layer, 49 * 49, gpu, "window of an image")
+    assert not interface.prefers_dense(layer, 512 * 512, gpu, "xlnet")
+    assert not interface.prefers_original(layer, 512, 512, gpu, kind="falcon")

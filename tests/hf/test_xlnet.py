@@ -8,6 +8,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from posenc import hf
 from posenc.engines import further_axes as axes
+from posenc.hf import xlnet
 from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
 from tests.seeds import seed
 
@@ -45,9 +46,11 @@ def test_one_direction():
     same(make(attn_type="uni"), dict(input_ids=ids, token_type_ids=segments), None, layers=2)
 
 
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("mem_len", [None, 30])
-def test_memories(mem_len):
+def test_memories(mem_len, dense, monkeypatch):
     """Padded tokens are memories that every later token sees."""
+    monkeypatch.setattr(xlnet, "prefers_dense", lambda *a: dense)
     ids, mask, segments = batch()
     model = make(mem_len=mem_len)
     first = dict(input_ids=ids, attention_mask=mask.roll(1, 0), use_mems=True)
@@ -90,6 +93,33 @@ def test_two_streams():
     outputs_agree(run(hf.accelerate(model), inputs, None, backward=False)[0], theirs)
     perm_mask[:, :, 0], mask[2] = 0.0, 1
     same(hf.restore(model), inputs, None, layers=2)
+
+
+@pytest.mark.parametrize("options", [{}, dict(clamp_len=7), dict(attn_type="uni"), dict(bi_data=True)])
+@pytest.mark.parametrize("given", ["padding", "segments", "both", "streams"])
+def test_a_dense_bias_as_on_a_gpu(options, given, monkeypatch):
+    rows = (
+        [1] if "attn_type" in options else [0, 1, 2, 0]
+    )  # the original masks one text in one direction, and halves of two
+    ids, mask, segments = (x[rows] for x in batch())
+    inputs = dict(input_ids=ids)
+    if given in ("padding", "both"):
+        inputs["attention_mask"] = mask
+    if given in ("segments", "both"):
+        inputs["token_type_ids"] = segments
+    if given == "streams":
+        order = torch.rand(len(rows), 21).argsort(1)
+        inputs["perm_mask"] = (order[:, :, None] <= order[:, None, :]).float()
+        inputs["perm_mask"][:, :, 0] = 0.0
+        inputs["target_mapping"] = torch.eye(21)[None, [2, 7, 8, 13]].repeat(len(rows), 1, 1)
+    model = make(XLNetLMHeadModel, **options)
+    theirs, their_gradients = run(model, inputs, None)
+    hf.accelerate(model)
+    monkeypatch.setattr(xlnet, "prefers_dense", lambda *a: True)
+    monkeypatch.setattr(xlnet, "attend", lambda *a, **k: pytest.fail("an engine runs"))
+    ours, our_gradients = run(model, inputs, None)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
 
 
 def test_generate_and_output_attentions():

@@ -1,14 +1,11 @@
 """Calls without gradients use what the call before has worked out (engines/cpu/repeated_call.py): never a number that has changed since."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 
 import posenc
-from posenc.core.encoding import KEPT, Encoding
-from posenc.encodings import registry
 from posenc.engines.cpu import dense, repeated_call
 
 STEADY = ("alibi", "t5", "clipped", "shaw")
@@ -167,16 +164,6 @@ def test_functional_call_uses_the_given_table():
     torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", STEADY)
-def test_copies_remember_nothing(name):
-    layer = make(name)
-    Steps(layer).check()
-    assert layer.encoding.recall("token") is not None
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer.encoding)):
-        encoding = other if isinstance(other, Encoding) else other.encoding
-        assert encoding.recall("token") is None
-
-
 def test_vectors_and_phases_of_the_call_before_follow_every_change():
     x = torch.randn(1, 8, SIZE)
     encoding = posenc.Sinusoidal(d_model=SIZE)
@@ -313,17 +300,3 @@ def test_a_subclass_with_terms_of_its_own_is_not_steady():
 
     assert posenc.ALiBi.steady_terms
     assert not Other.steady_terms
-
-
-def test_what_is_kept_hides_no_method():
-    """Instance attributes stand before methods: no encoding may have one of these names."""
-
-    def below(kind):
-        return {kind}.union(*map(below, kind.__subclasses__()))
-
-    for name in posenc.list_encodings():
-        registry.info(name).load()
-    kinds = below(Encoding)
-    assert len(kinds) > 10
-    for kind in kinds:
-        assert not [kept for kept in KEPT if hasattr(kind, kept)], kind

@@ -140,6 +140,19 @@ def test_outputs_and_gradients(name, numbers, monkeypatch):
     assert list(model.state_dict()) == keys
 
 
+@pytest.mark.parametrize("name", ["swin v2", "sam"])
+def test_as_on_a_gpu(name, monkeypatch):
+    """Without blocks: on a CPU, as if it were none."""
+    model, images, _ = make(name)
+    theirs, their_gradients = outcome(model, images)
+    timm.accelerate(model)
+    monkeypatch.setattr(blocks, "on_cpu", lambda x: False)
+    monkeypatch.setattr(blocks, "cut", lambda *a: pytest.fail("runs in blocks"))
+    ours, our_gradients = outcome(model, images)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
+
+
 @pytest.mark.parametrize("name", ["swin", "swin v2", "maxvit", "sam"])
 def test_copies_restore_and_changed_parameters(name):
     model, images, _ = make(name)

@@ -15,6 +15,5 @@ posenc bench --suite uses    layers, models, decoding and windows at everyday si
     uses_layers.py      cells of one layer          uses_by_hand.py   the layers as one writes them without posenc
     uses_models.py      cells of whole models       uses_calls.py     cells of one `attend` call
 
-python -m posenc.bench.gpu               the triton engine on one GPU
 python -m posenc.bench.rotate            the rotation of queries and keys
 """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from pathlib import Path
 
 
@@ -17,7 +15,7 @@ def main(arguments: list[str]) -> int:
     )
     add = parser.add_argument
     add("--suite", choices=("attention", "hf", "uses"), default="attention", help="hf: whole transformers models, as they "
-        "are and accelerated; takes --device, --repeats and --out, writes hf.json. uses: layers, models, decoding and "
+        "are and accelerated; takes --device, --repeats and --out, writes hf-DEVICE.json. uses: layers, models, decoding and "
         "windows at everyday sizes, each beside the best code that does the same without posenc; takes --device, --only, "
         "--missing, --seconds, --part, --merge, --list and --out, writes uses-DEVICE.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
@@ -49,10 +47,13 @@ def main(arguments: list[str]) -> int:
     import torch
 
     if given.suite == "hf":
-        from ..hf import measure
+        from ..hf import measure_families
 
-        out = Path(given.out) / "hf.json"
-        measure.main(["--device", given.device, "--times", str(given.repeats), "--out", str(out)])
+        models = [name for name in measure_families.WHOLE if ("×" in name) == (given.device == "cuda")]
+        out = str(Path(given.out) / f"hf-{given.device}.json")
+        measure_families.main(
+            ["--device", given.device, "--times", str(given.repeats), "--out", out, "--models", *models]
+        )
         return 0
 
     if given.suite == "uses":
@@ -87,30 +88,9 @@ def main(arguments: list[str]) -> int:
         parser.error("--device cuda, but PyTorch finds no GPU")
     dtype = getattr(torch, given.dtype or ("float32" if given.device == "cpu" else "bfloat16"))
 
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     path = Path(given.out) / "results.json"
     old = report.load(path)
-    began = time.monotonic()
-    console = Console(stderr=True)
-    is_terminal = sys.stderr.isatty()
-    columns = (
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not is_terminal, speed_estimate_period=900
-    ) as progress:
-        task = progress.add_task("starting", total=1.0)
-
-        def tick(text: str, done: float) -> None:
-            progress.update(task, description=text, completed=done)
-            if not is_terminal and not text.startswith("checking "):
-                console.print(f"{time.monotonic() - began:4.0f} s {done:4.0%} {text}", highlight=False)
+    with report.progress(keeps_lines=False) as tick:
 
         def keep(result: dict) -> None:
             report.save(report.merged(old, result), path)

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..core import files
 from .growth import extra_bytes, growth, key
 from .workloads import WORKLOADS
+
+
+@contextmanager
+def progress(keeps_lines: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, moved by tick(text, share done). keeps_lines: texts stay above it, as they do where there is no
+    terminal; otherwise the last one stands beside it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console, is_terminal, began = Console(stderr=True), sys.stderr.isatty(), time.monotonic()
+    text_column = TextColumn("{task.percentage:.0f} %" if keeps_lines else "{task.description}")
+    columns = (BarColumn(), text_column, TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not is_terminal, speed_estimate_period=900) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def tick(text: str, done: float) -> None:
+            bar.update(task, description=text, completed=done)
+            elapsed = "" if is_terminal else f"{time.monotonic() - began:4.0f} s {done:4.0%} "
+            if keeps_lines or (elapsed and not text.startswith("checking ")):
+                console.print(elapsed + text, highlight=False, markup=False, soft_wrap=True)
+
+        yield tick
 
 
 def save(result: dict, path: Path) -> None:

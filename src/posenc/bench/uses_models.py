@@ -28,6 +28,8 @@ from .uses_layers import DECODED, PAST, SIZES, difference
 FLOAT32 = 1e-4
 GPU_SIZES = ((64, 128), (16, 512), (8, 1024))
 THEIRS = "transformers"
+WORDS = 1000
+"""Of the vocabulary: that of hf.measure_models."""
 
 
 def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
@@ -66,44 +68,25 @@ class Models(NamedTuple):
 
 
 def make(name: str, layers: int, device: str) -> Any:
-    from transformers import (
-        BloomConfig,
-        BloomModel,
-        DebertaV2Config,
-        DebertaV2Model,
-        T5Config,
-        T5EncoderModel,
-        T5ForConditionalGeneration,
-    )  # fmt: skip
+    from ..hf import measure_models
 
     torch.manual_seed(0)
     with torch.device(device):
-        if name == "t5":
-            return T5EncoderModel(
-                T5Config(vocab_size=4096, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64)
-            )
-        if name == "t5-generate":
-            return T5ForConditionalGeneration(
-                T5Config(
-                    vocab_size=4096, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64,
-                    decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
-                )
-            )  # fmt: skip
-        if name == "bloom":
-            return BloomModel(BloomConfig(vocab_size=4096, hidden_size=1024, n_layer=layers, n_head=16))
-        return DebertaV2Model(
-            DebertaV2Config(
-                vocab_size=4096, hidden_size=768, num_hidden_layers=layers, num_attention_heads=12,
-                intermediate_size=3072, max_position_embeddings=512, relative_attention=True, position_buckets=256,
-                norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"],
-                position_biased_input=False, type_vocab_size=0,
+        if name != "t5-generate":
+            return getattr(measure_models, name)(1, 16, layers)[0]
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        return T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=WORDS, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64,
+                decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
             )
         )  # fmt: skip
 
 
 def tokens(batch: int, length: int, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(2, 4096, (batch, length), generator=generator).to(device)
+    return torch.randint(2, WORDS, (batch, length), generator=generator).to(device)
 
 
 @lru_cache(maxsize=2)

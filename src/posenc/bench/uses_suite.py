@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..core import files
-from . import uses, uses_calls, uses_layers, uses_models
+from . import report, uses, uses_calls, uses_layers, uses_models
 from .measure import machine
 
 LIMITS = {"cpu": None, "cuda": 450.0}
@@ -71,27 +70,11 @@ def main(
         print(f"no cell matches {' '.join(only or [])}; --list names them", file=sys.stderr)
         return 2
     described: dict[str, Any] = {**machine(device), **versions()}
-    result = run_with_progress(cells, device, path, described, LIMITS[device] if limit is None else limit, missing)
+    with report.progress(keeps_lines=True) as show:
+        result = uses.run(
+            cells, device, path, machine=described, limit=LIMITS[device] if limit is None else limit,
+            budget=BUDGETS[device], missing=missing, show=show,
+        )  # fmt: skip
     print(uses.summary(result))
     print(f"wrote {path}")
     return 1 if any("failed" in record for record in result["cells"].values()) else 0
-
-
-def run_with_progress(cells, device: str, path: Path, described, limit: float | None, missing: bool) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console, is_terminal, began = Console(stderr=True), sys.stderr.isatty(), time.monotonic()
-    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn(), TextColumn("left:"),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not is_terminal) as progress:
-        task = progress.add_task("uses", total=1.0)
-
-        def show(text: str, done: float) -> None:
-            progress.update(task, completed=done)
-            elapsed = "" if is_terminal else f"{time.monotonic() - began:4.0f} s {done:4.0%} "
-            console.print(elapsed + text, highlight=False, markup=False, soft_wrap=True)
-
-        return uses.run(
-            cells, device, path, machine=described, limit=limit, budget=BUDGETS[device], missing=missing, show=show
-        )  # fmt: skip

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Hashable
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple, Protocol, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
 
-KEPT = ("_kept_terms", "_kept_phases", "_kept_vectors")
-"""What an encoding keeps of itself until one of its attributes is assigned: no part of its state."""
+_prepared: WeakKeyDictionary[Encoding, dict[Hashable, Any]] = WeakKeyDictionary()
+"""What was prepared for the next call of an encoding that lives, by kind: outside of it, since it is no part of its state."""
 
 
 class Host(Protocol):
@@ -145,12 +146,13 @@ class Encoding(_Recorded):
     def _rotation_of_steps(self, first: int) -> Rotation | None:
         """`rotation` of the STEP positions from `first` on. The last one is kept: a text's next tokens ask for it again."""
         marker = self._buffers["_device_marker"]  # another one where the module was moved
-        known = self.__dict__.get("_kept_phases")
+        prepared = self.prepared()
+        known = prepared.get("phases")
         if known is not None and known[0] == first and known[1] is marker:
             return known[2]
         whole = self.rotation(consecutive(first, STEP, first, STEP))
         if not self._parameters:
-            self.__dict__["_kept_phases"] = first, marker, whole
+            prepared["phases"] = first, marker, whole
         return whole
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None) -> Plan:
@@ -172,40 +174,34 @@ class Encoding(_Recorded):
         plan = self.terms(positions, x=x, host=host, **more)
         return plan if rotation is None else plan.with_rotation(rotation)
 
-    # ---- what a caller keeps of it -------------------------------------------------------------------------------------
-    def remember(self, what: Hashable, made: Any) -> None:
-        """Keep what was made of the terms of this encoding, where they are steady: one thing of each kind."""
+    # ---- what is prepared for the next call -------------------------------------------------------------------------------
+    def prepared(self) -> dict[Hashable, Any]:
+        """What was prepared for the next call, by kind: to read, and to write to. Assigning an attribute begins a new dict, so
+        a thread that has asked for the old one does not write what is outdated into the new."""
+        found = _prepared.get(self)
+        return _prepared.setdefault(self, {}) if found is None else found
+
+    def prepared_terms(self) -> dict[Hashable, Any] | None:
+        """`prepared`, for what is made of the terms: a new dict also where a parameter was replaced or moved; None where the terms
+        are not steady. Parameters may hold other numbers than before."""
         own = self.__dict__
         if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
-            return
-        if "_kept_terms" not in own or not self._stands(own["_kept_terms"][0]):
-            places = [(table, None if table is None else table.data_ptr()) for table in own["_parameters"].values()]
-            own["_kept_terms"] = places, {}
-        own["_kept_terms"][1][what] = made
-
-    def recall(self, what: Hashable) -> Any:
-        """What was remembered, as long as no attribute was assigned and all parameters are the same ones at the same place. Their
-        numbers may have changed."""
-        found = self.__dict__.get("_kept_terms")
-        return found[1].get(what) if found is not None and self._stands(found[0]) else None
-
-    def _stands(self, places: list[tuple[Tensor | None, int | None]]) -> bool:
-        """Whether the parameters are these, at these places."""
-        tables = self._parameters
-        if len(tables) != len(places):
-            return False
-        for table, (known, place) in zip(tables.values(), places):
-            if table is not known or (table is not None and table.data_ptr() != place):
-                return False
-        return True
+            return None
+        prepared, tables = self.prepared(), own["_parameters"]
+        places = prepared.get("places")
+        if places is not None and len(places) == len(tables):
+            for table, (known, place) in zip(tables.values(), places):
+                if table is not known or (table is not None and table.data_ptr() != place):
+                    break
+            else:
+                return prepared
+        places = [(table, None if table is None else table.data_ptr()) for table in tables.values()]
+        prepared = _prepared[self] = {"places": places}
+        return prepared
 
     def __setattr__(self, name: str, value: Any) -> None:
-        for kept in KEPT:
-            self.__dict__.pop(kept, None)
         super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in KEPT}
+        _prepared.pop(self, None)
 
     def reset_host(self, host: Host) -> None:
         """Initialise the layer's projections as the original model did, where the encoding needs that."""

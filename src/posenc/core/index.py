@@ -17,6 +17,7 @@ from . import formulas
 from .constants import constant
 from .options import require_int
 from .positions import WHOLE, Positions
+from .printing import short_repr
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Index:
     rows: tuple[int, ...] | None = None
     n: int = 0
     axis: int = 0
+    __repr__ = short_repr
 
     def __post_init__(self):
         for name in ("lo", "hi", "n", "axis"):

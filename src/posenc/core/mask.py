@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .positions import INTEGERS, WHOLE
+from .printing import short_repr
 
 Window = tuple[int | None, int | None]
 """Visible slots before and after the query's own: (left, right); None: no limit."""
@@ -57,6 +58,7 @@ class Mask:
     key_mask: Tensor | None = None  # bool [B or 1, Lk], True: a real key
     documents: tuple[Tensor, Tensor] | None = None  # int ids [B or 1, Lq], [B or 1, Lk]
     extra: Tensor | None = None  # `mask` as [B or 1, H or 1, Lq or 1, Lk or 1]: bool (True: visible) or float (added)
+    __repr__ = short_repr
 
     @property
     def limits(self) -> Window:

@@ -25,6 +25,7 @@ from torch import Tensor
 from .index import Grid, Index
 from .positions import Positions
 from .precision import no_autocast
+from .printing import short_repr
 from .rotation import Rotation
 
 
@@ -46,6 +47,7 @@ class Lookup:
     dot_key: Tensor | None = None  # [H or 1, n, D]: k_j . t[row], inside scale
     add_value: Tensor | None = None  # [H or 1, n, Dv]: a_ij t[row], after dropout
     query_shift: Tensor | None = None  # [H or 1, E], added to the states (or q) of dot_query; the pre-pass folds it
+    __repr__ = short_repr
 
     def __init__(
         self, index: Index | Grid, bias: Tensor | None = None, dot_query: Tensor | None = None,
@@ -95,6 +97,7 @@ class Plan:
     pair_axes: bool | None = None  # whether pair gets positions of every axis, [.., lq, axes] and [.., lk, axes]
     # after the engine
     sinks: Tensor | None = None  # [H]: one more logit of each query, without a value
+    __repr__ = short_repr
 
     def __init__(
         self, positions: Positions, shift: Tensor | None = None, rotate: Rotation | None = None,

@@ -138,14 +138,14 @@ def rotate_tensors(
         "rotate", q.device, q.dtype, k.dtype, cos.dtype, sin.dtype, shape, layout, inverse, rows_first,
         launches.describe_variant((*strides, phase_stride), (q, q_out, k, k_out, cos, sin)),
     )  # fmt: skip
-    with _on_device(q.device):
+    with launches.on_device(q.device):
         launches.launch_known(variant, lambda: _compile(args, shape.warps), tiles * groups * batch, q.device, args)
     if all(map(operator.is_, (*given, *made), (*tensors, cos, sin, *outs))):
         found = launches.find_known(variant)
         if found is not None:
             if len(_ready) >= 1024:
                 _ready.clear()
-            _ready[key] = Ready(*found, tiles * groups * batch, args, q.device, layout, inverse)
+            _ready[key] = Ready(*found, tiles * groups * batch, args, outs, layout, inverse)
     return outs
 
 
@@ -167,17 +167,23 @@ class Ready:
     """A launch for tensors of known shapes and strides: only addresses are new."""
 
     def __init__(
-        self, launch: Callable, between: tuple, programs: int, args: tuple, device: torch.device, layout: str, inverse: bool
+        self, launch: Callable, between: tuple, programs: int, args: tuple, outs: tuple[torch.Tensor, ...], layout: str, inverse: bool
     ):  # fmt: skip
-        self.launch, self.between, self.programs, self.device = launch, between, programs, device
-        self.index, self.layout, self.inverse = device.index, layout, inverse
+        self.launch, self.between, self.programs, self.device = launch, between, programs, outs[0].device
+        self.index, self.layout, self.inverse = self.device.index, layout, inverse
+        self.allocate = launches.find_allocation(self.device)
+        self.layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in outs]
         self.q_strides, self.k_strides, self.rest = args[2:8], args[10:16], args[18:]
         self.gradients: dict[tuple, Ready] = {}
         """The launches that rotate gradients back, by the strides of these."""
 
     def run(self, tensors: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outs = tuple([torch.empty_like(x) for x in tensors])
+        allocate = self.allocate
         with NOTHING if self.index in (None, current_device()) else torch.cuda.device(self.device):
+            if allocate is None:
+                outs = tuple([torch.empty_like(x) for x in tensors])
+            else:
+                outs = tuple([allocate(*layout) for layout in self.layouts])
             self.launch(
                 self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(self.index), *self.between,
                 tensors[0].data_ptr(), outs[0].data_ptr(), *self.q_strides, tensors[-1].data_ptr(), outs[-1].data_ptr(),
@@ -203,12 +209,6 @@ _ready: dict[tuple, Ready] = {}
 
 def _compile(args: tuple, warps: int):
     return launches.compile_kernel(_rotate_kernel, args, {"num_warps": warps})
-
-
-def _on_device(device: torch.device):
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return NOTHING
-    return torch.cuda.device(device)
 
 
 class _Shape(NamedTuple):

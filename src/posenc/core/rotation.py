@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .memo import may_keep
+from .printing import short_repr
 
 Layout = Literal["half", "interleaved"]
 Phases = tuple[
@@ -52,6 +53,7 @@ class Rotation:
     """The largest factor of q or k, where it can leave a dtype's range."""
     polar: bool = False
     """Whether channels are magnitudes, softplus(x), with the phases as they are: R/2 = D phases, and 2 D channels."""
+    __repr__ = short_repr
 
     def rotate_q(self, q: Tensor) -> Tensor:
         """q [B, H, Lq, D], rotated by its phases."""
@@ -118,43 +120,42 @@ class Rotation:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Raise where the phases do not fit q, k or v."""
-        if self.layout not in ("half", "interleaved"):
-            raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}")
         for name, phases, x in (("q", self.q, q), ("k", self.k, k), ("v", self.k if self.values else None, v)):
-            if phases is None or x is None:
-                continue
-            cos, sin = phases
-            if cos.shape != sin.shape or cos.dim() not in (3, 4):
-                raise ValueError(
-                    "cos and sin must both be [B or 1, L, R/2] or [B or 1, heads, L, R/2], "
-                    f"got {list(cos.shape)}, {list(sin.shape)}"
-                )
-            if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
-                raise ValueError(
-                    f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for {x.shape[1]} or 1"
-                )
-            room = 2 * x.shape[3] if self.polar else x.shape[3]
-            if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
-                raise ValueError(
-                    f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
-                    f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {room // 2}]"
-                )
-            if cos.device != x.device:
-                raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")
+            if phases is not None and x is not None:
+                check_phases(name, x, *phases, self.layout, self.polar)
+
+
+def check_phases(name: str, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, polar: bool = False) -> None:
+    """Raise ValueError where phases do not fit x [B, H, L, D]."""
+    if layout not in ("half", "interleaved"):
+        raise ValueError(
+            f"layout must be 'half' (pairs c, c + R/2: Llama, NeoX) or 'interleaved' (pairs 2c, 2c + 1: GPT-J), got {layout!r}"
+        )
+    if cos.shape != sin.shape or cos.dim() not in (3, 4):
+        raise ValueError(
+            "cos and sin must both be [B or 1, L, R/2] or [B or 1, heads, L, R/2], "
+            f"got {list(cos.shape)}, {list(sin.shape)}"
+        )
+    if cos.dim() == 4 and cos.shape[1] not in (1, x.shape[1]):
+        raise ValueError(
+            f"phases are for {cos.shape[1]} heads, {name} has {x.shape[1]}; make them for {x.shape[1]} or 1"
+        )
+    room = 2 * x.shape[3] if polar else x.shape[3]
+    if cos.shape[0] not in (1, x.shape[0]) or cos.shape[-2] != x.shape[2] or 2 * cos.shape[-1] > room:
+        repeated = room // 2 < cos.shape[-1] <= room and cos.shape[-1] % 2 == 0
+        hint = f"; if each phase stands there twice, give cos[..., :{cos.shape[-1] // 2}]" if repeated else ""
+        raise ValueError(
+            f"phases of shape {list(cos.shape)} do not fit {name} of shape {list(x.shape)}: "
+            f"they need [1 or {x.shape[0]}, {x.shape[2]}, at most {room // 2}]{hint}"
+        )
+    if cos.device != x.device:
+        raise ValueError(f"phases are on {cos.device} and {name} on {x.device}; make the plan on {x.device}")
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -> Tensor:
-    """Rotate the first R channels of x [B, H, L, D], in float32 or better; the result has x's dtype.
-
-    Compiled code gets the formula, which fuses into one pass; eager code gets a kernel on CUDA, and on a CPU few
-    operations for a short x, blocks that fit the cache for a long one, since the formula reads x twice.
-
-    Phases [.., L, R/2] that do not fit x raise RuntimeError.
-
-        >>> cos, sin = torch.zeros(8, 2), torch.ones(8, 2)  # a quarter turn
-        >>> posenc.apply_rotary(torch.eye(4)[:1].expand(1, 1, 8, 4), cos, sin)[0, 0, 0]
-        tensor([0., 0., 1., 0.])
-    """
+    """Rotate x, whose phases fit (`check_phases`). Compiled code gets the formula, which fuses into one pass; eager code gets a
+    kernel on CUDA, and on a CPU few operations for a short x, blocks that fit the cache for a long one, since the formula reads
+    x twice."""
     if _eager(x, cos, sin):
         return _rotate((x,), cos, sin, layout)[0]
     return rotate_by_formula(x, cos, sin, layout)

@@ -96,6 +96,12 @@ class Sinusoidal(Absolute):
         return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
+        known = self.prepared().get("vectors")  # those of the call before: a key of all facts takes longer
+        if known is not None and type(x) is Tensor and not torch.compiler.is_compiling():
+            begin, rows, device, dtype = known
+            row, length = start - begin, x.shape[1]
+            if x.dtype is dtype and x.device == device and row >= 0 and row + length <= rows.shape[0]:
+                return x + rows if length == rows.shape[0] else x + rows.narrow(0, row, length)
         if (
             not may_keep(x.device)
             or type(self).embed is not Sinusoidal.embed
@@ -105,15 +111,14 @@ class Sinusoidal(Absolute):
         row, length = start % STEP, x.shape[1]
         if row + length > STEP:
             return super().embed_run(x, start)
-        first, device, dtype = start - row, x.device, x.dtype
-        known = self.__dict__.get("_kept_vectors")  # those of the call before: a key of all facts takes longer
-        if known is not None and known[0] == first and known[1] == device and known[2] is dtype:
-            rows = known[3]
-        else:
-            key = (self.d_model, self.base, self.layout, device, dtype)
-            rows = rows_of_run(_vectors, first, STEP, key, self.d_model, partial(self._rows, x))[0]
-            self.__dict__["_kept_vectors"] = first, device, dtype, rows
-        return x + rows.narrow(0, row, length)
+        first = start - row
+        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
+        whole = rows_of_run(_vectors, first, STEP, key, self.d_model, partial(self._rows, x))[0]
+        rows = whole.narrow(0, row, length)
+        # a text's rows alone, which its next batch takes as they are; of a token all that its next steps take
+        kept = (first, whole) if length == 1 else (start, rows)
+        self.prepared()["vectors"] = *kept, x.device, x.dtype
+        return x + rows
 
     def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
         return (self.encode(Run(start, length).positions(x.device)).to(x.dtype),)

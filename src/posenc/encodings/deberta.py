@@ -16,6 +16,7 @@ from ..core.index import Index
 from ..core.options import require_bool, require_choice, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from ..core.projection import project_heads
 
 
 class DeBERTa(Encoding):
@@ -152,8 +153,11 @@ class DeBERTa(Encoding):
         table = table if self.norm is None else self.norm(table)
         if self.dropout and self.training:
             table = nn.functional.dropout(table, self.dropout)
-        k_r = self._heads(key(table)) if "c2p" in self.active else None
-        q_r = self._heads(query(table)) if "p2c" in self.active else None
+        projections = [key if term == "c2p" else query for term in ("c2p", "p2c") if term in self.active]
+        for projection in projections:
+            self._check_width(projection)
+        projected = iter(project_heads(table, projections, self.heads))
+        k_r, q_r = (next(projected) if term in self.active else None for term in ("c2p", "p2c"))
         return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
@@ -166,13 +170,13 @@ class DeBERTa(Encoding):
             )
         return host.k_proj, host.q_proj
 
-    def _heads(self, projected: Tensor) -> Tensor:
-        if projected.shape[-1] != self.heads * self.head_dim:
+    def _check_width(self, projection: nn.Module) -> None:
+        width = getattr(projection, "out_features", self.heads * self.head_dim)
+        if width != self.heads * self.head_dim:
             raise ValueError(
-                f"a projection to {projected.shape[-1]} channels does not fit {self.heads} heads of {self.head_dim}; "
+                f"a projection to {width} channels does not fit {self.heads} heads of {self.head_dim}; "
                 "deberta needs as many key heads as query heads"
             )
-        return projected.view(-1, self.heads, self.head_dim).transpose(0, 1)
 
 
 def plan_disentangled(

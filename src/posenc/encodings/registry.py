@@ -63,7 +63,8 @@ class EncodingInfo:
     @property
     def public_name(self) -> str:
         """posenc.FoX, posenc.contextual.cope"""
-        return f"posenc.{'contextual.' if self.module.endswith('.contextual') else ''}{self.class_name}"
+        folder = "contextual." if self.module.startswith("posenc.contextual.") else ""
+        return f"posenc.{folder}{self.class_name}"
 
     def load(self) -> type[Encoding]:
         return _REGISTERED.get(self.name) or getattr(importlib.import_module(self.module), self.class_name)
@@ -176,13 +177,13 @@ OWN_ATTENTION: dict[str, EncodingInfo] = {
         EncodingInfo("latent", "posenc.nn.latent:LatentAttention", "latent attention, rotary", "queries and keys",
              "low-rank projections", "as its rotation does", "DeepSeek V2 and V3, and models after them",
              "s = (q^r·R(j)W_kr x_j + q^n·W_uk c_j) / √(nope_dim + rope_dim),  c_j = norm(W_dkv x_j)"),
-        EncodingInfo("cope", "posenc.encodings.contextual:cope", "contextual", "scores", "n × d_head",
+        EncodingInfo("cope", "posenc.contextual.counts:cope", "contextual", "scores", "n × d_head",
              "counts end at the table's last row", "CoPE",
              "s_ij = q·k / √d + q_i·e[p_ij],  p_ij = Σ_{t=j..i} sigmoid(q_i·k_t / √d)"),
-        EncodingInfo("stick_breaking", "posenc.encodings.contextual:stick_breaking", "contextual", "in place of the softmax", "none",
+        EncodingInfo("stick_breaking", "posenc.contextual.sticks:stick_breaking", "contextual", "in place of the softmax", "none",
              "yes: near keys take their share first", "Stick-Breaking Attention",
              "a_ij = β_ij Π_{t=j+1..i-1} (1 - β_it),  β = sigmoid(q·k / √d)"),
-        EncodingInfo("path", "posenc.encodings.contextual:path", "contextual, multiplicative", "scores", "the model's projections of w and β",
+        EncodingInfo("path", "posenc.contextual.products:path", "contextual, multiplicative", "scores", "the model's projections of w and β",
              "partly; with forgetting gates (PaTH-FoX) yes", "PaTH Attention",
              "s_ij = q_i^T (H_i H_{i-1} ⋯ H_{j+1}) k_j / √d,  H_t = I - β_t w_t w_t^T"),
     )
@@ -229,6 +230,11 @@ def info(name: str) -> EncodingInfo:
             own = OWN_ATTENTION[name]
             raise ValueError(
                 f"{name} is no encoding of a layer; call {own.public_name}; the encodings are {', '.join(ENCODINGS)}"
+            )
+        plain, colon, options = str(name).partition(":")
+        if colon and plain in ENCODINGS:
+            raise ValueError(
+                f"{name!r} is for the command line; give options as arguments: create({plain!r}, {options})"
             )
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]

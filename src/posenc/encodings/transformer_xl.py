@@ -16,6 +16,7 @@ from ..core.memo import Memo, may_keep, rows_of_run
 from ..core.options import require_bool, require_choice, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from ..core.projection import project_heads
 from .absolute import Layout, sinusoid
 
 SAME_OR_NOT = Index(-1, 1, rows=(1, 0, 1), n=2, axis=1)
@@ -134,7 +135,7 @@ class TransformerXL(Encoding):
         waves = _kept_waves(rows, *facts) if real and isinstance(rows, Index) else _waves(rows, *facts)
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
-        table = self.position_proj(waves).view(rows.n, self.heads, self.head_dim).transpose(0, 1)
+        (table,) = project_heads(waves, (self.position_proj,), self.heads)
         return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
 
     def _beyond_content_bias(self, other: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..core.index import Grid, Index
@@ -114,7 +114,7 @@ def make_bias(q: Tensor, lowered: LoweredPlan, dtype: torch.dtype | None = None)
 
 
 class Pairs(NamedTuple):
-    """rows: int64 [Lq · K], the table's row of each pair, K keys being padded to a multiple of 16;
+    """rows: int32 [Lq · K], the table's row of each pair, K keys being padded to a multiple of 16;
     readers: int64 [parts, up to WIDTH], the pairs of each partial sum, filled up with a pair that counts nothing;
     parts: int64 [n, most], the partial sums of each row, filled up with one of nothing; None: each row is one."""
 
@@ -128,7 +128,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(table: Tensor, pairs: Pairs, q_length: int, k_length: int) -> Tensor:
-        return table.index_select(1, pairs.rows).view(table.shape[0], q_length, -1)[..., :k_length]
+        return _gather(table, pairs.rows).view(table.shape[0], q_length, -1)[..., :k_length]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -141,6 +141,28 @@ class _Gather(torch.autograd.Function):
         if ctx.pairs.parts is not None:
             summed = _sum_read(summed, ctx.pairs.parts, precision)
         return summed.to(grad.dtype), None, None, None
+
+
+def _gather(table: Tensor, rows: Tensor) -> Tensor:
+    """table [H, n] at rows [m]: [H, m]."""
+    if not _has_kernel(table):
+        return table.index_select(1, rows)
+    from .triton.tables import gather
+
+    return gather(table, rows)
+
+
+def _has_kernel(table: Tensor) -> bool:
+    """Whether a kernel gathers from this table: not where Triton is missing or a mode of PyTorch must meet operators."""
+    if not table.is_cuda or type(table) not in (Tensor, nn.Parameter):
+        return False
+    from . import triton
+
+    if not triton.INSTALLED or triton.VERSION < triton.OLDEST or table.dtype not in triton.DTYPES:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return torch.version.hip is not None or triton.capability(table.device) >= (8, 0)
 
 
 def _sum_read(x: Tensor, readers: Tensor, precision: torch.dtype) -> Tensor:
@@ -193,14 +215,14 @@ def _make_pairs(positions: Positions, index: Index | Grid, device: torch.device)
     counts = torch.bincount(flat, minlength=index.n)
     place = _places(counts, flat[order])
     if int(counts.max()) <= WIDTH:
-        return Pairs(padded.flatten(), _table(flat[order], place, order, index.n), None)
+        return Pairs(padded.flatten().int(), _table(flat[order], place, order, index.n), None)
     each = (counts + WIDTH - 1) // WIDTH  # partial sums of a row
     first = each.cumsum(0) - each
     part = first[flat[order]] + place // WIDTH
     number = int(each.sum())
     owner = torch.repeat_interleave(torch.arange(index.n, device=device), each)
     parts = _table(owner, _places(each, owner), torch.arange(number, device=device), index.n)
-    return Pairs(padded.flatten(), _table(part, place % WIDTH, order, number), parts)
+    return Pairs(padded.flatten().int(), _table(part, place % WIDTH, order, number), parts)
 
 
 def _places(counts: Tensor, rows: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..core.index import Index
 from ..core.mask import make_mask
 from ..core.memo import Memo
 from ..core.plan import Plan
@@ -136,7 +137,7 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
     if positions.offset is None or len(positions.q_axes) > 1 or len(lookups) > 1:
         return None
     if not (
-        plan.rotate is None and plan.shift is None and plan.cosine is None and plan.append is None and plan.decay is None
+        plan.rotate is None and plan.cosine is None and plan.append is None and plan.decay is None
         and plan.pair is None and plan.sinks is None and (scale is None or type(scale) is float)
     ):  # fmt: skip
         return None
@@ -147,31 +148,65 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
     if forward_ad._current_level >= 0:
         return None
     k_shape, v_shape, k_length, dtype, device = k.shape, v.shape, positions.k_length, q.dtype, q.get_device()
-    if len(k_shape) != 4 or len(v_shape) != 4 or not k_shape[2] == v_shape[2] == k_length:
+    if q.dim() != 4 or len(k_shape) != 4 or len(v_shape) != 4 or not k_shape[2] == v_shape[2] == k_length:
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.get_device() != device or v.get_device() != device:
         return None
-    index = tables = None
+    index = shifts = None
+    tables: tuple | None = None
+    shift = plan.shift
     if lookups:
         x = lookups[0]
-        if not (x.states is None and x.dot_key is None and x.add_value is None and x.query_shift is None):
+        if not (x.states is None and x.dot_key is None and x.add_value is None):
             return None
-        index, bias, table = x.index, x.bias, x.dot_query
+        index, bias, table, row_shift = x.index, x.bias, x.dot_query, x.query_shift
         if type(bias) not in PLAIN or type(table) not in PLAIN:
             return None
-        tables = (
-            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
-            None if table is None else (table.shape, table.dtype, table.get_device()),
-        )
+        if shift is not None or row_shift is not None:
+            shifts = _describe_shifts(q, shift, row_shift, bias)
+            if shifts is None:
+                return None
+        if table is not None and type(index) is Index and index.rows is None and not index.axis:
+            heads, n, width = table.shape  # a row for each distance: how many there are changes from step to step
+            if n != index.n:
+                return None
+            tables = (
+                bias is not None and (bias.shape, bias.dtype, bias.get_device()),
+                heads,
+                width,
+                table.dtype,
+                table.get_device(),
+            )
+            index = None if bias is None else index
+        else:
+            tables = (
+                None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+                None if table is None else (table.shape, table.dtype, table.get_device()),
+            )
+    elif shift is not None:
+        return None
     sloped = None
     if slopes is not None:
         if type(slopes) not in PLAIN:
             return None
         sloped = slopes.shape, slopes.dtype, slopes.get_device()
     return (
-        index, tables, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
+        index, tables, shifts, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
         k_length == positions.q_length, k_shape[0], k_shape[1], k_shape[3], v_shape[0], v_shape[1], v_shape[3],
     )  # fmt: skip
+
+
+def _describe_shifts(q: Tensor, shift: Tensor | None, row_shift: Tensor | None, bias: Tensor | None) -> tuple | None:
+    """Of shifts that the kernels add themselves (triton.decode_launch.adds_shifts)."""
+    facts: list[Any] = []
+    for x in (shift, row_shift):
+        if x is None:
+            facts.append(None)
+        elif type(x) not in PLAIN or x.shape != (q.shape[1], q.shape[3]) or not x.is_contiguous() or bias is not None:
+            return None
+        else:
+            facts += (x.dtype, x.get_device())
+    return tuple(facts)
 
 
 def _keep_step(key: tuple | None, step) -> None:
@@ -180,6 +215,37 @@ def _keep_step(key: tuple | None, step) -> None:
     if len(_steps) >= MOST:
         _steps.clear()
     _steps[key] = step
+
+
+def run_with_shifts(
+    engine: Engine, name: str, q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan
+) -> tuple[Tensor, Tensor | None] | None:
+    """out and lse of a decoding step with shifts, before `attend` adds them, where the kernels of the triton engine do; `run_step` finds
+    the next steps. name: the engine's, as it was asked for."""
+    plan, facts = lowered.plan, lowered.facts
+    if engine is not triton or (plan.shift is None and not any(x.query_shift is not None for x in plan.lookups)):
+        return None
+    from .triton import decode_launch
+    from .triton.decode_step import Step
+    from .triton.device import is_traced
+
+    if (
+        not decode_launch.applies(facts)
+        or is_traced(q)
+        or plan.sinks is not None
+        or not decode_launch.adds_shifts(lowered)
+    ):
+        return None
+    with no_autocast(q.device):
+        results = decode_launch.run(q, k, v, lowered, with_shifts=True)
+    causal, positions = lowered.mask.causal, plan.positions
+    if name != "auto" or not Step.supports(lowered) or lowered.mask.window is not None or torch.is_grad_enabled():
+        return results
+    if not causal or positions.offset == positions.q_length - positions.k_length:  # else a warning is due, each time
+        key = describe_step(q, k, v, plan, causal)
+        if key not in _steps:
+            _keep_step(key, Step(q, v, lowered))
+    return results
 
 
 def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -3,7 +3,7 @@
     known_calls.describe   every tensor's shape, strides, dtype, place and alignment, every slot of the plan, all modes
     here                   the layer's own q, k and v, and the modes: tables and plan are those of the call before
 
-The caller vouches for the plan: the same tables, at the same place (`Encoding.recall`). Without gradients only.
+The caller vouches for the plan: the same tables, at the same place (`Encoding.prepared_terms`). Without gradients only.
 """
 
 from __future__ import annotations

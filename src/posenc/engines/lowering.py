@@ -113,8 +113,10 @@ class LoweredPlan:
         self._offset_is_known = facts.positions == "run"
 
     def fold_query_shifts(self, q: Tensor) -> None:
-        """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is rotated already.
-        The facts describe the plan after this step."""
+        """Turn each lookup's query_shift into a bias (or into states, where the scale is a tensor); q is shifted and rotated
+        already, so the plan loses its shift. The facts describe the plan after this step."""
+        if self.plan.shift is not None:
+            self.plan = replace(self.plan, shift=None)
         if self._has_query_shifts:
             self.plan = self.plan.fold_query_shifts(q)
             self._has_query_shifts = False

@@ -18,6 +18,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from .. import Index, Plan, Positions
 from ..core import index
+from ..core.projection import project_heads
 from ..encodings.deberta import plan_disentangled
 from . import masks
 from .family import Family, tiny_text
@@ -54,8 +55,9 @@ class Disentangled(Layer):
         if table is not None and self.relative_attention:
             table, rows = self.posenc_rows(self.pos_dropout(table), length)
             key, query = self.posenc_projections()
-            k_r = self.posenc_heads(key(table)) if "c2p" in terms else None
-            q_r = self.posenc_heads(query(table)) if "p2c" in terms else None
+            projections = {name: by for name, by in (("c2p", key), ("p2c", query)) if name in terms}
+            projected = project_heads(table, tuple(projections.values()), self.num_attention_heads)
+            k_r, q_r = map(dict(zip(projections, projected, strict=True)).get, ("c2p", "p2c"))
         return plan_disentangled(positions, self.attention_head_size, len(terms), rows, k_r, q_r)
 
     def posenc_rows(self, table: Tensor, length: int) -> tuple[Tensor, Index]:
@@ -65,9 +67,6 @@ class Disentangled(Layer):
     def posenc_projections(self):
         """The modules that project the table to K_r and to Q_r."""
         raise NotImplementedError
-
-    def posenc_heads(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (self.num_attention_heads, -1)).transpose(0, 1)
 
     def posenc_projected(self, hidden_states: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         raise NotImplementedError

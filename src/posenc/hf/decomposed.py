@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import Index, Lookup, Plan, Positions
+from .. import Index, Lookup, Plan, Positions, attend
 from ..nn import blocks
 from .family import Family, scatter, variants
-from .interface import stays_on_gpu
 from .layer import Layer
 
 
@@ -63,23 +62,19 @@ class Decomposed(Layer):
         heads, length = self.posenc_heads(), height * width
         shape = (batch, length, 3, heads, channels // heads)
         q, k, v = self.qkv(states).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
-        tensors = blocks.decompose(q, (height, width), self.rel_pos_h, self.rel_pos_w)
-        out = blocks.run(
-            self, q, k, v, blocks.add_axes, tensors, lambda: self.posenc_plan((height, width)), dict, scale=self.scale,
-            dropout=self.posenc_dropout(), by_query=2,
-        )  # fmt: skip
-        return self.proj(out.view(batch, height, width, channels))
+        dropout = self.posenc_dropout() if self.training else 0.0
+        if blocks.is_auto(self):
+            tables = self.rel_pos_h, self.rel_pos_w
+            out = blocks.attend_axes(q, k, v, (height, width), *tables, scale=self.scale, dropout=dropout)
+        else:
+            out = attend(q, k, v, self.posenc_plan((height, width)), dropout=dropout, engine=self.posenc_engine)
+        out = out.transpose(1, 2)
+        return self.proj(out.reshape(batch, height, width, channels))
 
     def forward(self, hidden_states, output_attentions=None):
-        if output_attentions or not self.posenc_has_positions() or stays(self, hidden_states):
+        if output_attentions or not self.posenc_has_positions():
             return super().forward(hidden_states, output_attentions)
         return self.posenc_attend(hidden_states), None
-
-
-def stays(module: Any, states: Tensor) -> bool:
-    """Whether a GPU runs the original faster, states [B, rows, columns, channels] (ViTDet: channels first)."""
-    tokens = states[0].numel() // module.qkv.weight.shape[1]
-    return stays_on_gpu(module, tokens * tokens, states.device, "decomposed")
 
 
 class WithoutDropout(Decomposed):
@@ -101,7 +96,7 @@ class VitDet(SegGpt):
         return self.num_heads
 
     def forward(self, hidden_state, output_attentions=False):
-        if output_attentions or not self.posenc_has_positions() or stays(self, hidden_state):
+        if output_attentions or not self.posenc_has_positions():
             return super(Decomposed, self).forward(hidden_state, output_attentions)
         return (self.posenc_attend(hidden_state),)
 

@@ -39,12 +39,13 @@ __all__ = [
     "is_free",
     "make_mask",
     "nothing_padded",
+    "prefers_dense",
     "prefers_original",
-    "stays_on_gpu",
 ]
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
+EAGER = "eager_attention_forward"
 NO_TERMS: Any = object()
 """What `plan_of` returns for a call without terms, whatever its `position_bias` is."""
 PRECISE = (torch.float32, torch.float64)
@@ -102,6 +103,9 @@ def attention(
     sinks = kwargs.get("sinks") if sinks is None else sinks  # [H], or each query's own, [B, H, Lq, 1]
     if sinks is not None and sinks.dim() == 1 and make is not None:
         sinks = sinks.view(1, -1, 1, 1)
+    if wants and sinks is not None and make is None and context is None and _eager_of(module) is not None:
+        # what the weights are beside a sink is up to the model: Granite's leave it out
+        return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
     plain = make is None and not wants and engine == "auto" and context is None
     plain = plain and not is_exporting()  # `attend` chooses what can be exported for every length
     if plain and query.is_cpu and kwargs.get("cache") is None and not torch.compiler.is_compiling():
@@ -163,11 +167,16 @@ def attention(
 @torch.compiler.assume_constant_result
 def _is_for_eager(file: str, layer: str, names: tuple[str, ...]) -> bool:
     """Whether the eager attention of this layer's file takes one of these arguments."""
-    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
+    eager = getattr(sys.modules.get(file), EAGER, None)
     taken = [] if eager is None else [name for name in inspect.signature(eager).parameters if name in names]
     if taken:
         log_once(f"{layer} passes {', '.join(taken)}, which posenc does not know: its own eager attention runs")
     return bool(taken)
+
+
+def _eager_of(module: nn.Module) -> Any:
+    """The eager attention of this layer's file, or None."""
+    return getattr(sys.modules.get(type(module).__module__), EAGER, None)
 
 
 def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, kwargs):
@@ -178,8 +187,7 @@ def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, 
     if position_bias is not None:
         bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
         kwargs = {**kwargs, "position_bias": bias}
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+    return _eager_of(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
 def are_collected() -> bool:
@@ -245,7 +253,7 @@ def prefers_original(
 ) -> bool:  # fmt: skip
     """Whether the original is faster with its dense bias than an engine: on a CPU up to `few` pairs, or by the rules for this
     kind of term; on a GPU by its own rule."""
-    if stays_on_gpu(module, queries * keys, device, kind):
+    if is_free(module, device, "cuda") and rules.keeps_original_on_gpu(kind, queries * keys):
         return True
     if not is_free(module, device):
         return False
@@ -255,9 +263,9 @@ def prefers_original(
     return rules.keeps_original(kind, queries, keys, torch.is_grad_enabled(), drops, padded)
 
 
-def stays_on_gpu(module: nn.Module, pairs: Any, device: Any, kind: str) -> bool:
-    """Whether this is a GPU, on which the original is faster."""
-    return is_free(module, device, "cuda") and rules.keeps_original_on_gpu(kind, pairs)
+def prefers_dense(module: nn.Module, pairs: Any, device: Any, kind: str) -> bool:
+    """Whether this is a GPU, on which PyTorch's attention with a dense bias is faster than an engine."""
+    return is_free(module, device, "cuda") and rules.is_dense_on_gpu(kind, pairs)
 
 
 def is_free(module: nn.Module, device: Any, where: str = "cpu") -> bool:

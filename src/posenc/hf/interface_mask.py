@@ -25,6 +25,7 @@ ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git", "glm_moe_dsa"})
 ROWS = 128
 """Queries of a block of causal scores: what the mask hides of other keys is not computed."""
 ALL = slice(None)
+NOTHING_HIDDEN = {"causal": False, "window": None, "documents": None}
 
 
 class Mask:
@@ -201,6 +202,8 @@ def make_mask(
             mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
         )  # fmt: skip
     key_mask = attention_mask
+    if key_mask is None and found == NOTHING_HIDDEN and kwargs.get("allow_is_bidirectional_skip"):
+        return None  # as for "sdpa": models with a bias of their own add masks to it
     if key_mask is not None:
         key_mask = masking_utils.prepare_padding_mask(key_mask, kv_length, kv_offset)[
             :, kv_offset : kv_offset + kv_length
@@ -221,7 +224,7 @@ def _has_interface(config: type) -> bool:
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """causal, window and documents of a mask function, or None."""
-    found: dict[str, Any] = {"causal": False, "window": None, "documents": None}
+    found: dict[str, Any] = dict(NOTHING_HIDDEN)
     if function is masking_utils.causal_mask_function:
         return {**found, "causal": True}
     if function is masking_utils.bidirectional_mask_function:

@@ -4,8 +4,9 @@
     python -m posenc.hf.measure_families --device cuda --warm -j 12                           compile the kernels, in 12 processes
     python -m posenc.hf.measure_families --device cuda --out bench/results/hf-families-h200.json
     python -m posenc.hf.measure_families --table bench/results/hf-families.json               as the documentation has it
+    posenc bench --suite hf [--device cuda]                                                   three whole encoders
 
-Few layers, random weights. On a CPU: float32, one thread unless --threads is given; times are processor time of this process, minima
+Few layers unless whole, random weights. On a CPU: float32, one thread unless --threads is given; times are processor time of this process, minima
 of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own. How
 busy the machine was (its load, and how long the model took) stands beside the figures. On a GPU: bfloat16, eight times as many rows;
 times are medians of alternating calls, the host's work included, and memory is the allocator's peak above the loaded model.
@@ -33,19 +34,20 @@ import posenc
 
 from ..core import files
 from .family import first
-from .measure import _compare, _peak, _reset_peak, _resident, _rms
-from .measure_models import MODELS, Made
+from .measure_models import MODELS, WHOLE, Made
 
 WAYS = ("original", "accelerated")
 ROWS = 8
-"""How many times as many rows a GPU gets."""
+"""How many times as many rows a GPU gets, of the models with few layers."""
+ALLOWED = 1e-4
+"""The largest difference in float32, of the output's spread."""
 
 
 def load(name: str, way: str) -> Made:
     from .. import hf
 
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
+    model, inputs = (WHOLE[name] if name in WHOLE else MODELS[name])()
     tables = [
         p
         for key, p in model.named_parameters()
@@ -77,8 +79,9 @@ def on_card(name: str, times: int) -> dict[str, Any]:
     from .. import hf
 
     model, inputs = load(name, "original")
+    rows = 1 if name in WHOLE else ROWS
     inputs = {
-        key: x.cuda().repeat(ROWS, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
+        key: x.cuda().repeat(rows, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
         for key, x in inputs.items()
     }
     low = {
@@ -131,10 +134,16 @@ def warm(name: str) -> str:
 def memory(name: str, way: str, what: str) -> int:
     """Bytes above the loaded model, at the peak of a call; in this process."""
     model, inputs = load(name, way)
-    before = _resident()
-    _reset_peak()
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
     (forward if what == "forward" else step)(model, inputs)
-    return _peak() - before
+    return _memory("VmHWM") - before
+
+
+def _memory(kind: str) -> int:
+    """Bytes of this process: "VmRSS", or their peak "VmHWM"."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
 def in_child(name: str, way: str, what: str, threads: int) -> int:
@@ -155,6 +164,18 @@ def in_child(name: str, way: str, what: str, threads: int) -> int:
     if done.returncode:
         raise RuntimeError(f"{name}, {way}: {done.stderr[-1000:]}")
     return int(done.stdout.split()[-1])
+
+
+def _compare(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    worst = ((ours - theirs).abs().max() / theirs.std()).item()
+    if not worst <= ALLOWED:
+        raise RuntimeError(f"{name}: accelerated outputs are off by {worst:.1e} of their spread; nothing is reported")
+    return worst
+
+
+def _rms(low: torch.Tensor, truth: torch.Tensor) -> float:
+    """Error of a low-precision output against float32's, of its spread."""
+    return ((low.float() - truth).square().mean().sqrt() / truth.std()).item()
 
 
 def measure(name: str, times: int, threads: int) -> dict[str, Any]:
@@ -183,7 +204,7 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
 def cells(one: dict[str, Any]) -> list[str]:
     """Of the forward pass and of the step: before → after, time and memory, and the ratios."""
     found = []
-    for what in ("forward", "step"):
+    for what in one["original"]:
         old, new = one["original"][what], one["accelerated"][what]
         pair = [
             f"{1000 * cell['seconds']:.{0 if cell['seconds'] > 0.02 else 1}f} ms, {cell['extra_bytes'] / 2**20:.0f} MiB"
@@ -204,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m posenc.hf.measure_families", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=(*WHOLE, *MODELS), default=list(MODELS))
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

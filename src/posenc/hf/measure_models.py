@@ -1,4 +1,4 @@
-"""Models of published widths with few layers, random weights, and the inputs of a call: what `measure_families` measures."""
+"""Models of published widths with random weights, and the inputs of a call: what `measure_families` measures."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def padded(rows: int, length: int) -> dict[str, Any]:
     return {**given, "attention_mask": mask}
 
 
-def t5(rows: int, length: int) -> Made:
+def t5(rows: int, length: int, layers: int = 2) -> Made:
     from transformers import T5Config, T5EncoderModel
 
-    config = T5Config(vocab_size=1000, d_model=768, d_ff=3072, num_layers=2, num_heads=12, d_kv=64)
+    config = T5Config(vocab_size=1000, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64)
     return T5EncoderModel(config), padded(rows, length)
 
 
@@ -168,20 +168,21 @@ def umt5(rows: int, length: int) -> Made:
     return UMT5EncoderModel(config), padded(rows, length)
 
 
-def longt5(length: int) -> Made:
+def longt5(rows: int, length: int, layers: int = 2, kind: str = "local") -> Made:
     from transformers import LongT5Config, LongT5EncoderModel
 
     config = LongT5Config(
-        vocab_size=1000, d_model=768, d_ff=2048, num_layers=2, num_heads=12, d_kv=64, encoder_attention_type="local"
-    )
-    return LongT5EncoderModel(config), padded(1, length)
+        vocab_size=1000, d_model=768, d_ff=2048, num_layers=layers, num_heads=12, d_kv=64, encoder_attention_type=kind,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    return LongT5EncoderModel(config), padded(rows, length)
 
 
-def deberta(rows: int, length: int) -> Made:
+def deberta(rows: int, length: int, layers: int = 2) -> Made:
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = DebertaV2Config(
-        vocab_size=1000, num_hidden_layers=2, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
+        vocab_size=1000, num_hidden_layers=layers, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
         relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True,
         pos_att_type=["p2c", "c2p"], position_biased_input=False, type_vocab_size=0,
     )  # fmt: skip
@@ -201,10 +202,10 @@ def xlnet(rows: int, length: int) -> Made:
     return XLNetModel(config), padded(rows, length)
 
 
-def bloom(rows: int, length: int) -> Made:
+def bloom(rows: int, length: int, layers: int = 2) -> Made:
     from transformers import BloomConfig, BloomModel
 
-    config = BloomConfig(vocab_size=1000, hidden_size=1024, n_layer=2, n_head=16)
+    config = BloomConfig(vocab_size=1000, hidden_size=1024, n_layer=layers, n_head=16)
     return BloomModel(config), {**padded(rows, length), "use_cache": False}
 
 
@@ -268,12 +269,25 @@ def inkling(rows: int, length: int) -> Made:
     return InklingTextModel(config), {**tokens(rows, length), "use_cache": False}
 
 
+def unpadded(made: Made) -> Made:
+    return made[0], {"input_ids": made[1]["input_ids"]}
+
+
+WHOLE: dict[str, Callable[[], Made]] = {
+    "T5-base, 2048": lambda: unpadded(t5(1, 2048, 12)),
+    "DeBERTa-v3-base, 2048": lambda: unpadded(deberta(1, 2048, 12)),
+    "LongT5-base, 4096": lambda: unpadded(longt5(1, 4096, 12, "transient-global")),
+    "T5-base, 4 × 4096": lambda: unpadded(t5(4, 4096, 12)),
+    "DeBERTa-v3-base, 4 × 4096": lambda: unpadded(deberta(4, 4096, 12)),
+    "LongT5-base, 4 × 4096": lambda: unpadded(longt5(4, 4096, 12, "transient-global")),
+}
+"""Encoders with all twelve layers: sizes for a CPU, then for a GPU."""
 MODELS: dict[str, Callable[[], Made]] = {
     "T5-B's encoder, 2 × 128": lambda: t5(2, 128),
     "T5-B's encoder, 2 × 512": lambda: t5(2, 512),
     "T5-B's encoder, 2048": lambda: t5(1, 2048),
     "UMT5-B's encoder, 2 × 512": lambda: umt5(2, 512),
-    "LongT5-B's encoder, 2048": lambda: longt5(2048),
+    "LongT5-B's encoder, 2048": lambda: longt5(1, 2048),
     "DeBERTa-v3-B, 2 × 128": lambda: deberta(2, 128),
     "DeBERTa-v3-B, 2 × 512": lambda: deberta(2, 512),
     "MPNet-B, 4 × 128": lambda: mpnet(4, 128),

@@ -2,7 +2,7 @@
 
 An engine needs O(L) memory and some hundred microseconds of bookkeeping, which do not pay off for short texts. There a call keeps
 its dense mask or bias, or the original runs. The rules do not apply in compiled code, with a named engine, or where ranks share
-a sequence; on a GPU only `ON_GPU` does. Figures: float32, one core, milliseconds; `pairs` are the scores of a head, Lq · Lk.
+a sequence; on a GPU only `ON_GPU` and `DENSE_ON_GPU` do. Figures: float32, one core, milliseconds; `pairs` are the scores of a head, Lq · Lk.
 """
 
 from __future__ import annotations
@@ -37,13 +37,26 @@ DROPPED = 1 << 24
 """Pairs up to which dropout, which no kernel of a CPU has, runs by the plain formula: 64 against 92 at 2 × 296 tokens (the
 original 66), 494 against 646 at 1000 (the original 591). Beyond them memory counts for more."""
 
-ON_GPU = {"xlnet": 512 * 512, "falcon": 512 * 512, "window of an image": 1 << 16, "decomposed": 1600 * 1600}
+ON_GPU = {"falcon": 512 * 512}
 """Pairs up to which the originals are faster on a GPU, by kind of term: H200, bfloat16, milliseconds of a forward pass and of a training
-step, two layers (`python -m posenc.hf.measure_families --device cuda`): XLNet 16 × 512 tokens 4.1 and 10.8 against 6.2 and 15, Falcon 8 × 512
-1.9 and 4.1 against 2.4 and 4.7, Swin 16 × 224² 10 and 29 against 14 and 35, SAM 8 × 512² 3.9 and 11 against 6.2 and 16, ViTDet 8 × 640²
-6.1 and 15 against 6.6 and 19. Longer ones were not measured, and save memory."""
+step (`python -m posenc.hf.measure_families --device cuda`): Falcon 8 × 512 tokens 1.9 and 4.1 against 2.4 and 4.7."""
+DENSE_ON_GPU = {"xlnet": 512 * 512}
+"""Pairs up to which PyTorch's attention with a dense bias is faster on a GPU than an engine: XLNet 16 × 512 tokens, two layers, takes 6.2 and
+15 ms with posenc's kernels, the original 4.1 and 10.8."""
 
-NUMBERS = ("ON_GPU", "LEARNED", "MASKED", "DOCUMENTS", "BIASED", "PADDED", "TABLE", "TABLE_STEP", "DROPPED", "BLOCK")
+NUMBERS = (
+    "ON_GPU",
+    "DENSE_ON_GPU",
+    "LEARNED",
+    "MASKED",
+    "DOCUMENTS",
+    "BIASED",
+    "PADDED",
+    "TABLE",
+    "TABLE_STEP",
+    "DROPPED",
+    "BLOCK",
+)
 
 
 def keeps_original(kind: str, queries: int, keys: int, wants_gradient: bool, drops: bool, padded: bool) -> bool:
@@ -74,3 +87,8 @@ def keeps_dense_bias(pairs: int, wants_gradient: bool, drops: bool) -> bool:
 def keeps_original_on_gpu(kind: str, pairs: int) -> bool:
     """Whether the original is faster on a GPU. kind: of ON_GPU, or any other."""
     return pairs <= ON_GPU.get(kind, 0)
+
+
+def is_dense_on_gpu(kind: str, pairs: int) -> bool:
+    """Whether PyTorch's attention with a dense bias is faster on a GPU than an engine. kind: of DENSE_ON_GPU, or any other."""
+    return pairs <= DENSE_ON_GPU.get(kind, 0)

@@ -26,7 +26,6 @@ from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
 from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
-from .interface import stays_on_gpu
 from .layer import Layer, split
 
 
@@ -51,18 +50,13 @@ def attend_window(
     return blocks.run(
         module, q, k, v, blocks.add_window_mask, tensors, lambda: plan_window(table(), window, scale),
         lambda: {} if mask is None else {"mask": mask.repeat(q.shape[0] // len(mask), 1, 1)[:, None]},
-        scale=scale, dropout=dropout, plain_gradients=True,
+        scale=scale, dropout=dropout, plain_gradients=True, is_small=True,
     )  # fmt: skip
-
-
-def stays(module: Any, states: Tensor) -> bool:
-    """Whether a GPU runs the original faster, states [B * windows, L, channels]."""
-    return stays_on_gpu(module, states.shape[1] ** 2, states.device, "window of an image")
 
 
 # ---- Swin ------------------------------------------------------------------------------------------------------------
 def swin_forward(module: Any, original: Callable, hidden_states, attention_mask=None, **kwargs):
-    if kwargs.get("output_attentions") or stays(module, hidden_states):
+    if kwargs.get("output_attentions"):
         return original(hidden_states, attention_mask, **kwargs)
     q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
     bias = module.relative_position_bias
@@ -110,7 +104,7 @@ class Window(Layer):
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(self, hidden_states, attention_mask=None, output_attentions=False):
-        if output_attentions or stays(self, hidden_states):
+        if output_attentions:
             return super().forward(hidden_states, attention_mask, output_attentions)
         size = self.attention_head_size
         q, k, v = (split(project(hidden_states), size) for project in (self.query, self.key, self.value))

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.xlnet import modeling_xlnet
 
 from .. import Index, Lookup, Plan, Positions, attend, merge
 from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
 from .family import Family, tiny_text
+from .interface import prefers_dense
 from .layer import Layer, NoAttentions, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
@@ -112,6 +113,8 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call, content: bool
     ) -> Tensor:
         """[B, H, L, D] each -> [L, B, H, D]."""
+        if prefers_dense(self, q.shape[2] * k.shape[2], q.device, "xlnet"):
+            return self.posenc_core_dense(q, k, v, table, mask, call, content)
         plan = self.posenc_plan(q.shape[2], k.shape[2], table, call)
         options: dict[str, Any] = {"key_mask": call.key_mask, "mask": mask}
         if content and call.key_mask is not None:
@@ -122,6 +125,31 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
         # the first token of a permutation has no visible key
         fully_masked = None if mask is None else ~mask.any(-1)[:, 0]
         out = self.posenc_run(q, k, v, plan, options, self.dropout.p, fully_masked)
+        return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
+
+    def posenc_core_dense(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None, call: Call, content: bool
+    ) -> Tensor:
+        """The same by PyTorch's attention with the terms as a dense bias, for short texts on a GPU."""
+        length, keys = q.shape[2], k.shape[2]
+        terms = (q + self.r_r_bias[:, None]) @ table.permute(1, 2, 0)  # by row of the table, i - j = klen first
+        terms = nn.functional.pad(terms, (0, length + keys - terms.shape[3]))  # "uni": only masked pairs read these
+        terms = terms.view(*q.shape[:2], -1, length)[:, :, 1:].reshape(*q.shape[:2], length, -1)[..., :keys]
+        if call.segments is not None:
+            same, other = ((q + self.r_s_bias[:, None]) @ self.seg_embed.permute(1, 2, 0)).chunk(2, -1)
+            memory = call.segments.new_zeros(call.segments.shape[0], keys - length)
+            key_segments = torch.cat((memory, call.segments), dim=1)
+            terms = terms + torch.where((call.segments[:, :, None] == key_segments[:, None])[:, None], same, other)
+        bias = terms * self.scale
+        if call.key_mask is not None:
+            visible = call.key_mask[:, None, None]
+            if content:
+                at = torch.arange(keys, device=q.device)
+                visible = visible | (at[keys - length :, None] == at)
+            mask = visible if mask is None else mask & visible
+        if mask is not None:  # the first token of a permutation has no visible key, and gives a mean
+            bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+        out = self.posenc_run_dense(q + self.r_w_bias[:, None], k, v, bias, self.scale, self.dropout.p)
         return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
     def posenc_own(self, q: Tensor, k: Tensor, v: Tensor, here: Tensor, call: Call) -> tuple[Tensor, Tensor]:

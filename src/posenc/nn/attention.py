@@ -85,7 +85,10 @@ class Attention(nn.Module):
                 options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
-            raise TypeError(f"encoding must be an Encoding, an encoding's name or None, got {type(encoding).__name__}")
+            given = f"the class {encoding.__name__}" if isinstance(encoding, type) else type(encoding).__name__
+            raise TypeError(
+                f"encoding must be an Encoding, an encoding's name or None, got {given}; give an object or a name"
+            )
         self.d_model, self.heads, self.kv_heads, self.head_dim = d_model, heads, kv_heads, head_dim
         self.causal, self.window, self.dropout, self.engine = causal, window, dropout, engine
         self.encoding = Encoding() if encoding is None else encoding
@@ -105,6 +108,21 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, d_model, bias=bias if out_bias is None else out_bias)
         self.encoding.reset_host(self)
+
+    def extra_repr(self) -> str:
+        """The sizes, and the options that differ from their defaults."""
+        options = {
+            "kv_heads": self.heads,
+            "causal": False,
+            "window": None,
+            "dropout": 0.0,
+            "engine": "auto",
+            "layer_idx": None,
+        }
+        given = [
+            f"{name}={getattr(self, name)!r}" for name, default in options.items() if getattr(self, name) != default
+        ]
+        return ", ".join([f"{self.d_model}, heads={self.heads}", *given])
 
     def forward(
         self,

@@ -1,11 +1,11 @@
-"""Attention on a CPU with a bias that is made a block at a time, forward and backward.
+"""Attention of images and speech with a bias that is made a block at a time on a CPU, forward and backward.
 
     queries  ▒▒▒▒ ▒▒▒▒        a block: some images times some queries, their bias [b, H, rows, Lk] at most 4 MiB; PyTorch's
              ▒▒▒▒ ....        attention runs it while it is still in the processor's cache
 
 The originals write the bias of all queries, [B, H, Lq, Lk], and read it again, or keep all probabilities for the gradients.
 Here only the compact form is kept (tables, gates, one number for each query and image row), and the backward pass recomputes
-the blocks.
+the blocks. Elsewhere PyTorch's attention takes a window's bias whole, and terms by image row and column as channels (`attend_axes`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..core.memo import Memo, may_keep
 from ..core.plan import Plan
 from ..functional import attend
 
@@ -30,22 +31,33 @@ MakeBias = Callable[..., Tensor]
 `by_query` tensors, [B, H, Lq, ..], come cut to the block."""
 
 
+def is_auto(module: Any) -> bool:
+    """Whether no engine is named for this module."""
+    return module.__dict__.get("posenc_engine", "auto") == "auto"
+
+
+def on_cpu(x: Tensor) -> bool:
+    return x.is_cpu
+
+
 def in_blocks(module: Any, q: Tensor) -> bool:
     """Whether `run` runs this call in blocks."""
-    return q.is_cpu and module.__dict__.get("posenc_engine", "auto") == "auto"
+    return on_cpu(q) and is_auto(module)
 
 
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
     options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, plain_gradients: bool = False, by_query: int = 0,
+    is_small: bool = False,
 ) -> Tensor:  # fmt: skip
     """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
 
-    `make` and `tensors` are the whole bias, masks included; so are `plan` and `options`.
+    `make` and `tensors` are the whole bias, masks included; so are `plan` and `options`. is_small: elsewhere PyTorch's attention
+    takes the whole bias, which costs less than an engine's preparation.
     """
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
-    if in_blocks(module, q):
+    if in_blocks(module, q) or (is_small and is_auto(module)):
         out = attend_blocks(
             q, k, v, make, tensors, scale=scale, dropout=dropout, plain_gradients=plain_gradients, by_query=by_query
         )
@@ -58,16 +70,17 @@ def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], *, scale: float, dropout: float = 0.0,
     plain_gradients: bool = False, by_query: int = 0,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale q·k + bias) v, [B, H, L, D].
+    """softmax(scale q·k + bias) v, [B, H, L, D]; in blocks on a CPU only.
 
     plain_gradients: with gradients the plain formula, which keeps the probabilities as the originals do. It is faster than blocks
     that are computed twice where all images share one bias, or tokens are few.
     """
     wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors))
     is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if is_traced or dropout > 0.0 or (wants_gradient and plain_gradients):
+    is_whole = is_traced or dropout > 0.0 or not on_cpu(q)
+    if is_whole or (wants_gradient and plain_gradients):
         bias = make(slice(0, q.shape[0]), slice(0, q.shape[2]), *tensors).to(q.dtype)
-        if is_traced or dropout > 0.0 or q.dtype not in (torch.float32, torch.float64):
+        if is_whole or q.dtype not in (torch.float32, torch.float64):
             return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
         return _plain(q, k, v, bias, scale)
     if wants_gradient:
@@ -164,6 +177,8 @@ def add_window_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | Non
     bias = bias[:, :, rows]
     if mask is None:
         return bias
+    if not on_cpu(bias):  # all windows of some images: no index to make
+        return (bias + mask[:, None, rows]).repeat(images.stop // len(mask), 1, 1, 1)
     return bias + mask[torch.arange(images.start, images.stop, device=mask.device) % len(mask), None, rows]
 
 
@@ -172,7 +187,7 @@ def rows_of_pairs(table: Tensor, size: int) -> Tensor:
     if table.shape[0] != 2 * size - 1:
         table = nn.functional.interpolate(table.t()[None], size=2 * size - 1, mode="linear")[0].t()
     at = torch.arange(size, device=table.device)
-    return table[at[:, None] - at + size - 1]
+    return table.index_select(0, (at[:, None] - at + size - 1).flatten()).view(size, size, -1)
 
 
 def decompose(q: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,6 +200,61 @@ def decompose(q: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tenso
 
 def add_axes(images: slice, rows: slice, by_row: Tensor, by_column: Tensor) -> Tensor:
     return (by_row[..., :, None] + by_column[..., None, :]).flatten(3)
+
+
+WIDEST = 256
+"""Channels of a head that PyTorch's fused attention takes on a GPU."""
+
+
+def fits_channels(size: int, grid: tuple[int, int]) -> bool:
+    """Whether heads of `size` channels have place for one more for each image row and column."""
+    return size + sum(grid) <= WIDEST
+
+
+def attend_axes(
+    q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], by_row: Tensor, by_column: Tensor, *, scale: float,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """softmax(scale q·k + q·R_rows + q·R_columns) v, [B, H, L, D]; by_row and by_column [2 size - 1, D], query minus key.
+
+    In blocks on a CPU. Elsewhere a query has a channel more for each image row and column, and a key selects its own:
+
+        q' = [q,  q·R_rows[row_i - 0], q·R_rows[row_i - 1], ..   q·R_columns[column_i - 0], ..]
+        k' = [k,      [row_j = 0],         [row_j = 1],     ..       [column_j = 0],        ..]
+
+    so that FlashAttention runs without a bias, [B, H, L, L], and without its gradient.
+    """
+    size, (height, width) = q.shape[3], grid
+    if on_cpu(q):
+        terms = decompose(q, grid, by_row, by_column)
+        return attend_blocks(q, k, v, add_axes, terms, scale=scale, dropout=dropout, by_query=2)
+    if not fits_channels(size, grid):
+        bias = add_axes(slice(0), slice(0), *decompose(q, grid, by_row, by_column))
+        return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=scale)
+    rows, columns = decompose(q, grid, by_row / scale, by_column / scale)
+    rest = -(size + height + width) % 8  # kernels read 16 bytes at a time; the keys are zero here
+    wide = torch.cat((q, rows, columns, q[..., :rest]), 3)
+    places = _places(grid, rest, k.dtype, k.device).expand(*k.shape[:2], -1, -1)
+    key = torch.cat((k, places), 3)
+    value = nn.functional.pad(v, (0, key.shape[3] - size))
+    return scaled_dot_product_attention(wide, key, value, dropout_p=dropout, scale=scale)[..., :size]
+
+
+_grids = Memo(16, 1 << 22)
+
+
+def _places(grid: tuple[int, int], rest: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[L, rows + columns + rest]: 1 in the image row and in the column of each token."""
+    key, keeps = (grid, rest, dtype, device), may_keep(device)
+    found = _grids.get(key) if keeps else None
+    if found is None:
+        height, width = grid
+        rows = torch.eye(height, dtype=dtype, device=device).repeat_interleave(width, 0)
+        columns = torch.eye(width, width + rest, dtype=dtype, device=device).repeat(height, 1)
+        found = torch.cat((rows, columns), 1)
+        if keeps:
+            _grids.put(key, found, found.numel())
+    return found
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

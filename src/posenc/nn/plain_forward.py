@@ -50,15 +50,17 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         is_eager and layer.engine == "auto" and layer.window is None and heads == layer.heads
         and not (layer.training and layer.dropout) and (on_cpu or q.is_cuda)
     )  # fmt: skip
-    known = plan = appended = out = kind = None
+    known = plan = appended = out = prepared = None
+    kind = ""
     rotates_here = False
     if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
         is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
         if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
+            prepared = encoding.prepared_terms()
             kind = "token" if past else "causal text" if layer.causal else "text"
-            known = encoding.recall(kind)
+            known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
             if heads != layer.heads:
@@ -86,8 +88,8 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
     is_plain = out is not None
     if out is None:
         out = _attend(layer, q, k, v, plan)
-    if kind is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
-        encoding.remember(kind, prepare_repeated(q, k, v, plan, layer.causal))
+    if prepared is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
+        prepared[kind] = prepare_repeated(q, k, v, plan, layer.causal)
     if queries > 1:
         out = out.transpose(1, 2)
     width = heads * v.shape[3]  # either way a token's numbers lie side by side
@@ -147,12 +149,14 @@ def _make_plan(layer: Attention, encoding: Any, x: Tensor, past: int, queries: i
         return encoding.plan(every, x=x, host=layer)
     if torch.compiler.is_compiling() or not encoding.steady_terms or torch.is_grad_enabled():
         return encoding.terms(every, x=x, host=layer)
+    prepared = encoding.prepared_terms()
     kind = "terms", x.get_device()
-    plan = encoding.recall(kind)
+    plan = None if prepared is None else prepared.get(kind)
     if plan is not None:
         return plan.at(every)
     plan = encoding.terms(every, x=x, host=layer)
-    encoding.remember(kind, plan)
+    if prepared is not None:
+        prepared[kind] = plan
     return plan
 
 

@@ -9,6 +9,7 @@ from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.hf.harness import outcome, pairs, run_check
 from tests.hf.tiny import tiny_case
+from tests.seeds import seed
 
 CASES = {
     folder: tiny_case(
@@ -61,6 +62,40 @@ def test_a_named_engine_runs_the_plan(folder):
         hf.accelerate(model, engine="blocked")
         assert {one.engine for one in hf.report(model).layers} == {"blocked"}
         outputs_agree(model(**inputs)[0], theirs)
+
+
+@pytest.mark.parametrize("widest", [blocks.WIDEST, 8])
+@pytest.mark.parametrize("folder", QUICK)
+def test_as_on_a_gpu(folder, widest, monkeypatch):
+    """Image rows and columns as channels, and with too many of them as a dense bias: on a CPU, as if it were none."""
+    model, inputs = CASES[folder].make(), CASES[folder].batch()
+    theirs, their_gradients = outcome(model, inputs)
+    hf.accelerate(model)
+    monkeypatch.setattr(blocks, "on_cpu", lambda x: False)
+    monkeypatch.setattr(blocks, "WIDEST", widest)
+    monkeypatch.setattr(blocks, "cut", lambda *a: pytest.fail("runs in blocks"))
+    ours, our_gradients = outcome(model, inputs)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
+
+
+def test_image_rows_and_columns_as_channels(monkeypatch):
+    """In float64, heads of 5 channels, an image of 3 x 4: widths that kernels do not like. Tables of another size are interpolated."""
+    torch.manual_seed(seed(3))
+    double = dict(dtype=torch.float64, requires_grad=True)
+    tensors = [torch.randn(2, 2, 12, 5, **double) for _ in range(3)]
+    tensors += [torch.randn(rows, 5, **double) for rows in (5, 9)]
+    q, k, v, *tables = tensors
+    bias = blocks.add_axes(slice(0), slice(0), *blocks.decompose(q, (3, 4), *tables))
+    wanted = (0.7 * q @ k.mT + bias).softmax(-1) @ v
+    monkeypatch.setattr(blocks, "on_cpu", lambda x: False)
+    found = blocks.attend_axes(q, k, v, (3, 4), *tables, scale=0.7)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    weight = torch.randn_like(wanted)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, tensors, weight), torch.autograd.grad(wanted, tensors, weight), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
 def test_second_derivatives():

@@ -7,7 +7,9 @@ import pytest
 import torch
 import transformers
 
-from tests.hf.harness import Case, pairs, run_check, scatter
+from posenc import hf
+from tests.hf.compare import outputs_agree
+from tests.hf.harness import Case, inputs_of, pairs, run_check, scatter
 from tests.seeds import seed
 
 SIZES = dict(
@@ -74,3 +76,19 @@ def test_other_models_with_sinks(folder):
     if importlib.util.find_spec(f"transformers.models.{folder}") is None:
         pytest.skip(f"transformers {transformers.__version__} has no {folder}")
     run_check(case(folder), "padding holes")
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_attention_weights_are_the_models_own(folder):
+    """gpt-oss's leave room for the sink, Granite's do not."""
+    if importlib.util.find_spec(f"transformers.models.{folder}") is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {folder}")
+    model, inputs = make(folder), inputs_of(case(folder), "left")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = model(**inputs, output_attentions=True)
+        ours = hf.accelerate(model)(**inputs, output_attentions=True)
+    real = inputs["attention_mask"].bool()
+    outputs_agree(ours[0][real], theirs[0][real])
+    for a, b in zip(ours.attentions, theirs.attentions, strict=True):
+        outputs_agree(a.transpose(1, 2)[real], b.transpose(1, 2)[real])

@@ -60,6 +60,19 @@ def test_small_blocks(folder, numbers, monkeypatch):
     gradients_agree(our_gradients, their_gradients)
 
 
+@pytest.mark.parametrize("folder", ["swin", "donut", "swinv2"])
+def test_as_on_a_gpu(folder, monkeypatch):
+    """A window's whole bias in PyTorch's attention: on a CPU, as if it were none."""
+    model, inputs = make(folder), batch(folder)
+    theirs, their_gradients = outcome(model, inputs)
+    hf.accelerate(model)
+    monkeypatch.setattr(blocks, "on_cpu", lambda x: False)
+    monkeypatch.setattr(blocks, "attend", lambda *a, **k: pytest.fail("an engine runs"))
+    ours, our_gradients = outcome(model, inputs)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
+
+
 @pytest.mark.parametrize("folder", ["swin", "clap", "swinv2"])
 def test_a_named_engine_runs_the_plan(folder):
     model, inputs = make(folder), batch(folder)

@@ -4,6 +4,7 @@
     skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
+    content_backward, content_prepare, content_launch     the same with content terms
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -36,6 +37,7 @@ UNVERIFIED = (
     "documents",
     "padding with heads of 128",
 )  # the backward pass with these: emulated, not compared on a card
+CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
 READS = {
@@ -148,10 +150,9 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float, reads: se
 
 def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel does not run this call, or None."""
-    if _failures:
-        return f"it failed before: {_failures[0]}"
-    if torch.are_deterministic_algorithms_enabled():
-        return "dq is added in no fixed order, and deterministic algorithms are asked for"
+    reason = refuse_any_backward(x, do)
+    if reason is not None:
+        return reason
     parts = {
         "slopes": x.slopes is not None, "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None,
         "padding with heads of 128": x.key_mask is not None and x.q.shape[3] == 128,
@@ -159,16 +160,44 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
     for part in UNVERIFIED:
         if parts[part]:
             return f"{part}: not compared with float64 on a card yet"
+    if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
+        return f"the bias spans more than {WIDEST_GRADIENT} distances"
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+
+
+def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
+    """Why the backward kernel with content terms does not run this call, or None. x without a bias that is part of the row term."""
+    if not CONTENT_BACKWARD:
+        return "not compared with float64 on a card yet"
+    if x.table is None and x.key_table is None and x.value is None:
+        return "it needs a content term"
+    reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
+    reason = refuse_any_backward(x, do) or refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads)
+    if reason is not None:
+        return reason
+    from .content_launch import is_one_sided
+
+    if num.queries:
+        return "the row term has too many distances for one band in memory"
+    if x.table is not None and not is_one_sided(x, num):
+        return "a block of 128 keys may lie beyond both ends of the row term's span"
+    return None
+
+
+def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
+    """Why neither backward kernel runs this call, or None."""
+    if _failures:
+        return f"it failed before: {_failures[0]}"
+    if torch.are_deterministic_algorithms_enabled():
+        return "dq is added in no fixed order, and deterministic algorithms are asked for"
     blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
     if not FEWEST <= blocks <= MOST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
-    if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
-        return f"the bias spans more than {WIDEST_GRADIENT} distances"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
         return f"it needs {SHORTEST_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+    return None
 
 
 def bad_strides(x: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
                  p0 = softmax   acc += p0 v0     acc += p1 v1
                                 p1 = softmax     p2 = softmax
 
-Which tiles a block visits stands in `tiles` (prepare.py, by triton/masking.py's rules); all its consumers visit them in this order:
+`tiles` has the tiles that a block visits (prepare.py, by the rules of triton/masking.py); all of its consumers visit them in this order:
 
     keys     first      left0      left1      right0      right1      last
               |   near   |   far    |   near    |   far     |   near   |
@@ -58,7 +58,7 @@ def find_block(turn, program, programs, count, batch_heads, section):
     """The head (of all batch rows) and the block of queries that a program takes in its turn.
 
     `section` heads at a time, and of these the blocks with the most keys first. Every other turn goes
-    backwards through the programs, so that none gets the longer one each time.
+    backwards through the programs, so that no program gets the longer block each time.
     """
     index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     first = index // (section * count) * section
@@ -284,8 +284,8 @@ def take_step(
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, S_L, NEAR, SLOPES)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
-    # The wait for the next slot stands here for ptxas: without a branch in between it moves the wait for the products before
-    # the softmax, and nothing overlaps.
+    # The wait for the next slot is here because of ptxas: without a branch in between, ptxas moves the wait for the products
+    # before the softmax, and nothing overlaps.
     mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=(acc_new,))
     mbarrier.arrive(empty.index(at))
@@ -454,7 +454,7 @@ def forward(
     use = (o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi)
-    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),

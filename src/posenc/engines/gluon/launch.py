@@ -22,13 +22,13 @@ ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 class PlainTile(NamedTuple):
     keys: int
     stages: int
-    turns: bool = True  # whether consumers take turns with the tensor cores
-    heads: int = 0  # of all batch rows, whose blocks are taken together where causal; 0: all
+    turns: bool = True  # whether consumers take turns on the tensor cores (ping-pong)
+    heads: int = 0  # causal: heads (of all batch rows) whose blocks are scheduled together; 0: all
 
 
 TILES = {64: PlainTile(128, 4), 128: PlainTile(64, 4)}
 NO_LIMIT = 1 << 30  # more than any distance of keys; sums with it stay within 32 bits
-REGISTERS = 160, 32  # of a consumer and of the producer; 512 threads share 65,536
+REGISTERS = 160, 32  # of a consumer's thread and of a producer's; 512 threads share 65,536
 
 
 def run_forward(

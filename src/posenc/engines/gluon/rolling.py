@@ -106,9 +106,10 @@ def multiply(q, t_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr):
 
 @gluon.jit
 def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
-    """The product with a chunk whose first distance is dist, and the bias. As what the product begins with, ptxas serialises (C7518)."""
+    """The product with a chunk whose first distance is dist, and the bias. A product that begins with the bias instead makes ptxas
+    serialise all products (C7518)."""
     if BIAS:
-        # beyond the span nothing is visible: such chunks read other numbers
+        # no key beyond the span is visible, so such chunks may read any entries
         first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
         x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
     return x
@@ -252,7 +253,7 @@ def consume(
             mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
             mbarrier.arrive(empty.index(step % STAGES))
             step += 1
-            # A slot comes after the chunks up to this one, so that it need not be waited for.
+            # The slot was loaded after the chunks up to this one: no wait is needed.
             mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))
         for i in gl.static_range(CID):  # those that only earlier consumers need
             mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 1 - CID + i)) % RING))
@@ -326,7 +327,7 @@ def forward_rolling(
         lo,
         hi,
     )
-    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),

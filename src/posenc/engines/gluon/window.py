@@ -274,7 +274,7 @@ def consume(
             if PADDED or DOCS:
                 is_masked = is_masked | (tile < clear0) | (tile >= clear1)
             row = first_row(block * BM, n0, offset, lo, hi) + (2 - CID) * CHUNK
-            # 0 is added that ptxas does not know: of one window it would keep the addresses of all chunks in registers
+            # plus a zero that ptxas cannot see: otherwise it keeps the addresses of all chunks of a window in registers
             at = window % WINDOWS + window // (1 << 30)
             begin = begin_near(
                 x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, BN, S_L, C_L, DTYPE, BIAS
@@ -307,7 +307,7 @@ def consume(
             fence_async_shared()
             tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
         for t in range(own, n):
-            if t >= of_block:  # the slot before came after this window, which need not be waited for
+            if t >= of_block:  # the slot before was loaded after this window: no wait is needed
                 mbarrier.arrive(t_empty.index(window % WINDOWS))
                 window += 1
             wait_turn(CID)
@@ -392,7 +392,7 @@ def forward_content(
         lo,
         hi,
     )
-    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, WINDOW, PADDED, DOCS)),

@@ -1,12 +1,12 @@
 """Head sizes and strides of half-precision tensors are multiples of 16 numbers before a kernel reads them.
 
 Triton copies aligned rows to shared memory asynchronously. Others pass through registers, and on Hopper the compiler (Triton
-3.6) may then order its steps as on the left, where a product can read what a thread has stored and not yet handed over; head
-sizes of 33 and 8 gave wrong outputs in rare calls:
+3.6) may then order the steps as on the left, where the tensor cores may read a tile before a thread's stores are visible to
+them; head sizes of 33 and 8 gave wrong outputs in rare calls:
 
     store tile, barrier, fence, product           needed: store tile, fence, barrier, product
 
-Such tensors are copied, with zeros for the missing columns. Their loads are pipelined then, too.
+Such tensors are copied, with zeros for the missing columns. This also lets their loads be pipelined.
 """
 
 from __future__ import annotations

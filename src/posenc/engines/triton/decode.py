@@ -88,8 +88,23 @@ def load_bias(bias_at, bias_n, bias_rows, r, lo, hi, mask):
 
 
 @triton.jit
+def add_shifts(x, shift, row_shift, h, e, mask, E: tl.constexpr):
+    """x [rows, E] of the heads h plus those of two tables [H, E] that are given, rounded once."""
+    if (shift is None) and (row_shift is None):
+        return x
+    else:
+        total = x.to(tl.float32)
+        at = h.to(tl.int64)[:, None] * E + e[None, :]
+        if shift is not None:
+            total += tl.load(shift + at, mask=mask, other=0.0).to(tl.float32)
+        if row_shift is not None:
+            total += tl.load(row_shift + at, mask=mask, other=0.0).to(tl.float32)
+        return total.to(x.dtype)
+
+
+@triton.jit
 def make_rows(
-    states_at, table, t_h, t_l, rows_at, valid, h, first_head, group, begin, end,
+    states_at, shift, row_shift, table, t_h, t_l, rows_at, valid, h, first_head, group, begin, end,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """states . table of a program's queries, for the distances begin .. end of the span, where the program itself reads them.
@@ -108,7 +123,9 @@ def make_rows(
                 source += (first_head + g).to(tl.int64) * t_h
             for e0 in range(0, E, BLOCK_E):
                 e = e0 + tl.arange(0, BLOCK_E)
-                x = tl.load(states_at[:, None] + e[None, :], mask=valid[:, None] & (e[None, :] < E), other=0.0)
+                inside = valid[:, None] & (e[None, :] < E)
+                x = tl.load(states_at[:, None] + e[None, :], mask=inside, other=0.0)
+                x = add_shifts(x, shift, row_shift, h, e, inside, E)
                 y = tl.load(source + e[None, :], mask=(s[:, None] < end) & (e[None, :] < E), other=0.0)
                 acc = matmul(y.to(x.dtype), tl.trans(x), acc)
             tl.store(rows_at[None, :] + s[:, None], acc, mask=own[None, :] & (s[:, None] < end))
@@ -126,6 +143,7 @@ def decode(
     bias, bias_h, bias_n, bias_rows, bias_lo, bias_hi,  # [H or 1, n], int32 [bias_hi - bias_lo + 1] or None: one for each distance
     rows, rows_lo, rows_hi,  # float32 [B, H, Lq, n], n = rows_hi - rows_lo + 1; with a table [B, H, Lq, splits, n], to be made here
     states, s_b, s_h, s_l, table, t_h, t_l,  # [B, H, Lq, E], [H or 1, n, E]
+    shift, row_shift,  # contiguous [H, D], added to q, and to q for the row term alone; or None
     slopes, scales, decay_q, decay_k,  # as in Slots
     starts,  # int32 [B] or None
     key_mask, key_mask_b,  # uint8 [B or 1, Lk]
@@ -152,7 +170,8 @@ def decode(
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     q_at = q + b * q_b + h.to(tl.int64)[:, None] * q_h + i.to(tl.int64)[:, None] * q_l + d[None, :]
-    q_tile = tl.load(q_at, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+    q_inside = valid[:, None] & (d[None, :] < D)
+    q_tile = add_shifts(tl.load(q_at, mask=q_inside, other=0.0), shift, None, h, d, q_inside, D)
     k_ptr = k + b * k_b + hk.to(tl.int64) * k_h
     v_ptr = v + b * v_b + hk.to(tl.int64) * v_h
 
@@ -190,8 +209,9 @@ def decode(
             s1 = tl.minimum(tl.maximum(end - 1 - first + offset, rows_lo), rows_hi) - rows_lo + 1
             states_at = states + b * s_b + h.to(tl.int64) * s_h + i.to(tl.int64) * s_l
             make_rows(
-                states_at, table, t_h, t_l, rows_at, valid, h, hk * group, group, s0, s1, E, BLOCK_E, BLOCK_R, SHARED
-            )
+                states_at, shift, row_shift, table, t_h, t_l, rows_at, valid, h, hk * group, group, s0, s1,
+                E, BLOCK_E, BLOCK_R, SHARED,
+            )  # fmt: skip
             tl.debug_barrier()  # other threads of this program read what one has written
             zero = tl.zeros_like(row)
             has_left, has_right = valid & (s0 + zero == 0), valid & (s1 + zero == n)
@@ -292,11 +312,11 @@ def merge_shares(
 
 @triton.jit(do_not_specialize=["batch", "heads", "q_length", "n"])
 def query_rows(
-    states, s_b, s_h, s_l, table, t_h, t_l, out, batch, heads, q_length, n,
+    states, s_b, s_h, s_l, shift, row_shift, table, t_h, t_l, out, batch, heads, q_length, n,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """out [B, H, Lq, n] = states [B, H, Lq, E] . table [H or 1, n, E]. SHARED: one table for all heads, whose queries are rows
-    of one tile."""
+    """out [B, H, Lq, n] = (states [B, H, Lq, E] + shift + row_shift [H, E]) . table [H or 1, n, E]. SHARED: one table for all heads,
+    whose queries are rows of one tile."""
     blocks = tl.cdiv(n, BLOCK_N)
     n0 = tl.program_id(0) % blocks * BLOCK_N
     pid = tl.program_id(0) // blocks
@@ -313,7 +333,9 @@ def query_rows(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for e0 in range(0, E, BLOCK_E):
         e = e0 + tl.arange(0, BLOCK_E)
-        x = tl.load(source[:, None] + e[None, :], mask=valid[:, None] & (e[None, :] < E), other=0.0)
+        inside = valid[:, None] & (e[None, :] < E)
+        x = tl.load(source[:, None] + e[None, :], mask=inside, other=0.0)
+        x = add_shifts(x, shift, row_shift, h, e, inside, E)
         y = tl.load(table + j[:, None] * t_l + e[None, :], mask=(j[:, None] < n) & (e[None, :] < E), other=0.0)
         acc = matmul(x, tl.trans(y.to(x.dtype)), acc)
     at = ((b * heads + h).to(tl.int64) * q_length + i)[:, None] * n + j[None, :]

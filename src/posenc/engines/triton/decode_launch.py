@@ -52,6 +52,8 @@ class DecodeInputs(NamedTuple):
     starts: Tensor | None = None
     key_mask: Tensor | None = None
     extra: Tensor | None = None
+    shift: Tensor | None = None  # [H, D], added to q
+    row_shift: Tensor | None = None  # float32 [H, D], added to q beyond that in the row term
 
 
 def applies(facts: Facts) -> bool:
@@ -70,8 +72,29 @@ def applies(facts: Facts) -> bool:
     return transform_reason() is None
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+def adds_shifts(lowered: LoweredPlan) -> bool:
+    """Whether the kernels add the plan's shifts themselves: those of the queries, and of one table that is multiplied with them."""
+    plan, facts = lowered.plan, lowered.facts
+    if len(plan.lookups) != 1 or plan.rotate is not None or plan.cosine is not None or plan.append is not None:
+        return False
+    lookup = plan.lookups[0]
+    if lookup.dot_query is None or type(lookup.index) is not Index or lookup.index.axis or facts.scale != "number":
+        return False
+    if not (lookup.bias is None and lookup.states is None and lookup.dot_key is None and lookup.add_value is None):
+        return False
+    shifts = [x for x in (plan.shift, lookup.query_shift) if x is not None]
+    return bool(shifts) and all(x.shape == (facts.heads, facts.head_dim) for x in shifts)
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, with_shifts: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """with_shifts: the plan's shifts are not in q and in a bias yet (`adds_shifts`)."""
     inputs, numbers, scale = decode_arguments(q, k, v, lowered)
+    if with_shifts:
+        (lookup,), shift = lowered.plan.lookups, lowered.plan.shift
+        row_shift = None if lookup.query_shift is None else lookup.query_shift.contiguous()
+        inputs = inputs._replace(shift=None if shift is None else shift.contiguous(), row_shift=row_shift)
     if not is_traced(q):
         return run_decode(inputs, numbers, scale, lowered.facts.return_lse)
     present = [number for number, tensor in enumerate(inputs) if tensor is not None]
@@ -88,8 +111,8 @@ def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
     offset, bias_lo, bias_hi, rows_lo, rows_hi = 0, 0, 0, 0, 0
     bias = bias_rows = table = states = slopes = scales = decay_q = decay_k = starts = key_mask = extra = None
     if bias_span is not None:
-        bias_lo, bias_hi = bias_span
-        bias, bias_rows = _bias_table(lowered, bias_lo, bias_hi)
+        bias, bias_rows = _bias_table(lowered, *bias_span)
+        bias_lo, bias_hi = (0, 0) if bias is None else bias_span  # a shift that is not folded has a span and no table
     if query_span is not None:
         rows_lo, rows_hi = query_span
         table, states = lowered.query_table(q, rows_lo, rows_hi)
@@ -180,7 +203,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
                 blocks = row_blocks(states.shape[3], q.dtype, table.shape[0] == 1)
             else:
                 rows = q.new_empty(batch, heads, q_length, n, dtype=torch.float32)
-                _launch_query_rows(states, table, rows)
+                _launch_query_rows(states, x.shift, x.row_shift, table, rows)
                 states = table = None
         if x.key_mask is not None and x.key_mask.shape[0] > 1:
             key_mask_b = x.key_mask.stride(0)
@@ -188,7 +211,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
         strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
         tensors = (
             q, k, v, out, lse, shares, x.bias, x.bias_rows, rows, states, table, x.slopes, x.scales, x.decay_q, x.decay_k,
-            x.starts, x.key_mask, extra,
+            x.starts, x.key_mask, extra, x.shift, x.row_shift,
         )  # fmt: skip
         key = (
             "decode", device, tile, size, v_size, blocks, tuple([None if one is None else one.dtype for one in tensors]),
@@ -197,7 +220,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
         arguments = (
             q, *strides[:3], k, *strides[3:6], v, *strides[6:], out, lse, shares,
             x.bias, bias_h, bias_n, x.bias_rows, num.bias_lo, num.bias_hi, rows, num.rows_lo, num.rows_hi,
-            states, *states_strides, table, *table_strides,
+            states, *states_strides, table, *table_strides, x.shift, x.row_shift,
             x.slopes, x.scales, x.decay_q, x.decay_k, x.starts, x.key_mask, key_mask_b, extra, *extra_strides,
             heads, group, q_length, k_length, num.offset, num.left, num.right, splits, scale,
             size, v_size, block_size(size), block_size(v_size), tile.rows, tile.keys,
@@ -224,20 +247,29 @@ def row_blocks(size: int, dtype: torch.dtype, shared: bool) -> tuple[int, int, i
     return size, min(128, block_size(size)), 64, shared
 
 
-def _launch_query_rows(states: Tensor, table: Tensor, rows: Tensor) -> None:
+def _launch_query_rows(
+    states: Tensor, shift: Tensor | None, row_shift: Tensor | None, table: Tensor, rows: Tensor
+) -> None:
     batch, heads, q_length, n = rows.shape
     size, shared = states.shape[3], table.shape[0] == 1
-    count = batch * q_length * (heads if shared else 1)
-    single = states.dtype == torch.float32
-    block_m, block_n, block_e = (16, 32, 16) if single else (16 if count <= 16 else 64, 64, min(64, block_size(size)))
-    programs = cdiv(count, block_m) * (1 if shared else heads) * cdiv(n, block_n)
+    programs, constants = row_tiles(batch, heads, q_length, size, states.dtype, shared)
     strides = (*states.stride()[:3], *table.stride()[:2])
-    constants = (size, block_e, block_m, block_n, shared)
-    variant = describe_variant(strides, (states, table, rows))
+    variant = describe_variant(strides, (states, shift, row_shift, table, rows))
+    dtypes = tuple([None if x is None else x.dtype for x in (states, shift, row_shift, table)])
     launch_known(
-        ("query_rows", states.device, states.dtype, table.dtype, constants, variant), query_rows, programs, states.device,
-        (states, *strides[:3], table, *strides[3:], rows, batch, heads, q_length, n, *constants), num_warps=4, num_stages=2,
+        ("query_rows", states.device, dtypes, constants, variant), query_rows, programs * cdiv(n, constants[3]), states.device,
+        (states, *strides[:3], shift, row_shift, table, *strides[3:], rows, batch, heads, q_length, n, *constants), num_warps=4, num_stages=2,
     )  # fmt: skip
+
+
+def row_tiles(
+    batch: int, heads: int, q_length: int, size: int, dtype: torch.dtype, shared: bool
+) -> tuple[int, tuple[int, int, int, int, bool]]:
+    """Programs for a block of distances, and E to SHARED of query_rows; the fourth is that block's size."""
+    count = batch * q_length * (heads if shared else 1)
+    single = dtype == torch.float32
+    block_m, block_n, block_e = (16, 32, 16) if single else (16 if count <= 16 else 64, 64, min(64, block_size(size)))
+    return cdiv(count, block_m) * (1 if shared else heads), (size, block_e, block_m, block_n, shared)
 
 
 @cache

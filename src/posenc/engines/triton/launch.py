@@ -140,7 +140,7 @@ def run_backward(
             d_bias, d_slopes = run_gluon(
                 launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"], wanted["slopes"]
             )  # fmt: skip
-        except Exception as error:  # of a compiler that promises nothing
+        except Exception as error:  # Gluon gives no guarantees, whatever the compiler raises
             gluon.give_up(error)
         else:
             grads["bias"] = None if d_bias is None else Parts(d_bias, 1)
@@ -161,6 +161,7 @@ def run_backward(
         x.table is not None and (wanted["table"] or wanted["states"] or (x.states is None and wanted["q"]))
     )
     needs_cols = x.key_table is not None and (wanted["key_table"] or wanted["k"])
+    runs_gluon = gluon.refuse_content_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None
     grads = _allocate_gradients(x, d_lse, lse, wanted, bias_in_rows, len(blocks))
     fixed_point = _fixed_point(x, do, d_lse, scale, dropout) if x.has_token_positions else None
     d_bias = d_cols = None
@@ -174,7 +175,7 @@ def run_backward(
         several = len(blocks) > 1
         d_cols = make_band(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
-            dtype=torch.float32 if several else None, zero=several, fixed_point=fixed_point,
+            dtype=torch.float32 if several else None, zero=several or runs_gluon, fixed_point=fixed_point,
         )  # fmt: skip
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
@@ -204,26 +205,27 @@ def run_backward(
             slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         if needs_rows:
             lo, hi = slots.rows.lo, slots.rows.hi
-            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
+            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point, zero=runs_gluon)
             d_slots = d_slots._replace(rows=d_rows)
-        sizes = _sizes(x, num, first, last)
-        launch(
-            preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
-            scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
-        )  # fmt: skip
-        launch(
-            backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
-            slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
-            k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
-            INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
-            ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
-        )  # fmt: skip
-        launch(
-            backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
-            slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
-            q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
-            INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
-        )  # fmt: skip
+        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, slots, d_slots)):
+            sizes = _sizes(x, num, first, last)
+            launch(
+                preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
+                scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
+            )  # fmt: skip
+            launch(
+                backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
+                slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
+                INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
+                ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
+            )  # fmt: skip
+            launch(
+                backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
+                slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
+                INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
+            )  # fmt: skip
         if needs_rows:
             _reduce_rows(
                 launch, d_rows, x, num, scale, table, grads, first, last,
@@ -245,6 +247,24 @@ def run_backward(
     if x.value is not None and wanted["value"]:
         grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads)[0]
     return list(grads.values())
+
+
+def _run_gluon(
+    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float, grads: dict,
+    slots: Slots, d_slots: Grads,
+) -> bool:  # fmt: skip
+    """The Gluon backward kernel with content terms; False if it fails."""
+    from ..gluon.content_launch import run_backward as run_content
+
+    try:
+        run_content(
+            launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], slots.rows, slots.cols, slots.mass,
+            d_slots.rows, d_slots.cols,
+        )  # fmt: skip
+    except Exception as error:  # of a compiler that promises nothing
+        gluon.give_up(error)
+        return False
+    return True
 
 
 def _allocate_gradients(
@@ -269,8 +289,8 @@ def _allocate_gradients(
             grads[name] = lse.new_zeros(q.shape[:3])
     if wanted["decay_q"] or wanted["decay_k"]:
         grads["decay_k"] = torch.zeros_like(x.decay_k, dtype=torch.float32)
-        # A query's own decay shifts all its scores, so that the sums are zero but for the log-sum-exp's gradient and for rounding: that
-        # of delta. Where decays accumulate gates it cancels against that of decay_k; zeros would leave all of it.
+        # The decay of a query shifts all of its scores, so its gradient is that of the log-sum-exp plus the rounding error of delta.
+        # Where decays are sums of gates (fox) this error cancels that of decay_k; with zeros instead, all of it would remain.
         grads["decay_q"] = torch.zeros_like(x.decay_q, dtype=torch.float32)
     return grads
 

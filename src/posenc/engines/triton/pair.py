@@ -31,13 +31,14 @@ from .structs import View
 from .tiles import load_tile, matmul
 
 NUMBERS = 1 << 25
-"""In the bias of a block: 128 MiB of float32 ..."""
+"""Most entries of the bias of a block: 128 MiB of float32."""
 ROWS = 256
-"""... but at least so many queries; and as many where causality saves keys by smaller blocks, up to a quarter of all, ..."""
+"""Fewest queries of a block. Where causality or a window limits the keys, a block has at most a quarter of all queries, as
+smaller blocks skip more keys, ..."""
 SMALL = 1 << 22
-"""... if the whole has more numbers than these: one block has fewer launches."""
+"""... unless the whole bias has at most this many entries: one block has fewer launches."""
 KEPT = 1 << 24
-"""Numbers of all biases up to which they are kept for the gradients instead of made again."""
+"""Entries of all biases up to which they are kept for the backward pass; larger ones are made again."""
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
@@ -222,8 +223,9 @@ def delta_kernel(
         inside = (i < q_length)[:, None] & (j < k_length)[None, :]
         at = (plane * q_length + i[:, None]) * k_length + j[None, :]
         added = tl.load(bias + at, mask=inside, other=float("-inf"))
-        s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
-        total += tl.sum(tl.exp(s * scale + added - lse_i[:, None]) * dp, 1)
+        if tl.max(added) > float("-inf"):  # else the tile is fully masked
+            s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
+            total += tl.sum(tl.exp(s * scale + added - lse_i[:, None]) * dp, 1)
     if d_lse is not None:
         total -= tl.load(d_lse + row, mask=i < q_length, other=0.0)
     tl.store(delta + row, total, mask=i < q_length)
@@ -247,7 +249,10 @@ def gradient_kernel(
     inside = (i < q_length)[:, None] & (j < k_length)[None, :]
     added = tl.load(bias + at, mask=inside, other=float("-inf"))
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for t in range(shared_rows * shared_heads):
+    sharing = shared_rows * shared_heads
+    if tl.max(added) == float("-inf"):  # the tile is fully masked
+        sharing = 0
+    for t in range(sharing):
         b, h = b0 + t // shared_heads, h0 + t % shared_heads
         row = (b * heads + h) * q_length + i
         lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))

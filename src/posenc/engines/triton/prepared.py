@@ -84,7 +84,7 @@ def find_shifted(plan: Plan, tensors: Sequence[Tensor | None], lowered: LoweredP
 
 
 def find(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> Call | None:
-    """The call of this plan, kept from the last time; None where it is none of these."""
+    """The prepared call of this plan, kept for equal ones; None where the call is traced or not supported."""
     if is_traced(q) or torch._C._are_functorch_transforms_active() or not supports(lowered):
         return None
     tensors = collect(q, k, v, lowered.plan, lowered.mask)
@@ -153,7 +153,7 @@ class Call:
                 results = self._forward(recorder.launch, plan, mask, recorder.inputs)
             program = recorder.finish(results, range(2 if self.facts.return_lse else 1, len(results)))
             self.packed, self.count = recorder.packed, len(results)
-            self.program = program  # when all of its facts are there: other threads may look
+            self.program = program  # last of all: other threads may read it
             # in place of the recorder's copies: autograd knows its own inputs
             given = {id(copy): x for copy, x in zip(recorder.inputs, tensors) if copy is not None}
             return tuple([given.get(id(x), x) for x in results])
@@ -287,7 +287,7 @@ class Call:
         results += [_cast(grads["slopes"], self.layouts[len(results)][2]) if needs[len(results)] else None, *[None] * 4]
         if self.shifts:
             needed, dtype = needs[len(results)], self.layouts[len(results)][2]
-            results.append(grads["q"].sum((0, 2), dtype=torch.float32).to(dtype) if needed else None)
+            results.append(grads["q"].sum((0, 2), dtype=dtype) if needed else None)  # in float32, rounded once
         if self.folded is not None:
             results.append(d_shift if shifts[0] else None)
         return tuple(results)

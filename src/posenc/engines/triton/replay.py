@@ -11,8 +11,8 @@ recorded; from the third on, only the record runs:
     return out                                                 return t3
 
 Calls whose shapes never come twice, as while a text is generated, are not recorded. A tensor that is neither an input nor made
-by the call itself must be a constant. Kernels take addresses, so a view that only they read is none in the record, but a sum, and
-small buffers that only they use are one allocation. So are those that a backward pass needs, and nothing else (`packable`).
+by the call itself must be a constant. Kernels take addresses: in the record, a view that only kernels read is an address plus an
+offset, and small buffers that only kernels use share one allocation. So do results that only the backward pass reads (`packable`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ...core.launches import find_allocation
 from . import launcher
 
 ALLOCATIONS = {
@@ -33,6 +34,7 @@ ALLOCATIONS = {
     torch.ops.aten.empty_like.default: torch.empty,
     torch.ops.aten.empty_strided.default: torch.empty,
     torch.ops.aten.new_zeros.default: torch.zeros,
+    torch.ops.aten.zeros_like.default: torch.zeros,
 }
 SHARED = 1 << 24  # bytes: larger buffers are freed as soon as they are used
 ALIGNED = 512  # bytes, as PyTorch's own allocations
@@ -135,7 +137,8 @@ class Recorder(TorchDispatchMode):
 
     def _write_call(self, function, args, kwargs) -> str:
         arguments = [*map(self.write, args), *(f"{name}={self.write(x)}" for name, x in kwargs.items())]
-        return f"{self.constant(function)}({', '.join(arguments)})"
+        direct = getattr(function, "_op", function)  # what an OpOverload calls
+        return f"{self.constant(direct)}({', '.join(arguments)})"
 
     def write_argument(self, x) -> str:
         """x as an argument of a compiled kernel, which takes tuples of any type, and addresses sooner than tensors."""
@@ -167,6 +170,10 @@ class Recorder(TorchDispatchMode):
                 self.views[id(result)] = function, args, kwargs
                 self.alive.append(result)
                 return result
+        if function in ALLOCATIONS and isinstance(result, Tensor):  # its arguments need not be tensors in the record
+            name = self.name(result, "t")
+            self.lines.append(f"{name} = {self._write_allocation(name, function, args, kwargs, result)}")
+            return result
         call = self._write_call(function, args, kwargs)
         if isinstance(result, (tuple, list)):
             call = f"{', '.join(self.name(x, 't') for x in result)}, = {call}"
@@ -175,29 +182,32 @@ class Recorder(TorchDispatchMode):
         elif (
             id(result) not in self.names and id(result) not in self.views
         ):  # operations in place return what they were given
-            name = self.name(result, "t")
-            if function in ALLOCATIONS:
-                call = self._write_allocation(name, call, ALLOCATIONS[function], result)
-            call = f"{name} = {call}"
+            call = f"{self.name(result, 't')} = {call}"
         self.lines.append(call)
         return result
 
-    def _write_allocation(self, name: str, call: str, make: Callable, result: Tensor) -> str:
-        """By torch.empty, at half the price of a call of an operator, or like an input, at half the price of torch.empty."""
-        if make is torch.zeros:
-            like = None
-        else:
-            make = torch.empty if result.is_contiguous() else torch.empty_strided
-            like = next((x for x in self.inputs if x is not None and _is_like(x, result)), None)
-        if make is torch.empty:
+    def _write_allocation(self, name: str, function, args, kwargs, result: Tensor) -> str:
+        """By what takes the host least time (`allocate`, else torch.empty, or empty_like an input)."""
+        size, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.device
+        options = f"dtype={self.write(dtype)}, device={self.write(device)}"
+        if ALLOCATIONS[function] is torch.zeros:
+            is_plain = result.is_contiguous()
+            return (
+                f"{self.constant(torch.zeros)}({size}, {options})"
+                if is_plain
+                else self._write_call(function, args, kwargs)
+            )
+        if result.is_contiguous():
             self.buffers[name] = result.nbytes
+        allocate = find_allocation(device)
+        if allocate is not None:
+            return f"{self.constant(allocate)}({size}, {stride}, {self.write(dtype)})"
+        like = next((x for x in self.inputs if x is not None and _is_like(x, result)), None)
         if like is not None:
             return f"{self.constant(torch.empty_like)}({self.write(like)})"
-        if make is torch.zeros and not result.is_contiguous():
-            return call
-        size = self.write(list(result.shape))
-        size += f", {self.write(list(result.stride()))}" if make is torch.empty_strided else ""
-        return f"{self.constant(make)}({size}, dtype={self.write(result.dtype)}, device={self.write(result.device)})"
+        if result.is_contiguous():
+            return f"{self.constant(torch.empty)}({size}, {options})"
+        return f"{self.constant(torch.empty_strided)}({size}, {stride}, {options})"
 
     def launch(self, kernel, programs: int, *args, **constants) -> None:
         write = self.write
@@ -270,8 +280,13 @@ class Recorder(TorchDispatchMode):
 
     def _write_bytes(self, name: str, address: str, count: int) -> list[str]:
         assert self.inputs[0] is not None
-        options = f"dtype={self.write(torch.uint8)}, device={self.write(self.inputs[0].device)}"
-        return [f"{name} = {self.constant(torch.empty)}([{count}], {options})", f"{address} = {name}.data_ptr()"]
+        device, dtype = self.inputs[0].device, self.write(torch.uint8)
+        allocate = find_allocation(device)
+        if allocate is not None:
+            made = f"{self.constant(allocate)}(({count},), (1,), {dtype})"
+        else:
+            made = f"{self.constant(torch.empty)}([{count}], dtype={dtype}, device={self.write(device)})"
+        return [f"{name} = {made}", f"{address} = {name}.data_ptr()"]
 
     def _share_buffers(self, lines: list[str]) -> list[str]:
         """One allocation for all small buffers of which addresses alone are used."""

@@ -2,7 +2,7 @@
 
     expand       [X, n, ..] -> [X, span, ..]       the row of each distance
     add_shift, fold_shift, unfold_shift            a plan's shifts of queries and of tables, and their gradients
-    sum_parts    what programs, batch rows and distances have summed apart -> [X, n, ..], in one order, without atomics
+    sum_parts    partial sums of programs, batch rows and distances -> [X, n, ..], in a fixed order, without atomics
 
 core/tables.py does the same with PyTorch's operations, a dozen of them, where autograd or torch.compile must see them.
 """
@@ -20,7 +20,8 @@ from torch import Tensor
 from ...core.constants import constant
 from ...core.index import Index
 from ...core.tables import rows_of
-from .launcher import Launch
+from .device import launch_on
+from .launcher import Launch, describe_variant, launch_known
 from .schedule import cdiv, next_power_of_2
 
 BLOCK = 1024
@@ -58,6 +59,18 @@ def expand(
             expand_kernel, programs, table, *table.stride()[:2], 1 if table.dim() == 2 else table.stride(2), rows, out,
             count, size, BLOCK, num_warps=4,
         )  # fmt: skip
+    return out
+
+
+def gather(table: Tensor, rows: Tensor) -> Tensor:
+    """table [X, n] at rows [m], int32: [X, m]. What index_select does, at the speed of memory instead of 16 numbers a nanosecond."""
+    out = table.new_empty(table.shape[0], rows.shape[0])
+    if out.numel():
+        arguments = (table, *table.stride(), 1, rows, out, rows.shape[0], 1, BLOCK)
+        key = "gather", table.device, table.dtype, rows.dtype, describe_variant((), (table, rows, out))
+        with launch_on(table):
+            programs = table.shape[0] * cdiv(rows.shape[0], BLOCK)
+            launch_known(key, expand_kernel, programs, table.device, arguments, num_warps=4)
     return out
 
 

@@ -1,0 +1,91 @@
+"""Stick-breaking attention and contextual counts on a GPU: the kernels as autograd functions."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ..core.launches import INTERPRETED
+from ..core.torch_modes import apply_function, is_exporting, transform_reason
+
+
+def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels run this call: on a GPU with Triton, in float32 or half precision, outside of torch.func and export."""
+    if not (q.is_cuda or INTERPRETED) or q.numel() == 0 or max(q.shape[3], v.shape[3]) > 256:
+        return False
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not q.dtype == k.dtype == v.dtype:
+        return False
+    if torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled():
+        return False  # the kernels add gradients of keys in no fixed order
+    return find_spec("triton") is not None and transform_reason() is None and not is_exporting()
+
+
+def stick_breaking(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
+) -> tuple[Tensor, Tensor]:
+    out, left = apply_function(_StickBreaking, q, k, v, real, ids, scale, strict)
+    return out.to(q.dtype), left.to(q.dtype)
+
+
+def cope(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position_scale: float, real: Tensor | None, ids: Tensor | None, scale: float
+) -> Tensor:  # fmt: skip
+    """rows: the table, [H or 1, n, D]."""
+    by_count = (q.float() @ rows.float().mT) * position_scale
+    return apply_function(_Counts, q, k, v, by_count.contiguous(), real, ids, scale)[0].to(q.dtype)
+
+
+class _StickBreaking(torch.autograd.Function):
+    """out and left in float32: the backward pass needs the output's digits (stick_kernels.py)."""
+
+    @staticmethod
+    def forward(q, k, v, real, ids, scale, strict):
+        from .operators import call, stick_forward
+
+        return call(stick_forward, q, q, k, v, real, ids, scale, strict)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, real, ids, ctx.scale, ctx.strict = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, real, ids, *output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_left):
+        from .operators import call, stick_backward
+
+        q, k, v, real, ids, out, left = ctx.saved_tensors
+        given = (torch.zeros_like(out) if d_out is None else d_out).to(q.dtype)
+        of_left = None if d_left is None else d_left.contiguous()
+        grads = call(stick_backward, q, given, of_left, q, k, v, real, ids, out, left, ctx.scale, ctx.strict)
+        return *(x.to(q.dtype) for x in grads), None, None, None, None
+
+
+class _Counts(torch.autograd.Function):
+    """out and log-sum-exp in float32; the second is for the backward pass alone."""
+
+    @staticmethod
+    def forward(q, k, v, by_count, real, ids, scale):
+        from .operators import call, count_forward
+
+        return call(count_forward, q, q, k, v, by_count, real, ids, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, by_count, real, ids, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(q, k, v, by_count, real, ids, *output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, _):
+        from .operators import call, count_backward
+
+        q, k, v, by_count, real, ids, out, lse = ctx.saved_tensors
+        dq, dk, dv, d_counts = call(
+            count_backward, q, d_out.to(q.dtype), q, k, v, by_count, real, ids, out, lse, ctx.scale
+        )
+        return *(x.to(q.dtype) for x in (dq, dk, dv)), d_counts, None, None, None

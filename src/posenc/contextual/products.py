@@ -1,0 +1,273 @@
+"""PaTH attention: keys are multiplied by the matrices of the tokens between them and the query.
+
+The matrices H_t = I - β_t w_t w_t^T have no inverses, so that no product up to j can be taken out of a product up to i. But a product
+from j to i can be cut anywhere between the two, and halves of the text give every pair of tokens one cut:
+
+    block     ◣ │ ◣ ║ ◣ │ ◣        pairs of tokens within a block of 64: dense, all blocks at once
+    64        ■ │   ║ ■ │          queries of a right block, keys of the left block beside it: one `attend` for all such pairs of blocks
+    128       ██████║              the same for blocks of 128, and so on: log2(L / 64) calls
+              ──────╨──────▶ keys
+
+    s_ij = scale (q_i^T H_i .. H_c) (H_{c-1} .. H_{j+1} k_j)         c: the first token of the right block
+
+Queries are held multiplied to the start of their block and keys to the end of theirs. The next level doubles the blocks: the queries of
+right halves are multiplied by the whole product of the left half, the keys of left halves by that of the right half. So each cut is plain
+attention without a mask, for the engines, whose outputs are merged by their log-sum-exp; memory grows as L log L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..core.plan import Plan
+from ..core.positions import Positions
+from ..core.precision import no_autocast
+from ..functional import attend, merge
+from .blocks import NEG_INF, check, document_ids, real_tokens, softmax
+
+BLOCK = 64
+Attended = tuple[Tensor, Tensor]
+"""out [B, H, L, Dv] and log-sum-exp [B, H, L]."""
+
+
+def path(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, gates: Tensor | None = None,
+    scale: float | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None, block: int | None = None,
+) -> Tensor:  # fmt: skip
+    """PaTH attention: keys are multiplied by one reflection-like matrix for each token between them and the query.
+
+        s_ij = scale q_i^T (H_i H_{i-1} ... H_{j+1}) k_j,     H_t = I - β_t w_t w_t^T
+
+    w          [B, Hkv, L, D], of length 1 (torch.nn.functional.normalize)
+    beta       [B, Hkv, L], between 0 and 2; zeros leave attention without positions
+    gates      log f [B, H, L]: PaTH-FoX, whose sums Σ_{t = j+1 .. i} log f_t are inside the scale, as in
+               flash-linear-attention
+    key_mask   bool [B, L], True for real tokens; padding has no matrix and is not seen
+    documents  int [B, L], an id for each token, those of a document side by side: other documents are not seen
+    block      tokens of the blocks whose scores are dense; None: 64
+
+    Queries and keys are the same tokens; decode with `path_step`. Inside a block the products come from a triangular system, beyond it
+    from halves of the text, by `attend`.
+
+    Raises ValueError for shapes that do not fit.
+
+        >>> q, k, v, w = torch.randn(4, 1, 2, 6, 8).unbind()
+        >>> w, beta = torch.nn.functional.normalize(w, dim=-1), torch.ones(1, 2, 6)
+        >>> posenc.contextual.path(q, k, v, w, beta).shape  # [B, H, L, D]
+        torch.Size([1, 2, 6, 8])
+    """
+    check(q, k, v, block)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"path takes as many queries as keys, got {q.shape[2]} and {k.shape[2]}; decode with path_step"
+        )
+    if w.shape != k.shape or beta.shape != k.shape[:3]:
+        raise ValueError(
+            f"w must be {list(k.shape)} and beta {list(k.shape[:3])}, as k, got {list(w.shape)} and {list(beta.shape)}"
+        )
+    if gates is not None and gates.shape != q.shape[:3]:
+        raise ValueError(f"gates must be {list(q.shape[:3])}, one for each query and head, got {list(gates.shape)}")
+    real = None if key_mask is None else real_tokens(key_mask, k).expand(k.shape[0], -1)
+    ids = None if documents is None else document_ids(documents, k).expand(k.shape[0], -1)
+    if real is not None:
+        beta = beta * real[:, None]
+        gates = None if gates is None else gates * real[:, None]
+    total = None if gates is None else gates.double().cumsum(-1)
+    with no_autocast(q.device):
+        halves = Halves(q, k, v, total, real, ids, q.shape[3] ** -0.5 if scale is None else scale)
+        return halves.run(w, beta, min(block or BLOCK, max(1, q.shape[2]))).to(q.dtype)
+
+
+class Halves:
+    """The tokens of a call, and attention between neighbouring blocks of them."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, total: Tensor | None, real: Tensor | None, ids: Tensor | None, scale: float
+    ):  # fmt: skip
+        self.precision = torch.promote_types(q.dtype, torch.float32)
+        self.dtype, self.scale, self.length = q.dtype, scale, q.shape[2]
+        self.batch, self.kv_heads, self.group = k.shape[0], k.shape[1], q.shape[1] // k.shape[1]
+        self.q, self.k, self.v = q, k, v
+        self.total, self.real, self.ids = total, real, ids
+
+    def run(self, w: Tensor, beta: Tensor, size: int) -> Tensor:
+        near, q, k, whole = self.blocks(w.to(self.precision), beta.to(self.precision), size)
+        parts = [near]
+        while size < self.length:
+            parts.append(self.attend_left(q, k, size))
+            if 2 * size < self.length:
+                q, k, whole = self.double(q, k, whole, size)
+            size *= 2
+        return merge(parts)[0] if len(parts) > 1 else near[0]
+
+    def blocks(self, w: Tensor, beta: Tensor, size: int) -> tuple[Attended, Tensor, Tensor, Tensor]:
+        """Attention within blocks of tokens 0 .. n - 1; queries [B, Hkv, group, L, D] at the start of their block, keys [B, Hkv, L, D]
+        at its end; I - H_{n-1} .. H_0 of the whole blocks. With T = (I + tril(β w·w, -1))^-1:
+
+        H_{n-1} .. H_{j+1} k_j  =  k_j - Wᵀ T β (w·k_j)_{rows > j}       keys, moved to the block's end
+        q_i^T H_i .. H_0        =  q_i - (q_i·w)_{columns <= i} T β W    queries, moved to the block's start
+        """
+        q = _cut(self.q.to(self.precision).unflatten(1, (self.kv_heads, self.group)), size, -2)
+        k, v, w = (_cut(x.to(self.precision), size, -2) for x in (self.k, self.v, w))  # [B, Hkv, N, n, D]
+        beta = _cut(beta, size, -1)
+        overlap = (beta[..., None] * (w @ w.mT)).tril(-1)
+        eye = torch.eye(size, dtype=w.dtype, device=w.device)
+        inverse = torch.linalg.solve_triangular(overlap + eye, eye.expand_as(overlap), upper=False, unitriangular=True)
+        scaled = inverse * beta[..., None, :]  # T β
+        inner = scaled @ (w @ k.mT).tril(-1)  # column j: T β (w·k_j) over the tokens after j
+        moved = k - inner.mT @ w
+        reach = scaled @ w
+        whole = (w.mT @ reach)[:, :, : self.length // size]
+        dots = (q @ w.mT[:, :, None]).tril()
+        s = (q @ k.mT[:, :, None]).tril() - dots @ inner[:, :, None]
+        carried = q - dots @ reach[:, :, None]  # q_i^T H_i .. H_first
+        if self.total is not None:
+            total = _cut(self.total, size, -1).unflatten(1, (self.kv_heads, self.group))
+            total = (total - total[..., :1]).to(self.precision)
+            s = s + (total[..., :, None] - total[..., None, :])
+        visible = eye.new_ones(size, size, dtype=torch.bool).tril()
+        if self.real is not None:
+            visible = visible & _cut(self.real, size, -1)[:, None, None, :, None, :]
+        if self.ids is not None:
+            ids = _cut(self.ids, size, -1)[:, None, None]
+            visible = visible & (ids[..., :, None] == ids[..., None, :])
+        weights, lse = softmax(s * self.scale, visible)
+        out = weights @ v[:, :, None]
+        near = self._join(out).flatten(1, 2), self._join(lse[..., None]).flatten(1, 2)[..., 0]
+        return near, self._join(carried), self._join(moved), whole
+
+    def _join(self, x: Tensor) -> Tensor:
+        """[.., N, n, D] -> [.., L, D]"""
+        return x.flatten(-3, -2)[..., : self.length, :]
+
+    def attend_left(self, q: Tensor, k: Tensor, size: int) -> Attended:
+        """The queries of every right block over the keys of the left one; for queries of left blocks zeros and -inf."""
+        heads = self.kv_heads * self.group
+        q = q.flatten(1, 2).to(self.dtype)
+        k = k.to(self.dtype)
+        outs, lses = [], []
+        for pairs in self._pairs(size):
+            out, lse = (_batched_back(x, pairs).to(self.precision) for x in self._attend(q, k, pairs))
+            nothing = out.new_zeros(self.batch, heads, pairs.count, size, out.shape[-1])
+            outs.append(torch.cat((nothing, out), 3).flatten(2, 3))
+            lses.append(torch.cat((nothing[..., 0] + NEG_INF, lse), 3).flatten(2, 3))
+        out, lse = torch.cat(outs, 2), torch.cat(lses, 2)
+        alone = self.length - lse.shape[2]  # a left block without a right one
+        return pad(out, (0, 0, 0, alone)), pad(lse, (0, alone), value=NEG_INF)
+
+    def _attend(self, q: Tensor, k: Tensor, pairs: Pairs) -> Attended:
+        k, v = (_batched(x, pairs)[0] for x in (k, self.v))
+        q, decay, padding, sees = _batched(q, pairs)[1], None, None, None
+        if self.total is not None:  # relative to the last token of the left block
+            before, after = _batched(self.total, pairs)
+            anchor = before[..., -1:]
+            decay = tuple((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
+        if self.real is not None:
+            padding = _batched(self.real[:, None], pairs)[0][:, 0]
+        if self.ids is not None:  # a document on both sides of the cut is that of the last token before it
+            before, after = (x[:, 0] for x in _batched(self.ids[:, None], pairs))
+            own, sees = before == before[:, -1:], after == before[:, -1:]
+            padding = own if padding is None else padding & own
+        plan = Plan(Positions((k.shape[2], q.shape[2]), k.shape[2]), scale=self.scale, decay=decay)
+        out, lse = attend(q, k, v, plan, key_mask=padding, return_lse=True)
+        return out, lse if sees is None else lse.masked_fill(~sees[:, None], NEG_INF)
+
+    def double(self, q: Tensor, k: Tensor, whole: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for blocks of twice the size."""
+        queries, keys = [], []
+        for pairs in self._pairs(size):
+            of_left = whole[:, :, 2 * pairs.first :: 2][:, :, : pairs.count]
+            of_right = whole[:, :, 2 * pairs.first + 1 :: 2][:, :, : pairs.count]
+            left, right = _split(q, 3, pairs)
+            queries.append(torch.cat((left, right - right @ of_left[:, :, None]), 4).flatten(3, 4))
+            left, right = _split(k, 2, pairs)
+            if of_right.shape[2]:  # else the right block is the last one and has no end
+                left = left - left @ of_right.mT
+            keys.append(torch.cat((left, right), 3).flatten(2, 3))
+        last = sum(x.shape[2] for x in keys)
+        count = whole.shape[2] // 2
+        left, right = whole[:, :, : 2 * count : 2], whole[:, :, 1 : 2 * count : 2]
+        q = torch.cat((*queries, q[:, :, :, last:]), 3)
+        k = torch.cat((*keys, k[:, :, last:]), 2)
+        return q, k, left + right - right @ left  # (I - right)(I - left)
+
+    def _pairs(self, size: int) -> Iterator[Pairs]:
+        count, rest = divmod(self.length, 2 * size)
+        if count:
+            yield Pairs(0, count, size, size)
+        if rest > size:
+            yield Pairs(count, 1, size, rest - size)
+
+
+class Pairs(NamedTuple):
+    """Neighbouring blocks: the first pair's number, how many there are, the sizes of left and right blocks."""
+
+    first: int
+    count: int
+    left: int
+    right: int
+
+
+def _split(x: Tensor, axis: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """The left and the right blocks of tokens on an axis: [.., count, size, ..]"""
+    width = pairs.left + pairs.right
+    x = x.narrow(axis, pairs.first * 2 * pairs.left, pairs.count * width).unflatten(axis, (pairs.count, width))
+    left, right = x.split((pairs.left, pairs.right), axis + 1)
+    return left, right
+
+
+def _batched(x: Tensor, pairs: Pairs) -> list[Tensor]:
+    """[B, heads, L, ..] -> left and right blocks, [B × count, heads, size, ..]"""
+    return [part.transpose(1, 2).flatten(0, 1) for part in _split(x, 2, pairs)]
+
+
+def _batched_back(x: Tensor, pairs: Pairs) -> Tensor:
+    """[B × count, heads, size, ..] -> [B, heads, count, size, ..]"""
+    return x.unflatten(0, (-1, pairs.count)).transpose(1, 2)
+
+
+def _cut(x: Tensor, size: int, axis: int) -> Tensor:
+    """Blocks of tokens, zeros past the last one: [.., L, ..] -> [.., N, n, ..], axis negative."""
+    more = -x.shape[axis] % size
+    if more:
+        x = pad(x, (0,) * (-2 * axis - 2) + (0, more))
+    return x.unflatten(axis, (-1, size))
+
+
+def path_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    *,
+    keys: Tensor,
+    values: Tensor,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token of PaTH attention: q [B, H, 1, D]; k, v, w [B, Hkv, 1, D], beta [B, Hkv, 1] of the new token.
+
+    keys, values   of the tokens before, [B, Hkv, L, D], as the last step returned them; keys [.., 0, D] at the start
+
+    The new token's matrix is applied to every cached key, once: keys change with each step. Returns the output and the
+    keys and values for the next step.
+
+    Shapes that do not fit raise RuntimeError.
+
+        >>> q, k, v, w = torch.randn(4, 1, 2, 1, 8).unbind()
+        >>> past = torch.zeros(1, 2, 0, 8)
+        >>> out, keys, values = posenc.contextual.path_step(q, k, v, w, torch.ones(1, 2, 1), keys=past, values=past)
+        >>> keys.shape  # [B, Hkv, L + 1, D]
+        torch.Size([1, 2, 1, 8])
+    """
+    moved = keys - beta[..., None] * (keys @ w.mT) * w
+    keys, values = torch.cat((moved, k), 2), torch.cat((values, v), 2)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    s = scale * (q @ keys.repeat_interleave(group, 1).mT)
+    return s.softmax(-1) @ values.repeat_interleave(group, 1), keys, values

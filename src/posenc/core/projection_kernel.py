@@ -1,0 +1,130 @@
+"""Kernels of core/projection.py: products of few rows, one launch for all tables of a plan, each way.
+
+    project          out_t[n, o]  = Σ_i rows[n, i] W_t[o, i] + b_t[o]                   a program for each tile of each table
+    weight_gradient  dW_t[o, i]   = Σ_n d_t[n, o] rows[n, i],  db_t[o] = Σ_n d_t[n, o]  the same
+    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile
+
+Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import launches
+from .launches import INTERPRETED
+
+BLOCK, DEPTH = 64, 64
+
+
+@triton.jit
+def _load(ptr, row, column, stride, rows, columns):
+    """A tile of a matrix [rows, columns], zeros outside."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _project_tile(rows, rows_s, w, w_s, b, out, tile, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    across = tl.cdiv(width, BLOCK)
+    row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for i0 in range(0, size, DEPTH):
+        i = i0 + tl.arange(0, DEPTH)
+        acc = tl.dot(_load(rows, row, i, rows_s, n, size), tl.trans(_load(w, column, i, w_s, width, size)), acc)
+    if b is not None:
+        acc += tl.load(b + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    at = out + row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < n)[:, None] & (column < width)[None, :])
+
+
+@triton.jit(do_not_specialize=["n"])
+def project(
+    rows, rows_s, w, w_s, b, out, other_w, other_w_s, other_b, other_out, n, width, size,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """other_*: of the second table, or None."""
+    tiles = tl.cdiv(n, BLOCK) * tl.cdiv(width, BLOCK)
+    tile = tl.program_id(0)
+    if other_w is None:
+        _project_tile(rows, rows_s, w, w_s, b, out, tile, n, width, size, BLOCK, DEPTH)
+    else:
+        if tile < tiles:
+            _project_tile(rows, rows_s, w, w_s, b, out, tile, n, width, size, BLOCK, DEPTH)
+        else:
+            _project_tile(
+                rows, rows_s, other_w, other_w_s, other_b, other_out, tile - tiles, n, width, size, BLOCK, DEPTH
+            )
+
+
+@triton.jit
+def _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    across = tl.cdiv(size, BLOCK)
+    row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for n0 in range(0, n, DEPTH):
+        step = n0 + tl.arange(0, DEPTH)
+        d_tile = _load(d, step, row, width, n, width)
+        acc = tl.dot(tl.trans(d_tile), _load(rows, step, column, rows_s, n, size), acc)
+        if db is not None:
+            total += tl.sum(d_tile.to(tl.float32), 0)
+    if dw is not None:
+        at = dw + row.to(tl.int64)[:, None] * size + column[None, :]
+        tl.store(at, acc.to(dw.dtype.element_ty), mask=(row < width)[:, None] & (column < size)[None, :])
+    if db is not None:
+        if tile % across == 0:
+            tl.store(db + row, total.to(db.dtype.element_ty), mask=row < width)
+
+
+@triton.jit(do_not_specialize=["n"])
+def weight_gradient(
+    rows, rows_s, d, dw, db, other_d, other_dw, other_db, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
+):
+    tiles = tl.cdiv(width, BLOCK) * tl.cdiv(size, BLOCK)
+    tile = tl.program_id(0)
+    if other_d is None:
+        _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK, DEPTH)
+    else:
+        if tile < tiles:
+            _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK, DEPTH)
+        else:
+            _weight_tile(rows, rows_s, other_d, other_dw, other_db, tile - tiles, n, width, size, BLOCK, DEPTH)
+
+
+@triton.jit(do_not_specialize=["n"])
+def row_gradient(d, w, w_s, other_d, other_w, other_w_s, out, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+    across = tl.cdiv(size, BLOCK)
+    tile = tl.program_id(0)
+    row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for o0 in range(0, width, DEPTH):
+        o = o0 + tl.arange(0, DEPTH)
+        acc = tl.dot(_load(d, row, o, width, n, width), _load(w, o, column, w_s, width, size), acc)
+    if other_d is not None:
+        for o0 in range(0, width, DEPTH):
+            o = o0 + tl.arange(0, DEPTH)
+            acc = tl.dot(
+                _load(other_d, row, o, width, n, width), _load(other_w, o, column, other_w_s, width, size), acc
+            )
+    at = out + row.to(tl.int64)[:, None] * size + column[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < n)[:, None] & (column < size)[None, :])
+
+
+def launch(kernel, programs: int, strides: tuple[int, ...], args: tuple) -> None:
+    """args: with None where a tensor is absent; the first one is a tensor on the device."""
+    options = {"num_warps": 4, "num_stages": 3}
+    args = (*args, BLOCK, DEPTH)
+    if INTERPRETED:
+        kernel[(programs,)](*args, **options)
+        return
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    device = tensors[0].device
+    present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args[:-5]])
+    key = kernel.__name__, device, present, launches.describe_variant(strides, tensors)
+    with launches.on_device(device):
+        launches.launch_known(key, lambda: launches.compile_kernel(kernel, args, options), programs, device, args)
+
+
+def tiles(rows: int, columns: int) -> int:
+    return -(-rows // BLOCK) * -(-columns // BLOCK)

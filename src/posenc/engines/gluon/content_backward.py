@@ -1,0 +1,493 @@
+"""The backward kernel for Hopper with content terms, in Gluon: five products, as in backward.py, whose producer it shares.
+
+Content terms lie in bands in memory (triton/band_layout.py), one number for each token and distance of the span:
+
+    rows [i, r]    states_i . table[r], part of a score          d_rows [i, r]    its gradient, ds
+    cols [j, -r]   k_j . key_table[r], part of a score           d_cols [j, -r]   its gradient, ds
+    mass [i, r]    dO_i . value[r], part of dp
+
+Only near tiles read and write them. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
+query or key, and its gradient a sum over keys or queries:
+
+    rows, mass     are part of the copies of lse and delta that are loaded (content_prepare.py)
+    cols           is what the product of keys and queries begins with
+    d_rows         a query's sum over the keys of a block: a product of ones with ds, which the adder has in shared memory -> outer
+    d_cols         a key's sum over queries stays in registers until its block ends
+
+    outer [block of keys, query], float32: the sum of ds over the block's keys beyond the span; content_prepare.finish_rows adds the blocks
+    in a fixed order and takes a block as beyond the left end or the right one, never both (content_launch.is_one_sided)
+
+dQ, and nothing else, is added in whatever order blocks come.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .backward import hide, produce
+from .backward_sums import BUFFERS, add_tile, async_add
+from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_keys, find_queries
+from .kernel import along_rows, by_eights, coordinates, load_tiles, near_tile
+
+
+# ---- bands --------------------------------------------------------------------------------------------------------------
+# Token t's number at distance r is at t (pitch + 1) + r - origin. Within the span, a tile is a matrix whose rows are pitch apart:
+# band_layout.py draws it. Divisions by 16 tell the compiler what that file promises.
+@gluon.jit
+def lies_within(band, dist, BM: gl.constexpr):
+    """Whether all distances of a tile [keys, queries] have numbers of their own; dist: of its first key and first query."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (dist - (BM - 1) >= lo) & (dist + (HALF - 1) <= hi)
+
+
+@gluon.jit
+def lies_within_keys(band, dist, BM: gl.constexpr):
+    """The same for a band over keys, by -r."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (-dist - (HALF - 1) >= lo) & ((BM - 1) - dist <= hi)
+
+
+@gluon.jit
+def begin_tile(band, head, first):
+    """Of a head's numbers: where distance 0 of a tile's first token would be."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return head.to(gl.int64) * (size // 16 * 16) + first.to(gl.int64) * (pitch + 1) - origin
+
+
+@gluon.jit
+def begin_tile_of_keys(band, head, n0, dist):
+    """The same for a band over keys, less the distance of the tile's first key and query: a multiple of 16."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (head.to(gl.int64) * size + n0.to(gl.int64) * (pitch + 1) - (origin + dist)) // 16 * 16
+
+
+@gluon.jit
+def load_queries_band(band, head, m0, dist, q_length, BM: gl.constexpr, S_L: gl.constexpr):
+    """A band's numbers for a tile [keys, queries], the ends repeated beyond the span."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    begin = begin_tile(band, head, m0)
+    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
+        x = gl.load((ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight)
+    else:
+        i = gl.minimum(column + 8 * eight, q_length - 1 - m0)
+        r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
+        x = gl.load((ptr + begin) + (i * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
+
+
+@gluon.jit
+def load_keys_band(band, head, n0, dist, k_length, BM: gl.constexpr, S_L: gl.constexpr):
+    """The same of a band over keys, by -r."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    if lies_within_keys(band, dist, BM) & (n0 + HALF <= k_length):
+        begin = begin_tile_of_keys(band, head, n0, dist)
+        x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
+    else:
+        j = gl.maximum(gl.minimum(row, k_length - 1 - n0), -n0)
+        r = gl.minimum(gl.maximum((column - row - dist) + 8 * eight, lo), hi)
+        x = gl.load((ptr + begin_tile(band, head, n0)) + (j * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
+
+
+@gluon.jit
+def store_queries_band(band, outer, ds, head, m0, dist, q_length, scale):
+    """ds of a near tile within the span into d_rows; sums over its keys beyond the span are added to outer, of two consumers at most:
+    the same bits in either order."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    BM: gl.constexpr = ds.shape[1]
+    x = by_eights(ds)
+    row, eight, column = coordinates(x)
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    begin = begin_tile(band, head, m0)
+    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
+        gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
+    else:
+        i = column + 8 * eight
+        r = (row - column + dist) - 8 * eight
+        is_inside = (r >= lo) & (r <= hi) & (i < q_length - m0)
+        gl.store((d_ptr + begin) + (i * (pitch + 1) + r), low, mask=is_inside)
+        beyond = gl.sum(gl.where((r < lo) | (r > hi), x, 0.0), 0)
+        at = gl.expand_dims(gl.arange(0, BM // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
+        at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
+        gl.atomic_add(outer + m0 + at, beyond, sem="relaxed")
+
+
+@gluon.jit
+def store_keys_band(band, ds, below, above, head, n0, dist, k_length, scale):
+    """ds of a near tile between the ends of the span into d_cols; and the sums at and beyond the ends with this tile's."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    BM: gl.constexpr = ds.shape[1]
+    x = by_eights(ds)
+    row, eight, column = coordinates(x)
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    # less than the whole span: its ends are sums
+    if (-dist - (HALF - 1) > lo) & ((BM - 1) - dist < hi) & (n0 + HALF <= k_length):
+        begin = begin_tile_of_keys(band, head, n0, dist)
+        gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
+    else:
+        r = (column - row - dist) + 8 * eight
+        is_inside = (r > lo) & (r < hi) & (row < k_length - n0)
+        gl.store((d_ptr + begin_tile(band, head, n0)) + (row * (pitch + 1) + r), low, mask=is_inside)
+        below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
+        above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
+    return below, above
+
+
+@gluon.jit
+def store_keys_ends(band, below, above, head, n0, k_length, scale):
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
+    j = gl.arange(0, HALF, below.type.layout)
+    place = (d_ptr + begin_tile(band, head, n0)) + j * (pitch + 1)
+    below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends
+    gl.store(place + lo, below.to(d_ptr.dtype.element_ty), mask=j < k_length - n0)
+    gl.store(place + hi, above.to(d_ptr.dtype.element_ty), mask=(j < k_length - n0) & (hi > lo))
+
+
+# ---- adder --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def store_sums(outer, ds, ones_smem):
+    """Sums of ds [keys, queries] over keys, as a product with ones: queries as rows if there are 64, which needs few registers."""
+    BM: gl.constexpr = ds.shape[1]
+    if BM == 64:
+        L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
+        zero = gl.zeros([BM, 8], gl.float32, L)
+        sums = warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
+        sums = warpgroup_mma_wait(0, deps=(sums,))
+        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, L)), 1)
+        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
+        gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
+    else:
+        L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, L, 2))
+        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, L), use_acc=False, is_async=True)
+        sums = warpgroup_mma_wait(0, deps=(sums,))
+        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, L)), 1)
+        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
+        gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
+
+
+@gluon.jit
+def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr, OUTER: gl.constexpr):
+    """backward_sums.add_dq, and the sums of far tiles over keys."""
+    dq_ptr, outer_ptr, k_smem, ds_smem, dq_smem, ones_smem = use
+    kv_full, kv_empty, ds_full, ds_empty = bars
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
+    BUFFERED: gl.constexpr = k_smem.shape[0]
+    D: gl.constexpr = k_smem.shape[4]
+    BM: gl.constexpr = ds_smem.shape[2]
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    kv_heads = heads // group
+    blocks = (k_length + KEYS - 1) // KEYS
+    q_tiles = (q_length + BM - 1) // BM
+    step = 0
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
+            tiles_ptr, tiles_row, bh // kv_heads, block
+        )
+        own = turn % BUFFERED
+        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
+        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
+        for member in range(group):
+            head = bh * group + member
+            outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
+            for t in range(last - first):
+                tile, copy = find_queries(t, first, right0, right1, left0, left1, block * spread, blocks)
+                slot = step % SLOTS
+                mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
+                zero = gl.zeros([64, BM], gl.float32, L)
+                if OUTER:
+                    if copy != NEAR:
+                        store_sums(outer + tile * BM, ds_smem.index(slot), ones_smem)
+                if ADD == 3:
+                    tma.store_wait(BUFFERS - 1)
+                    gl.thread_barrier()
+                for c in gl.static_range(D // 64):
+                    dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
+                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if c == D // 64 - 1:
+                        mbarrier.arrive(ds_empty.index(slot))
+                    if ADD == 2:
+                        add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
+                    if ADD == 3:
+                        dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+                if ADD == 3:
+                    fence_async_shared()
+                    async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
+                step += 1
+        mbarrier.arrive(kv_empty.index(own))
+    tma.store_wait(0)
+
+
+# ---- consumers ----------------------------------------------------------------------------------------------------------
+@gluon.jit
+def content_step(
+    k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
+):  # fmt: skip
+    """backward.take_step with content terms. far_keys: the keys' numbers of this side; below, above: sums for the ends of d_cols, in far
+    tiles below alone."""
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    full, empty, ds_full, ds_empty = bars
+    q_length, k_length, left, right = limits
+    rows, cols, mass = bands
+    BM: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    at = step % STAGES
+    slot = step % SLOTS
+    q = q_smem.index(at).reshape([BM, D])
+    do = do_smem.index(at).reshape([BM, D])
+    stats = stats_smem.index(at)
+    zero = gl.zeros([HALF, BM], gl.float32, S_L)
+    dist = n0 - m0 + offset
+    begin = zero
+    if IS_NEAR and ROWS:
+        begin = load_queries_band(rows, head, m0, dist, q_length, BM, S_L)
+    if IS_NEAR and COLS:
+        begin += load_keys_band(cols, head, n0, dist, k_length, BM, S_L)
+    if COLS and not IS_NEAR:
+        begin += along_rows(far_keys, zero)
+    begin_dp = zero
+    if IS_NEAR and MASS:
+        begin_dp = load_queries_band(mass, head, m0, dist, q_length, BM, S_L)
+    mbarrier.wait(full.index(at), (step // STAGES) & 1)
+    if (IS_NEAR and ROWS) or COLS:
+        s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
+    else:
+        s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if IS_NEAR and MASS:
+        dp = warpgroup_mma(v, do.permute((1, 0)), begin_dp, is_async=True)
+    else:
+        dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+    lse = stats.slice(0, BM, 1).load(S_L)
+    s = warpgroup_mma_wait(3, deps=(s,))
+    if IS_NEAR:
+        if is_masked:
+            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
+    p = gl.exp2(s * scale - lse)
+    p_low = p.to(q_smem.dtype)
+    delta = stats.slice(BM, BM, 1).load(S_L)
+    # stands here for ptxas, as in backward.py
+    mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
+    dp = warpgroup_mma_wait(2, deps=(dp,))
+    ds = p * (dp - delta)
+    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(ds_full.index(slot))
+    natural = scale * 0.6931471805599453
+    if IS_NEAR and D_ROWS:
+        store_queries_band(rows, outer, ds, head, m0, dist, q_length, natural)
+    if D_COLS:
+        if IS_NEAR:
+            below, above = store_keys_band(cols, ds, below, above, head, n0, dist, k_length, natural)
+        else:
+            below += gl.sum(by_eights(ds), 1)
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    mbarrier.arrive(empty.index(before), pred=done > 0)
+    return dk, dv, gl.convert_layout(p_low, A_L), below, above
+
+
+@gluon.jit
+def consume_content(
+    use, smem, mask_rows, bars, sizes, work, limits, bands, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr,
+):  # fmt: skip
+    dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem = use
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    rows, cols, mass = bands
+    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
+    kv_full, kv_empty, full, empty, ds_full, ds_empty = bars
+    q_length, k_length, heads, group, batch, spread = sizes
+    tiles_ptr, tiles_row, order_ptr, order_row = work
+    BM: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    BUFFERED: gl.constexpr = k_smem.shape[0]
+    kv_heads = heads // group
+    blocks = (k_length + KEYS - 1) // KEYS
+    q_tiles = (q_length + BM - 1) // BM
+    natural = scale * 0.6931471805599453
+    tile_bars = (full, empty, ds_full, ds_empty)
+    step = 0
+    for turn in range(count_turns(order_ptr, order_row)):
+        bh, block = find_keys(order_ptr, order_row, turn, blocks)
+        b = bh // kv_heads
+        n0 = block * KEYS + CID * HALF
+        first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
+        far_tiles = (right1 - right0) + (left1 - left0)
+        masks = (
+            real_ptr + b * real_row,
+            doc_q_ptr + b * doc_q_row,
+            doc_k_ptr + b * doc_k_row,
+            doc_queries_ptr + b * doc_queries_row,
+        )
+        own = turn % BUFFERED
+        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
+        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        dk = gl.zeros([HALF, D], gl.float32, O_L)
+        dv = gl.zeros([HALF, D], gl.float32, O_L)
+        nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
+        p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
+        before = step % STAGES
+        done = 0
+        for member in range(group):
+            head = bh * group + member  # of queries, of all batch rows
+            outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
+            j = gl.minimum(n0 + gl.arange(0, HALF, gl.SliceLayout(1, S_L)), k_length - 1)
+            far_keys = j.to(gl.float32)
+            if COLS:  # at the lower end of -r, on the right
+                far_keys = gl.load(key_ends_ptr + head.to(gl.int64) * 2 * key_ends_row + j)
+            below = nothing
+            for t in range(right1 - right0):
+                m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
+                dk, dv, p_a, below, _ = content_step(
+                    k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if COLS:
+                far_keys = gl.load(key_ends_ptr + (head.to(gl.int64) * 2 + 1) * key_ends_row + j)
+            above = nothing
+            for t in range(left1 - left0):
+                m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
+                dk, dv, p_a, above, _ = content_step(
+                    k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            for t in range(last - first - far_tiles):
+                tile = near_tile(t, first, right0, right1, left0, left1)
+                is_masked = (tile < clear0) | (tile >= clear1)
+                dk, dv, p_a, below, above = content_step(
+                    k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                )  # fmt: skip
+                before = step % STAGES
+                step += 1
+                done += 1
+            if D_COLS:
+                store_keys_ends(cols, below, above, head, n0, k_length, natural)
+
+        mbarrier.arrive(kv_empty.index(own))
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        mbarrier.arrive(empty.index(before))
+        tma.store_wait(0)
+        gl.thread_barrier()
+        o_smem.index(2 * CID).reshape([HALF, D]).store((dk * natural).to(q_smem.dtype))
+        o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
+        fence_async_shared()
+        place = [b, bh % kv_heads, n0, 0]
+        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
+        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "key_ends_row", "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "real_row",
+        "doc_q_row", "doc_k_row", "doc_queries_row", "rows_size", "rows_pitch", "rows_origin", "rows_lo", "rows_hi", "cols_size", "cols_pitch",
+        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "scale",
+    ]
+)  # fmt: skip
+def backward_content(
+    k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
+    stats_desc,  # as in backward.backward
+    dq_ptr, tiles_ptr, order_ptr,  # as there
+    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as there
+    key_ends_ptr,  # float32 [B, H, 2, key_ends_row]: the ends of cols, or unused
+    outer_ptr,  # float32 [B, H, blocks of keys, tiles of queries * BM], zeros, or unused
+    scale,  # base 2
+    key_ends_row, q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, real_row, doc_q_row, doc_k_row, doc_queries_row,
+    rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
+    cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
+    mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
+    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dk, dv, the sums of dq / scale, and the bands' gradients. r = j - i + offset, the offset of a batch row being in tiles."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    BM: gl.constexpr = q_desc.block_shape[2]
+    D: gl.constexpr = q_desc.block_shape[3]
+    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
+    stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
+    DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
+    dq_smem = ds_smem
+    if ADD == 3:
+        dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
+    ones_smem = ds_smem
+    if D_ROWS and BM == 64:
+        ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
+        ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
+    ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
+    for i in gl.static_range(BUFFERED):
+        mbarrier.init(kv_full.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=3)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(ds_full.index(i), count=2)
+        mbarrier.init(ds_empty.index(i), count=1)
+    fence_async_shared()
+
+    load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
+    use = (dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem)
+    smem = (q_smem, do_smem, stats_smem, ds_smem)
+    masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
+    bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty)
+    sizes = (q_length, k_length, heads, group, batch, spread)
+    work = (tiles_ptr, tiles_row, order_ptr, order_row)
+    limits = (q_length, k_length, left, right)
+    bands = (
+        (rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi),
+        (cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi),
+        (mass_ptr, mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi),
+    )
+    # Constants are written in the calls: in a tuple with a name they would become tensors.
+    gl.warp_specialize([
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS)),
+        (add_dq_and_outer, ((dq_ptr, outer_ptr, k_smem, ds_smem, dq_smem, ones_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD, D_ROWS)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
+    ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS])  # fmt: skip

@@ -1,0 +1,97 @@
+"""Launch the Gluon backward kernel with content terms, over bands that the triton engine makes and reduces (triton/launch.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ...core.constants import constant
+from ..triton.arguments import Inputs, Numbers
+from ..triton.band_layout import Band
+from ..triton.launch import make_masks, position_args
+from ..triton.launcher import Launch
+from . import backward_launch
+from .backward_launch import BEYOND, Schedule, _describe_sums, _view, order_blocks
+from .backward_prepare import finish
+from .backward_tiles import HALF, KEYS
+from .content_backward import backward_content
+from .content_prepare import finish_rows, prepare_content
+from .kernel import NUMBERS
+from .launch import LOG2E, NO_LIMIT, _describe, _rows
+
+SCHEDULES = {64: backward_launch.SCHEDULES[64], 128: backward_launch.SCHEDULES[128]._replace(registers=(200, 88, 24))}
+
+
+def is_one_sided(x: Inputs, num: Numbers) -> bool:
+    """Whether no block of keys has visible distances beyond both ends of the row term's span, for one query."""
+    q_length, k_length = x.q.shape[2], x.k.shape[2]
+    first, last = 1 - q_length, k_length - 1
+    first = first if num.left < 0 else max(first, k_length - q_length - num.left)
+    last = last if num.right < 0 else min(last, k_length - q_length + num.right)
+    lo, hi = num.rows_lo - num.offset, num.rows_hi - num.offset
+    return hi - lo >= KEYS.value - 2 or first >= lo or last <= hi
+
+
+def run_backward(
+    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
+    dq: Tensor, dk: Tensor, dv: Tensor, rows: Band | None, cols: Band | None, mass: Band | None, d_rows: Band | None, d_cols: Band | None,
+    schedule: Schedule | None = None,
+) -> None:  # fmt: skip
+    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols, which begin with zeros."""
+    q, k, v = x.q, x.k, x.v
+    batch, heads, q_length, size = q.shape
+    kv_heads, k_length = k.shape[1:3]
+    s = schedule or SCHEDULES[size]
+    q_tiles, blocks = -(-q_length // s.queries), -(-k_length // KEYS.value)
+    stats = lse.new_empty(3 * batch * heads * q_tiles, 2 * s.queries)
+    sums = lse.new_empty(batch, heads, q_tiles, s.queries * size)
+    batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
+    tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
+    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
+    ends = [None if band is None else band.ends for band in (rows, mass)]
+    ends_row = next((band.rows for band in (rows, mass) if band is not None), 0)
+    launch(
+        prepare_content, batch * heads * q_tiles + batch_rows * blocks, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks,
+        position_args(x), make_masks(x), *ends, ends_row, heads, batch * heads, q_length, k_length, num.offset, left, right, num.lo, num.hi,
+        scale * LOG2E, size, s.queries, KEYS.value, num_warps=4,
+    )  # fmt: skip
+
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    programs = min(batch * kv_heads * blocks, processors)
+    seen = [0] * blocks
+    if right is not None:
+        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
+    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
+    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
+    layout = gl.NVMMASharedLayout(0, 32, 2)
+    launch(
+        backward_content, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
+        _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
+        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, constant(numbers, q.device, torch.int32), *masks,
+        lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
+        s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows,
+        *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],
+        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, ROWS=rows is not None, COLS=cols is not None, MASS=mass is not None,
+        D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
+        CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
+    )  # fmt: skip
+    launch(
+        finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+    )  # fmt: skip
+    if d_rows is not None:
+        launch(
+            finish_rows, batch * heads * -(-q_length // 64), outer, d_rows.ptr, outer.shape[2], blocks, q_length, num.offset, d_rows.h,
+            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, scale, 64, KEYS.value, num_warps=2,
+        )  # fmt: skip
+
+
+def _flatten(band: Band | None, gradient: Band | None, unused: Tensor) -> tuple:
+    """Both pointers, and what they share: elements of a head, pitch, origin, lo and hi."""
+    if band is None:
+        return unused, unused, 0, 0, 0, 0, 0
+    return band.ptr, unused if gradient is None else gradient.ptr, band.h, band.pitch, band.origin, band.lo, band.hi

@@ -1,0 +1,80 @@
+"""What runs before and after the Gluon backward kernel with content terms: lse and delta less the far field's constants, tiles, zeros for dq's
+sums; the sums of the keys beyond a span."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..triton.tiles import load_tile, padded
+from .backward_prepare import split_keys
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks", "count", "ends_row", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi", "scale2",
+    ]
+)  # fmt: skip
+def prepare_content(
+    out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, row_ends, mass_ends, ends_row, heads, batch_heads, q_length, k_length,
+    offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The first programs take a tile of queries each, the others a block of keys. row_ends, mass_ends: float32 [B, H, 2, ends_row] or None.
+
+    stats [3, B H, tiles, 2, BM]: lse and delta, less what far tiles on the left and on the right, then near tiles, add to every pair
+    """
+    pid = tl.program_id(0)
+    tiles_of_queries = tl.cdiv(q_length, BM)
+    if pid < batch_heads * tiles_of_queries:
+        tile, bh = pid % tiles_of_queries, (pid // tiles_of_queries).to(tl.int64)
+        b, h = bh // heads, bh % heads
+        i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
+        valid = i < q_length
+        out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
+        do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
+        delta = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+        row = bh * padded(q_length) + i
+        if d_lse is not None:
+            delta -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+        lse_i = tl.load(lse + row, mask=valid, other=float("inf"))
+        plane = (batch_heads * tiles_of_queries).to(tl.int64) * 2 * BM
+        here = stats + (bh * tiles_of_queries + tile) * 2 * BM + tl.arange(0, BM)
+        for copy in tl.static_range(3):
+            lse_copy, delta_copy = lse_i, delta
+            if copy < 2:
+                end = (bh * 2 + copy) * ends_row + i
+                if row_ends is not None:
+                    lse_copy = lse_i - scale2 * tl.load(row_ends + end, mask=valid, other=0.0)
+                if mass_ends is not None:
+                    delta_copy = delta - tl.load(mass_ends + end, mask=valid, other=0.0)
+            tl.store(here + copy * plane, lse_copy)
+            tl.store(here + copy * plane + BM, tl.where(valid, delta_copy, 0.0))
+        tl.store(dq + (bh * tiles_of_queries + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
+    else:
+        at = pid - batch_heads * tiles_of_queries
+        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS)
+
+
+@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])
+def finish_rows(
+    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, scale, BM: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """Adds what lies beyond the span, outer [B H, blocks, row], to the ends of d_rows."""
+    tiles = tl.cdiv(q_length, BM)
+    tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    i = tile * BM + tl.arange(0, BM)
+    valid = i < q_length
+    below, above = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    for block in range(blocks):
+        x = tl.load(outer + (bh * blocks + block) * row + i, mask=valid, other=0.0)
+        on_left = block * KEYS - i + offset < lo
+        below += tl.where(on_left, x, 0.0)
+        above += tl.where(on_left, 0.0, x)
+    place = d_rows + bh * size + (i.to(tl.int64) * (pitch + 1) - origin)
+    if hi > lo:
+        last = tl.load(place + hi, mask=valid, other=0.0).to(tl.float32) + above * scale
+        tl.store(place + hi, last.to(d_rows.dtype.element_ty), mask=valid)
+    else:
+        below += above
+    first = tl.load(place + lo, mask=valid, other=0.0).to(tl.float32) + below * scale
+    tl.store(place + lo, first.to(d_rows.dtype.element_ty), mask=valid)

@@ -1,0 +1,60 @@
+"""The kernels of core/projection.py under Triton's interpreter. Run by test_projection.py in a fresh process."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import nn
+
+from posenc.core import projection
+from tests.engines import interpreter
+
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
+"""Of a result's norm: the order of sums, or one rounding of inputs and results each."""
+
+
+def results(function, table, linears, needs_rows, grads):
+    """Outputs and all gradients."""
+    rows = table[2:-3] if needs_rows else table.detach()[2:-3]
+    outs = function(rows)
+    leaves = [*([table] if needs_rows else []), *(x for linear in linears for x in linear.parameters())]
+    return [*outs, *torch.autograd.grad(outs, leaves, grads)]
+
+
+def main() -> None:
+    interpreter.mend()
+    projection._is_served = lambda *_: True
+    cases = (
+        (70, 96, 128, (False, True), True, torch.bfloat16),
+        (33, 64, 64, (True,), False, torch.float32),
+        (255, 80, 48, (False, False), True, torch.float32),
+    )
+    for n, size, width, biases, needs_rows, dtype in cases:
+        torch.manual_seed(n)
+        table = nn.Parameter(torch.randn(n + 5, size, dtype=dtype))
+        linears = [nn.Linear(size, width, bias=bias, dtype=dtype) for bias in biases]
+        wide = [nn.Linear(size, width, bias=bias, dtype=torch.float64) for bias in biases]
+        for one, other in zip(wide, linears, strict=True):
+            one.load_state_dict({name: x.double() for name, x in other.state_dict().items()})
+        grads = [torch.randn(4, n, width // 4, dtype=dtype) for _ in biases]
+        ours = results(lambda rows: projection.project_heads(rows, linears, 4), table, linears, needs_rows, grads)  # noqa: B023
+        exact = nn.Parameter(table.detach().double())
+        truth = results(
+            lambda rows: [projection.as_heads(linear(rows), 4) for linear in wide],  # noqa: B023
+            exact, wide, needs_rows, [g.double() for g in grads],
+        )  # fmt: skip
+        for number, (one, other) in enumerate(zip(ours, truth, strict=True)):
+            assert one.shape == other.shape and one.dtype == dtype
+            error = ((one - other).norm() / other.norm()).item()
+            assert error <= ALLOWED[dtype], f"{n} {size} {width}: result {number} is off by {error}"
+        # a second derivative, and one of two results without a gradient
+        (dw,) = torch.autograd.grad(
+            projection.project_heads(table[:8], linears, 4)[0].square().sum(), linears[0].weight, create_graph=True
+        )
+        (second,) = torch.autograd.grad(dw.square().sum(), linears[0].weight)
+        assert second.isfinite().all()
+    print("passed")
+
+
+main()

@@ -1,0 +1,150 @@
+"""The Gluon backward kernel with content terms, without a GPU: its source in an emulator, over bands made here, against float64."""
+
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+from posenc import Lookup, Plan, Positions, index
+from posenc.core.mask import make_mask
+from posenc.engines.gluon import content_launch
+from posenc.engines.lowering import lower_plan
+from posenc.engines.triton.arguments import kernel_arguments
+from posenc.engines.triton.band_layout import make_band
+from tests import budget
+from tests.engines import gluon_emulator
+from tests.engines.test_gluon_backward import LOG2E, emulate
+from tests.plans import mapped
+
+SPANS = {"shaw": index.clip(64, 64), "one side": index.Index(-150, 0), "wide": index.clip(170, 140)}
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    files = (
+        "backward_prepare.py",
+        "backward_tiles.py",
+        "backward_sums.py",
+        "backward.py",
+        "content_prepare.py",
+        "content_backward.py",
+    )
+    return gluon_emulator.load(*files)
+
+
+def band_of(states, table, heads, lo, hi, offset):
+    """triton.band_products.band_from_states."""
+    states = states.repeat_interleave(heads // states.shape[1], 1)
+    band = make_band(states, heads, lo, hi, offset, 0, states.shape[2])
+    numbers = (states.float() @ table.float().transpose(-1, -2)).to(states.dtype)
+    band.ptr.fill_(float("nan"))
+    rows_of(band, numbers.shape[0], numbers.shape[2]).copy_(numbers)
+    ends = numbers[..., (0, -1)].float().transpose(-1, -2).contiguous()
+    return band._replace(ends=ends, rows=ends.shape[-1])
+
+
+def rows_of(band, batch, tokens):
+    """[B, H, tokens, distances] in the band's memory."""
+    shape = batch, band.b // band.h, tokens, band.hi - band.lo + 1
+    return band.ptr.as_strided(
+        shape, (band.b, band.h, band.pitch + 1, 1), band.ptr.storage_offset() + band.lo - band.origin
+    )
+
+
+def check(
+    module, monkeypatch, span, lengths, terms=("query",), start=0, heads=(2, 2), batch=1, size=64, states=0, masks=None, programs=3, **options
+):  # fmt: skip
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
+    )
+    lq, lk = lengths
+    q, do = (torch.randn(batch, heads[0], lq, size, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, heads[1], lk, size, dtype=torch.bfloat16) for _ in range(2))
+    spot = SPANS[span]
+    given = torch.randn(batch, heads[0], lq, states, dtype=torch.bfloat16) if states else None
+    query, key, value = (
+        torch.randn(heads[0], spot.n, width, dtype=torch.bfloat16) / 2 if name in terms else None
+        for name, width in (("query", states or size), ("key", size), ("value", size))
+    )
+    lookup = Lookup(spot, dot_query=query, states=given, dot_key=key, add_value=value)
+    plan = mapped(Plan(Positions((start, lq), lk), lookups=(lookup,)), lambda name, x: x.requires_grad_())
+    masks = masks or {}
+    x, num, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
+    x = gluon_emulator.with_bounds(x)
+    expected, allowed = budget.expect(q, k, v, plan, do, **masks)
+    lse = torch.full((batch, heads[0], -(-lq // 64) * 64), float("nan"))
+    lse[..., :lq] = torch.where(expected["lse"] == float("-inf"), float("inf"), expected["lse"] * LOG2E)
+    dq, dk, dv = (torch.full_like(y, float("nan")) for y in (q, k, v))
+    rows = cols = mass = d_rows = d_cols = None
+    with torch.no_grad():
+        if x.table is not None:
+            assert content_launch.is_one_sided(x, num)
+            rows = band_of(q if given is None else x.states, x.table, heads[0], num.rows_lo, num.rows_hi, num.offset)
+            d_rows = make_band(q, heads[0], num.rows_lo, num.rows_hi, num.offset, 0, lq, zero=True)
+        if x.key_table is not None:
+            cols = band_of(k, x.key_table, heads[0], num.cols_lo, num.cols_hi, -num.offset)
+            d_cols = make_band(q, heads[0], num.cols_lo, num.cols_hi, -num.offset, 0, lk, zero=True)
+        if x.value is not None:
+            mass = band_of(do, x.value, heads[0], num.mass_lo, num.mass_hi, num.offset)
+        content_launch.run_backward(
+            emulate(module), do, None, expected["out"].to(q.dtype), lse, x, num, scale, dq, dk, dv, rows, cols, mass, d_rows, d_cols,
+            content_launch.SCHEDULES[size]._replace(**options),
+        )  # fmt: skip
+        found = {"q": dq.float(), "k": dk.float(), "v": dv.float()}
+        tables = []
+        if d_rows is not None:
+            gradient = rows_of(d_rows, batch, lq).float()
+            table = x.table.float().expand(heads[0], -1, -1)
+            d_states = gradient @ table
+            if given is None:
+                found["q"] += d_states
+            tables.append((x.table, gradient.transpose(-1, -2) @ (q if given is None else x.states).float()))
+            if given is not None:
+                tables.append((x.states, d_states))
+        if d_cols is not None:
+            gradient = rows_of(d_cols, batch, lk).float()
+            own = k.float().repeat_interleave(heads[0] // heads[1], 1)
+            more = gradient @ x.key_table.float()
+            found["k"] += more.unflatten(1, (heads[1], -1)).sum(2)
+            tables.append((x.key_table, gradient.transpose(-1, -2) @ own))
+    for tensor, gradient in tables:
+        gradient = gradient if gradient.shape == tensor.shape else gradient.sum(0)
+        tensor.backward(gradient.to(tensor.dtype), retain_graph=True)
+    found |= {name: y.grad for name, y in plan.tensors() if y.grad is not None}
+    for name, ours in found.items():
+        budget.assert_within(ours.to(q.dtype) if name in "qkv" else ours, expected[name], allowed[name], name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("terms", [("query",), ("key",), ("query", "key"), ("query", "value")])
+def test_terms(kernel, monkeypatch, span, terms, causal):
+    check(kernel, monkeypatch, span, (500, 500), terms, masks={"causal": causal})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 128), (129, 127), (200, 700), (700, 200), (1, 500)])
+def test_lengths(kernel, monkeypatch, lengths, causal):
+    start = max(lengths[1] - lengths[0], 0)
+    check(kernel, monkeypatch, "shaw", lengths, ("query", "key"), start=start, masks={"causal": causal})
+
+
+@pytest.mark.parametrize(
+    "options", [{"size": 128}, {"stages": 2, "spread": 0}, {"states": 16}, {"size": 128, "states": 16}]
+)
+def test_schedules_heads_and_states(kernel, monkeypatch, options):
+    terms = ("query",) if "states" in options else ("query", "key", "value")
+    check(kernel, monkeypatch, "shaw", (400, 450), terms, start=7, heads=(4, 2), batch=2, programs=5, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks(kernel, monkeypatch, causal):
+    at = torch.arange(500)
+    real = torch.stack((at < 300, at >= 140, at % 7 != 3, at < 0))
+    both = ("query", "key")
+    masks = {"key_mask": real, "causal": causal}
+    check(kernel, monkeypatch, "shaw", (400, 500), both, start=100, batch=4, heads=(1, 1), masks=masks)
+    check(kernel, monkeypatch, "shaw", (600, 600), both, masks={"window": (250, 0 if causal else 100)})
+    check(kernel, monkeypatch, "shaw", (400, 400), both, masks={"documents": at[None, :400] // 150, "causal": causal})
