@@ -18,9 +18,8 @@ from ...core.plan import holds_nan
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
-from .dense_terms import (
-    bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, multiply_by_distance, product_gradients, reached,
-)  # fmt: skip
+from . import dense_terms
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
 
 ALL = slice(None)
@@ -254,7 +253,9 @@ def attend_with_table(
     same heads, and the mask needs no gradient."""
     pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if pairs > BLOCK or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        return attend_with_mask(q, k, v, add(mask, multiply_by_distance(states, table, *facts)), scale, True)
+        return attend_with_mask(
+            q, k, v, add(mask, dense_terms.multiply_by_distance(states, table, *facts)), scale, True
+        )
     return _apply_attend_with_table(q, k, v, None if states is q else states, table, facts, mask, scale)
 
 
@@ -266,7 +267,7 @@ class _AttendWithTable(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, states: Tensor | None, table: Tensor, facts: tuple, mask: Tensor | None,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        mask = add(mask, multiply_by_distance(q if states is None else states, table, *facts))
+        mask = add(mask, dense_terms.multiply_by_distance(q if states is None else states, table, *facts))
         ctx.save_for_backward(q, k, v, states, table, mask)
         ctx.facts, ctx.scale = facts, scale
         return _without_gradients(q, k, v, mask, scale)
@@ -281,12 +282,12 @@ class _AttendWithTable(torch.autograd.Function):
         d_q, d_k = torch.bmm(d_s, keys), torch.bmm(d_s.transpose(1, 2), rows)
         d_s, d_states, wanted = d_s.view(*q.shape[:3], k.shape[2]), None, ctx.needs_input_grad[4]
         if states is None:
-            d_q, d_table = product_gradients(d_s, rows, table, ctx.facts, d_q, wanted)
+            d_q, d_table = dense_terms.product_gradients(d_s, rows, table, ctx.facts, d_q, wanted)
         else:
             own = states.to(p.dtype).reshape(p.shape[0], p.shape[1], -1)
-            d_states, d_table = product_gradients(d_s, own, table, ctx.facts, None, wanted)
+            d_states, d_table = dense_terms.product_gradients(d_s, own, table, ctx.facts, None, wanted)
             d_states = d_states.view(states.shape)
-        found = (d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_states, d_table)
+        found: tuple[Tensor | None, ...] = (d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_states, d_table)
         if q.dtype != p.dtype or table.dtype != p.dtype:
             given = (q, k, v, states, table)
             found = tuple([None if x is None else x.to(own.dtype) for x, own in zip(found, given)])
