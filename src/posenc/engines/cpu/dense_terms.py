@@ -175,10 +175,32 @@ def _multiply(
     states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The products by pair, and the table's rows that are reached, scaled."""
-    lo, hi = _reached(index, lowest, states.shape[2], keys)
-    rows = select_rows(table, index, lo, hi).to(precision) * scale
-    highest = lowest + states.shape[2] + keys - 2
-    return by_pair(multiply(states, rows), lo - lowest, highest - hi, keys), rows
+    rows, before, after = scaled_rows(table, index, lowest, states.shape[2], keys, scale, precision)
+    return multiply_scaled(states, rows, before, after, keys), rows
+
+
+def scaled_rows(
+    table: Tensor, index: Index, lowest: int, queries: int, keys: int, scale: float, precision: torch.dtype
+) -> tuple[Tensor, int, int]:
+    """[H or 1, m, E]: the rows that the queries reach, and how many distances before and after them read the first and the last."""
+    highest = lowest + queries + keys - 2
+    lo, hi = reached((index.lo, index.hi), lowest, highest)
+    return select_rows(table, index, lo, hi).to(precision) * scale, lo - lowest, highest - hi
+
+
+def multiply_scaled(states: Tensor, rows: Tensor, before: int, after: int, keys: int) -> Tensor:
+    """`multiply_by_distance` by `scaled_rows`, without a gradient."""
+    if states.dtype != rows.dtype:
+        states = states.to(rows.dtype)
+    if rows.shape[0] == 1 and not before and not after:
+        tokens = states.transpose(1, 2)
+        if tokens.is_contiguous():  # as projections write them: all heads of all tokens are rows of one matrix
+            batch, queries, heads, width = tokens.shape
+            products = tokens.view(-1, width) @ rows[0].t()
+            m = rows.shape[1]
+            steps = (queries * heads * m, m, heads * m - 1, 1)
+            return products.as_strided((batch, heads, queries, keys), steps, queries - 1)
+    return by_pair(multiply(states, rows), before, after, keys)
 
 
 def _reached(index: Index, lowest: int, queries: int, keys: int) -> tuple[int, int]:

@@ -97,14 +97,16 @@ class Text:
         self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
         self.scale = None if plan.scale is None else float(plan.scale)
         self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
-        self.content: tuple[Tensor, Tensor, tuple] | None = None
+        self.content: tuple[Tensor, Tensor, tuple[Tensor, int, int]] | None = None
         for lookup in plan.lookups:
             if lookup.dot_query is not None:
                 scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+                index, lowest = lookup.index, offset - length + 1
+                assert isinstance(index, Index)
                 with torch.inference_mode(False), torch.no_grad():
                     copy = lookup.dot_query.clone()
-                facts = lookup.index, offset - length + 1, length, scale, precision
-                self.content = lookup.dot_query, copy, facts
+                    rows = dense_terms.scaled_rows(copy, index, lowest, length, length, scale, precision)
+                self.content = lookup.dot_query, copy, rows
 
     @staticmethod
     def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
@@ -124,10 +126,10 @@ class Text:
         elif self.causal:
             mask = dense_terms.limits_of(*self.facts[5:7], *self.facts[3:5], self.facts[7])
         if self.content is not None:
-            table, copy, facts = self.content
+            table, copy, rows = self.content
             if not copy.equal(table):
                 return None
-            mask = add(mask, dense_terms.multiply_by_distance(q, table, *facts))
+            mask = add(mask, dense_terms.multiply_scaled(q, *rows, q.shape[2]))
         out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
         return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
 
