@@ -84,7 +84,10 @@ def _triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _project(heads: int, rows: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def _project(
+    heads: int, rows: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool] = ()
+) -> tuple[Tensor, ...]:
+    """needs: which gradients of rows and weights the backward pass will want: its kernels are compiled with this one."""
     from .projection_kernel import launch, project, tiles
 
     w = weights[0]
@@ -96,8 +99,15 @@ def _project(heads: int, rows: Tensor, weights: Sequence[Tensor | None]) -> tupl
         other = (weights[2], size, weights[3], outs[1])
     strides = rows.stride(0), width, size
     args = (rows, rows.stride(0), w, size, weights[1], outs[0], *other, n, width, size)
-    launch(project, tiles(n, width) * len(outs), strides, args)
+    launch(project, tiles(n, width) * len(outs), strides, args, lambda: _launch_both(heads, rows, weights, needs))
     return tuple([as_heads(x, heads) for x in outs])
+
+
+def _launch_both(heads: int, rows: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool]) -> None:
+    """The launches of both passes, to be recorded."""
+    outs = _project(heads, rows, weights)
+    if any(needs):
+        _gradients(rows, weights, [torch.empty_like(x.transpose(0, 1)).flatten(1) for x in outs], needs)
 
 
 class _Project(torch.autograd.Function):
@@ -107,7 +117,7 @@ class _Project(torch.autograd.Function):
     def forward(ctx, heads: int, rows: Tensor, *weights):
         ctx.save_for_backward(rows, *weights)
         ctx.set_materialize_grads(False)
-        return _project(heads, rows, weights)
+        return _project(heads, rows, weights, ctx.needs_input_grad[1:])
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]

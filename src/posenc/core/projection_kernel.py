@@ -7,11 +7,13 @@
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
-from . import launches
+from . import launches, variants
 from .launches import INTERPRETED
 
 BLOCK, DEPTH = 64, 64
@@ -111,8 +113,11 @@ def row_gradient(d, w, w_s, other_d, other_w, other_w_s, out, n, width, size, BL
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < n)[:, None] & (column < size)[None, :])
 
 
-def launch(kernel, programs: int, strides: tuple[int, ...], args: tuple) -> None:
-    """args: with None where a tensor is absent; the first one is a tensor on the device."""
+def launch(
+    kernel, programs: int, strides: tuple[int, ...], args: tuple, together: Callable[[], object] | None = None
+) -> None:
+    """args: with None where a tensor is absent; the first one is a tensor on the device. together: launches whose kernels are compiled
+    with this one, if it is new."""
     options = {"num_warps": 4, "num_stages": 3}
     args = (*args, BLOCK, DEPTH)
     if INTERPRETED:
@@ -122,8 +127,15 @@ def launch(kernel, programs: int, strides: tuple[int, ...], args: tuple) -> None
     device = tensors[0].device
     present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args[:-5]])
     key = kernel.__name__, device, present, launches.describe_variant(strides, tensors)
+
+    def compile():
+        if together is not None and device.type == "cuda":
+            typical = [launches.typical_argument(*pair) for pair in zip(kernel.params, args, strict=False)]
+            variants.compile_first(device, kernel, typical, options, together)
+        return launches.compile_kernel(kernel, args, options)
+
     with launches.on_device(device):
-        launches.launch_known(key, lambda: launches.compile_kernel(kernel, args, options), programs, device, args)
+        launches.launch_known(key, compile, programs, device, args)
 
 
 def tiles(rows: int, columns: int) -> int:
