@@ -7,14 +7,11 @@
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-
 import torch
 import triton
 import triton.language as tl
 
-from . import launches
+from . import launches, variants
 from .launches import INTERPRETED
 
 BLOCK, DEPTH = 64, 64
@@ -167,24 +164,16 @@ def _describe(kernel, args: tuple) -> tuple:
 
 
 def compile_together(jobs: list[tuple]) -> None:
-    """Compile (kernel, args) that are new, each in a thread; a launch raises what goes wrong."""
-    if INTERPRETED:
+    """Compile all (kernel, args) at once; a launch raises what goes wrong. Where launches are recorded they are compiled later."""
+    device = jobs[0][1][0].device
+    if INTERPRETED or device.type != "cuda" or launches.is_recording() or torch.cuda.is_current_stream_capturing():
         return
-    new = [(kernel, args) for kernel, args in jobs if launches.find_known(_describe(kernel, args)) is None]
-    if len(new) < 2 or not new[0][1][0].is_cuda or torch.cuda.is_current_stream_capturing():
-        return
-    device = new[0][1][0].device.index
-
-    def work(job: tuple) -> None:
-        kernel, args = job
-        with suppress(Exception):
-            torch.cuda.set_device(device)  # of this thread
-            launches.compile_kernel(kernel, (*args, BLOCK, DEPTH), OPTIONS)._init_handles()
-
-    for kernel, _ in new:
-        kernel.device_caches[device]  # what threads share is made before they start
-    with ThreadPoolExecutor(len(new)) as pool:
-        list(pool.map(work, new))
+    found = []
+    for kernel, args in jobs:
+        pairs = zip(kernel.params, (*args, BLOCK, DEPTH), strict=True)
+        found.append(variants.make_variant(kernel, [launches.typical_argument(*pair) for pair in pairs], OPTIONS))
+    for _ in variants.compile_all(found, device.index):
+        pass
 
 
 def tiles(rows: int, columns: int) -> int:
