@@ -422,3 +422,8 @@ def test_a_class_and_a_name_with_options_are_named_as_such():
         posenc.Attention(32, 4, encoding=posenc.T5)
     with pytest.raises(ValueError, match=r"give options as arguments: create\('t5', buckets=64\)"):
         posenc.Attention(32, 4, encoding="t5:buckets=64")
+
+
+def test_a_layer_refuses_a_window_when_it_is_made():
+    with pytest.raises(ValueError, match="window=-3 must be 0 or more slots"):
+        posenc.Attention(32, 4, window=-3)

@@ -213,7 +213,7 @@ def test_it_runs_on_hopper_with_tested_versions_only(monkeypatch):
 
 
 def test_descriptors_are_described():
-    from posenc.engines.triton import variants
+    from posenc.core import variants
 
     made = gluon_launch._describe(torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16), 64)
     described = variants._describe(made)

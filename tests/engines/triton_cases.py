@@ -529,8 +529,8 @@ def group_replay():
 
 
 def group_first():
-    """What a call's first launch compiles (variants.launch_first) is what its two passes launch."""
-    from posenc.engines.triton import launcher, prepared
+    """What a call's first launch compiles (launcher.launch_first) is what its two passes launch."""
+    from posenc.engines.triton import launcher
 
     real, found, launched = launcher.launch, [], []
 
@@ -544,7 +544,7 @@ def group_first():
         launcher.launch = launch
         return launch
 
-    prepared.launch_first = launch_first
+    launcher.launch_first = launch_first
     q, k, v = (x.float().requires_grad_() for x in tensors(1, 2, 1, 17, 17, 16))
     plan = plan_of(("bias", "dot_query", "dot_key", "add_value"), q, k, v)
     attend(q, k, v, plan, engine="triton").sum().backward()

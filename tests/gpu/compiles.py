@@ -193,9 +193,9 @@ def from_bench(recorder, only):
 def from_hf(recorder, only):
     """T5 and DeBERTa at their widths, with one layer; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.hf import measure_models
+    from posenc.bench import models
 
-    for make in (measure_models.t5, measure_models.deberta):
+    for make in (models.t5, models.deberta):
         recorder.case = f"hf {make.__name__}"
         if not wanted(recorder.case, only):
             continue

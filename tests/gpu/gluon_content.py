@@ -108,7 +108,8 @@ def release(enabled=True):
     from posenc.engines import gluon
 
     gluon.CONTENT_BACKWARD = gluon.KEY_TERM = enabled
-    gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST = 1
+    gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST_CONTENT_BACKWARD = gluon.SHORTEST = 1
+    gluon.UNVERIFIED_CONTENT = ()
     gluon.give_up = fail
 
 

@@ -140,7 +140,9 @@ def tile_loops(lines, counts, per_consumer):
             inside = [x for a, x in lines if target <= a <= at]
             if sum("HGMMA" in x for x in inside) in counts and any("EX2" in x for x in inside):
                 loops.append((target, at))
-    loops = [x for x in loops if not any(x[0] <= y[0] and y[1] <= x[1] and y != x for y in loops)]
+    length = lambda x: x[1] - x[0]  # noqa: E731
+    # of loops that overlap, the shortest: others jump back from behind one
+    loops = [x for x in loops if not any(x[0] <= y[1] and y[0] <= x[1] and length(y) < length(x) for y in loops)]
     assert len(loops) == (3 if per_consumer == 1 else 6), (
         f"{len(loops)} loops"
     )  # of three consumers; two in the backward pass

@@ -90,8 +90,8 @@ def model_step(name, way, dropout):
     """Milliseconds of a training step of 4 x 4096 tokens. way: "posenc", "original", or "no positions", which is the accelerated model with
     cuDNN's attention without its terms."""
     from posenc import hf
+    from posenc.bench.models import WHOLE
     from posenc.hf import interface, layer
-    from posenc.hf.measure_models import WHOLE
 
     with torch.device("cuda"):
         model, inputs = WHOLE[name]()

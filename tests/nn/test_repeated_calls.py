@@ -219,11 +219,26 @@ def test_a_row_ends_and_another_begins(name, monkeypatch, runs):
     assert runs["run"] >= 9
 
 
-def test_gradients_autocast_and_few_keys_take_the_long_way(runs):
+def test_nan_over_few_keys_takes_the_long_way(runs, text_runs):
+    """PyTorch's kernel hides NaN in a query over fewer keys than its vectors have numbers."""
     layer = make("t5")
     steps = Steps(layer, past=8)
-    steps.check(3)  # PyTorch's kernel hides NaN in a query over fewer keys than its vectors have numbers
-    assert runs["run"] == 0
+    steps.check(3)
+    assert runs["run"] > 0 and runs["refused"] == 0
+    text = torch.randn(1, 5, SIZE)
+    with torch.no_grad():
+        token = torch.full((2, 1, SIZE), float("nan"))
+        assert layer(token, cache=copy.copy(steps.cache)).isnan().all()
+        for _ in range(3):
+            layer(text)
+        assert text_runs["run"] > 0
+        assert layer(text.masked_fill(torch.arange(5)[:, None] == 2, float("nan"))).isnan().any(-1)[0, 2:].all()
+    assert runs["refused"] > 0 and text_runs["refused"] > 0
+
+
+def test_gradients_and_autocast_take_the_long_way(runs):
+    layer = make("t5")
+    steps = Steps(layer, past=8)
     steps.check(12)
     before = runs["run"]
     assert before > 0

@@ -78,8 +78,8 @@ LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
     "alibi": {"forward": (22, 7, 17), "step": (62, 20, 27), "token": (23, 6, 17)},
     "t5": {"forward": (20, 6, 16), "step": (96, 30, 36), "token": (23, 6, 17)},
     "clipped": {"forward": (20, 6, 16), "step": (94, 29, 35), "token": (23, 6, 17)},
-    "shaw": {"forward": (31, 8, 21), "step": (112, 36, 46), "token": (28, 8, 23)},
-    "deberta": {"forward": (56, 18, 118), "step": (184, 65, 142), "token": (55, 18, 98)},
+    "shaw": {"forward": (26, 7, 17), "step": (107, 32, 43), "token": (28, 8, 26)},
+    "deberta": {"forward": (56, 18, 130), "step": (184, 64, 156), "token": (55, 18, 110)},
     "transformer_xl": {"forward": (41, 13, 47), "step": (142, 45, 61), "token": (40, 12, 52)},
     "relative_logits": {"forward": (49, 15, 41), "step": (155, 51, 55), "token": (40, 11, 42)},
 }  # fmt: skip

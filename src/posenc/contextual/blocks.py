@@ -80,10 +80,14 @@ def run_blocks(
     return torch.cat(parts, 2)
 
 
-def softmax(s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and log-sum-exp; zeros and -inf for a fully masked query."""
+def softmax(s: Tensor, visible: Tensor, *, all_see: bool = False) -> tuple[Tensor, Tensor]:
+    """Probabilities and log-sum-exp; zeros and -inf for a fully masked query. all_see: there is none."""
     s = s.masked_fill(~visible, NEG_INF)
     top = s.detach().amax(-1, keepdim=True)
+    if all_see:
+        weights = (s - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        return weights / total, (total.log() + top).squeeze(-1)
     top = top.masked_fill(top == NEG_INF, 0.0)
     weights = (s - top).exp()
     total = weights.sum(-1, keepdim=True)

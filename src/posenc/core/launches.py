@@ -6,8 +6,9 @@ launch_known(key, compile, programs, device, args)     key: everything on which 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,9 +91,38 @@ def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -
 
 
 def compile_kernel(kernel, args: tuple, options: dict, not_specialised: frozenset[str] = frozenset()):
-    """The compiled kernel for arguments like these, from Triton's caches if it is there."""
-    parameters = zip(kernel.params, args, strict=False)
-    return kernel.warmup(*[typical_argument(*pair, not_specialised) for pair in parameters], grid=(1,), **options)
+    """The compiled kernel for arguments like these, from Triton's caches if it is there; None where launches are recorded."""
+    typical = [typical_argument(*pair, not_specialised) for pair in zip(kernel.params, args, strict=False)]
+    record = _record_of_all or getattr(_record_of_thread, "record", None)
+    if record is not None:
+        return record(kernel, typical, options)
+    return kernel.warmup(*typical, grid=(1,), **options)
+
+
+_record_of_all: Callable[..., None] | None = None
+_record_of_thread = threading.local()
+
+
+@contextmanager
+def recording(record: Callable[..., None], everywhere: bool = False) -> Iterator[None]:
+    """In it nothing is compiled or launched: record(kernel, typical arguments, options) for each launch of this thread; everywhere: of
+    autograd's threads too, and of any other."""
+    global _record_of_all
+    if everywhere:
+        _record_of_all = record
+    else:
+        _record_of_thread.record = record
+    try:
+        yield
+    finally:
+        if everywhere:
+            _record_of_all = None
+        else:
+            _record_of_thread.record = None
+
+
+def is_recording() -> bool:
+    return (_record_of_all or getattr(_record_of_thread, "record", None)) is not None
 
 
 def typical_argument(parameter, x, not_specialised: frozenset[str] = frozenset()):

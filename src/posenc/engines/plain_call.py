@@ -69,9 +69,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
     if hides_nan(q, k_length):
         return None
     if isinstance(mask, tuple):
-        tables, indices, *facts = mask
-        factor = size**-0.5 if scale is None else float(scale)
-        out = dense.attend_with_bias(q, k, v, tables, indices, tuple(facts), factor)
+        attend, *facts = mask
+        out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
     elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
@@ -149,7 +148,8 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | tuple | None:
-    """All terms and causality as one mask, where they fit; biases that need a gradient as what `make_bias` takes."""
+    """All terms and causality as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it
+    takes between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
     if causal and q_length > k_length:
         return None  # the first queries are fully masked
@@ -199,7 +199,7 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
                 if holds_nan(table):
                     return None
             if trains and content is None:
-                return facts
+                return dense.attend_with_bias, facts[0], facts[1], facts[2:]
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
     elif causal and not is_token:
         mask = dense_terms.limits_of(None, right, q_length, k_length, precision)
@@ -207,15 +207,24 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale
     assert not isinstance(scale, Tensor)  # _is_simple
-    products = _products(q, content, scale, precision, offset, k_length, is_token)
-    return None if products is None else add(mask, products)
+    found = _content_of(q, content, is_token)
+    if found is None:
+        return None
+    states, table, index = found
+    if is_token:
+        dots = decode.multiply_rows(states.to(precision), table.to(precision), scale)
+        if holds_nan(dots):  # as a table does that holds NaN in any row
+            return None
+        return add(mask, decode.expand_by_distance(dots, batch, index, offset, k_length))
+    facts_of_content = index, offset - q_length + 1, k_length, scale, precision
+    if trains and not (mask is not None and mask.requires_grad):
+        return dense.attend_with_table, states, table, facts_of_content, mask
+    return add(mask, dense_terms.multiply_by_distance(states, table, *facts_of_content))
 
 
-def _products(
-    q: Tensor, lookup: Lookup, scale: float, precision: torch.dtype, offset: int, k_length: int, is_token: bool
-) -> Tensor | None:
-    """scale states·table by pair, [B, H, Lq, Lk], where the table fits."""
-    batch, heads, q_length, _ = q.shape
+def _content_of(q: Tensor, lookup: Lookup, is_token: bool) -> tuple[Tensor, Tensor, Index] | None:
+    """The states [B, H, Lq, E] that are multiplied with a table, the table and its index, where they fit."""
+    heads = q.shape[1]
     index, table, states = lookup.index, lookup.dot_query, lookup.states
     assert isinstance(index, Index)
     assert table is not None
@@ -233,12 +242,7 @@ def _products(
         if lookup.query_shift.shape != (heads, states.shape[3]):
             return None
         states = states + lookup.query_shift.to(states.dtype)[:, None]
-    if is_token:
-        dots = decode.multiply_rows(states.to(precision), table.to(precision), scale)
-        if holds_nan(dots):  # as a table does that holds NaN in any row
-            return None
-        return decode.expand_by_distance(dots, batch, index, offset, k_length)
-    return dense_terms.multiply_by_distance(states, table, index, offset - q_length + 1, k_length, scale, precision)
+    return states, table, index
 
 
 def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:

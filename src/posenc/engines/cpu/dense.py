@@ -18,6 +18,7 @@ from ...core.plan import holds_nan
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
+from . import dense_terms
 from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
 
@@ -245,6 +246,54 @@ class _AttendWithBias(torch.autograd.Function):
         return *grads, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[6:])
 
 
+def attend_with_table(
+    q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float
+) -> Tensor:
+    """`attend_with_mask` of mask + `multiply_by_distance(states, table, *facts)`, as one function with one gradient. q and k have the
+    same heads, and the mask needs no gradient."""
+    pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if pairs > BLOCK or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return attend_with_mask(
+            q, k, v, add(mask, dense_terms.multiply_by_distance(states, table, *facts)), scale, True
+        )
+    return _apply_attend_with_table(q, k, v, None if states is q else states, table, facts, mask, scale)
+
+
+class _AttendWithTable(torch.autograd.Function):
+    """A score is scale (q·k + states·table[row]) and what needs no gradient, so that all gradients have the factor of the scores'."""
+
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, states: Tensor | None, table: Tensor, facts: tuple, mask: Tensor | None,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        mask = add(mask, dense_terms.multiply_by_distance(q if states is None else states, table, *facts))
+        ctx.save_for_backward(q, k, v, states, table, mask)
+        ctx.facts, ctx.scale = facts, scale
+        return _without_gradients(q, k, v, mask, scale)
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx, grad: Tensor):
+        q, k, v, states, table, mask = ctx.saved_tensors
+        rows, keys, values, p = _stack(q, k, v, mask, ctx.scale)
+        d_v, d_s = _stacked_gradients(values, p, grad)
+        d_s.mul_(ctx.scale)
+        d_q, d_k = torch.bmm(d_s, keys), torch.bmm(d_s.transpose(1, 2), rows)
+        d_s, d_states, wanted = d_s.view(*q.shape[:3], k.shape[2]), None, ctx.needs_input_grad[4]
+        if states is None:
+            d_q, d_table = dense_terms.product_gradients(d_s, rows, table, ctx.facts, d_q, wanted)
+        else:
+            own = states.to(p.dtype).reshape(p.shape[0], p.shape[1], -1)
+            d_states, d_table = dense_terms.product_gradients(d_s, own, table, ctx.facts, None, wanted)
+            d_states = d_states.view(states.shape)
+        found: tuple[Tensor | None, ...] = (d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_states, d_table)
+        if q.dtype != p.dtype or table.dtype != p.dtype:
+            given = (q, k, v, states, table)
+            found = tuple([None if x is None else x.to(own.dtype) for x, own in zip(found, given)])
+        return *found, None, None, None
+
+
 class _Attend(torch.autograd.Function):
     """PyTorch's fused backward pass gives no gradient of its mask. Forward it is the same call as without gradients, with the
     same bits; backward the scores are made again, and all products are of stacked heads. Heads that share keys are rows of
@@ -303,26 +352,38 @@ def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, sl
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, ...]:
     """Of q, k, v and the scores [B, H, Lq, Lk]."""
+    q_rows, keys, values, p = _stack(q, k, v, mask, scale)
+    d_v, d_s = _stacked_gradients(values, p, grad)
+    d_q, d_k = torch.bmm(d_s, keys).mul_(scale), torch.bmm(d_s.transpose(1, 2), q_rows).mul_(scale)
+    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(*q.shape[:3], k.shape[2])
+
+
+def _stack(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k and v [B * Hkv, rows, ..] in the mask's dtype, where the queries of all heads that share keys are rows of one matrix, and
+    the probabilities."""
     batch, heads, q_length, size = q.shape
     _, kv_heads, k_length, v_size = v.shape
-    stacks, rows = batch * kv_heads, heads // kv_heads * q_length
     if q.dtype != mask.dtype:
-        q, k, v, grad = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype), grad.to(mask.dtype)
-    shape, k_shape = q.shape, k.shape
-    scaled = q.reshape(stacks, rows, size) * scale
-    keys = k.reshape(stacks, k_length, size)
-    if batch == 1 == heads // kv_heads:
-        whole = mask.expand(batch, heads, q_length, k_length)[0]
+        q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
+    mask = mask.expand(batch, heads, q_length, k_length)
+    if batch == 1 and heads == kv_heads:
+        q, k, v, mask = q[0], k[0], v[0], mask[0]
     else:
-        whole = mask.expand(batch, heads, q_length, k_length).reshape(stacks, rows, k_length)
-    p = torch.baddbmm(whole, scaled, keys.transpose(1, 2)).softmax(-1)
-    g = grad.reshape(stacks, rows, v_size)
-    d_v = torch.bmm(p.transpose(1, 2), g)
-    d_p = torch.bmm(g, v.reshape(stacks, k_length, v_size).transpose(1, 2))
-    d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-    d_q = torch.bmm(d_s, keys).mul_(scale)
-    d_k = torch.bmm(d_s.transpose(1, 2), scaled)
-    return d_q.view(shape), d_k.view(k_shape), d_v.view(v.shape), d_s.view(batch, heads, q_length, k_length)
+        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+        q, k, v = q.reshape(stacks, rows, size), k.reshape(stacks, k_length, size), v.reshape(stacks, k_length, v_size)
+        mask = mask.reshape(stacks, rows, k_length)
+    return q, k, v, torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
 
 
-_apply_fused, _apply_attend, _apply_attend_with_bias = map(direct_apply, (_Fused, _Attend, _AttendWithBias))
+def _stacked_gradients(v: Tensor, p: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of values and scores, stacked as they are. grad: of the output [B, H, Lq, Dv]."""
+    if grad.dtype != p.dtype:
+        grad = grad.to(p.dtype)
+    grad = grad[0] if grad.shape[0] == 1 and grad.shape[1] == p.shape[0] else grad.reshape(*p.shape[:2], v.shape[2])
+    d_p = torch.bmm(grad, v.transpose(1, 2))
+    return torch.bmm(p.transpose(1, 2), grad), torch._softmax_backward_data(d_p, p, -1, p.dtype)
+
+
+_apply_fused, _apply_attend, _apply_attend_with_bias, _apply_attend_with_table = map(
+    direct_apply, (_Fused, _Attend, _AttendWithBias, _AttendWithTable)
+)

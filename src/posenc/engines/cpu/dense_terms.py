@@ -175,10 +175,32 @@ def _multiply(
     states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The products by pair, and the table's rows that are reached, scaled."""
-    lo, hi = _reached(index, lowest, states.shape[2], keys)
-    rows = select_rows(table, index, lo, hi).to(precision) * scale
-    highest = lowest + states.shape[2] + keys - 2
-    return by_pair(multiply(states, rows), lo - lowest, highest - hi, keys), rows
+    rows, before, after = scaled_rows(table, index, lowest, states.shape[2], keys, scale, precision)
+    return multiply_scaled(states, rows, before, after, keys), rows
+
+
+def scaled_rows(
+    table: Tensor, index: Index, lowest: int, queries: int, keys: int, scale: float, precision: torch.dtype
+) -> tuple[Tensor, int, int]:
+    """[H or 1, m, E]: the rows that the queries reach, and how many distances before and after them read the first and the last."""
+    highest = lowest + queries + keys - 2
+    lo, hi = reached((index.lo, index.hi), lowest, highest)
+    return select_rows(table, index, lo, hi).to(precision) * scale, lo - lowest, highest - hi
+
+
+def multiply_scaled(states: Tensor, rows: Tensor, before: int, after: int, keys: int) -> Tensor:
+    """`multiply_by_distance` by `scaled_rows`, without a gradient."""
+    if states.dtype != rows.dtype:
+        states = states.to(rows.dtype)
+    if rows.shape[0] == 1 and not before and not after:
+        tokens = states.transpose(1, 2)
+        if tokens.is_contiguous():  # as projections write them: all heads of all tokens are rows of one matrix
+            batch, queries, heads, width = tokens.shape
+            products = tokens.view(-1, width) @ rows[0].t()
+            m = rows.shape[1]
+            steps = (queries * heads * m, m, heads * m - 1, 1)
+            return products.as_strided((batch, heads, queries, keys), steps, queries - 1)
+    return by_pair(multiply(states, rows), before, after, keys)
 
 
 def _reached(index: Index, lowest: int, queries: int, keys: int) -> tuple[int, int]:
@@ -224,6 +246,38 @@ class _Products(torch.autograd.Function):
 
 
 _apply_products = direct_apply(_Products)
+
+
+def product_gradients(
+    grad: Tensor, states: Tensor, table: Tensor, facts: tuple, others: Tensor | None, wants_table: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Of states [B * H, R, E] and of the table, by that of `multiply_by_distance` [B, H, R, K] times the scale. others: the states'
+    gradient so far, to which this one is added in place."""
+    index, lowest, keys, _, precision = facts
+    batch, heads, queries, _ = grad.shape
+    lo, hi = _reached(index, lowest, queries, keys)
+    count, width = hi - lo + 1, states.shape[2]
+    d_products = sum_pairs(grad, lo - lowest, lowest + queries + keys - 2 - hi, count)
+    rows = select_rows(table, index, lo, hi)
+    rows = rows if rows.dtype == precision else rows.to(precision)
+    d_table = None
+    if rows.shape[0] == 1:
+        flat = d_products.view(-1, count)
+        if others is None:
+            d_states = (flat @ rows[0]).view(states.shape)
+        else:
+            others.view(-1, width).addmm_(flat, rows[0])
+            d_states = others
+        if wants_table:
+            d_table = (flat.t() @ states.reshape(-1, width))[None]
+    else:
+        stacked = d_products.view(-1, queries, count)
+        rows = rows if batch == 1 else rows.repeat(batch, 1, 1)
+        d_states = stacked @ rows if others is None else others.baddbmm_(stacked, rows)
+        if wants_table:
+            d_table = stacked.transpose(1, 2) @ states
+            d_table = d_table if batch == 1 else d_table.view(batch, heads, count, width).sum(0)
+    return d_states, None if d_table is None else sum_rows(d_table, index, lo, hi, table.shape[1])
 
 
 def reached(span: tuple[int, int], lowest: int, highest: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from ...core.index import Index
 from ...core.plan import Plan, holds_nan
 from ..lowering import add
-from ..sdpa import VECTOR, fused_attention
+from ..sdpa import fused_attention, hides_nan
 from . import decode, dense, dense_terms
 
 
@@ -60,7 +60,7 @@ class Token:
         """k and v [B, Hkv, L, D]: those of the step before, and one more."""
         keys = k.shape[2]
         start = 1 - keys - self.first
-        if q.shape != self.shape or q.dtype != self.dtype or start < 0 or keys < VECTOR or not _is_plain(q):
+        if q.shape != self.shape or q.dtype != self.dtype or start < 0 or not _is_plain(q) or hides_nan(q, keys):
             return None
         for table, copy in self.pairs:
             if not copy.equal(table):
@@ -97,22 +97,26 @@ class Text:
         self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
         self.scale = None if plan.scale is None else float(plan.scale)
         self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
-        self.content: tuple[Tensor, Tensor, tuple] | None = None
+        self.content: tuple[Tensor, Tensor, tuple[Tensor, int, int]] | None = None
         for lookup in plan.lookups:
             if lookup.dot_query is not None:
                 scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+                index, lowest = lookup.index, offset - length + 1
+                assert isinstance(index, Index)
                 with torch.inference_mode(False), torch.no_grad():
                     copy = lookup.dot_query.clone()
-                facts = lookup.index, offset - length + 1, length, scale, precision
-                self.content = lookup.dot_query, copy, facts
+                    rows = dense_terms.scaled_rows(copy, index, lowest, length, length, scale, precision)
+                self.content = lookup.dot_query, copy, rows
 
     @staticmethod
     def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
         """Of plans that `plain_call.run` takes, without a gradient."""
-        return VECTOR <= q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
+        return 1 < q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         if q.shape != self.shape or k.shape != self.k_shape or q.dtype != self.dtype or not _is_plain(q):
+            return None
+        if hides_nan(q, q.shape[2]):
             return None
         mask = None
         if self.facts[0]:
@@ -122,10 +126,10 @@ class Text:
         elif self.causal:
             mask = dense_terms.limits_of(*self.facts[5:7], *self.facts[3:5], self.facts[7])
         if self.content is not None:
-            table, copy, facts = self.content
+            table, copy, rows = self.content
             if not copy.equal(table):
                 return None
-            mask = add(mask, dense_terms.multiply_by_distance(q, table, *facts))
+            mask = add(mask, dense_terms.multiply_scaled(q, *rows, q.shape[2]))
         out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
         return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
 

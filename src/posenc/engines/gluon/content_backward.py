@@ -41,25 +41,29 @@ from .kernel import along_rows, by_eights, load_tiles, near_tile
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_sums(outer, ds, ones_smem):
-    """Sums of ds [keys, queries] over keys, as a product with ones: queries as rows if there are 64, which needs few registers."""
+def sum_keys(ds, ones_smem, BESIDE: gl.constexpr):
+    """Starts the sums of ds [keys, queries] over keys, as a product with ones, all of whose columns (BESIDE) or rows are alike. BESIDE: the
+    queries are rows, which needs four registers beside another product, and 64 queries."""
     BM: gl.constexpr = ds.shape[1]
-    if BM == 64:
+    if BESIDE:
         L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
         zero = gl.zeros([BM, 8], gl.float32, L)
-        sums = warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, L)), 1)
-        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
-        gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
+        return warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
         T_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
         ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, T_L, 2))
-        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, T_L)), 1)
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, T_L)), 0)
-        gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
+        return warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def store_sums(outer, sums, BESIDE: gl.constexpr):
+    L: gl.constexpr = sums.type.layout
+    row = gl.expand_dims(gl.arange(0, sums.shape[0], gl.SliceLayout(1, L)), 1)
+    column = gl.expand_dims(gl.arange(0, sums.shape[1], gl.SliceLayout(0, L)), 0)
+    if BESIDE:
+        gl.store(outer + row + 0 * column, sums, mask=column + 0 * row == 0)
+    else:
+        gl.store(outer + column + 0 * row, sums, mask=row + 0 * column == 0)
 
 
 @gluon.jit
@@ -69,9 +73,9 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
+    BESIDE: gl.constexpr = BM == 64 and D == 64
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
@@ -82,9 +86,8 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
             tiles_ptr, tiles_row, bh // kv_heads, block
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
         for member in range(group):
             head = bh * group + member
             outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
@@ -93,26 +96,34 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
                 slot = step % SLOTS
                 mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
                 zero = gl.zeros([64, BM], gl.float32, L)
-                if OUTER:
+                if OUTER and not BESIDE:
                     if copy != NEAR:
-                        store_sums(outer + tile * BM, ds_smem.index(slot), ones_smem)
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        store_sums(outer + tile * BM, warpgroup_mma_wait(0, deps=(sums,)), BESIDE)
                 if ADD == 3:
                     tma.store_wait(BUFFERS - 1)
                     gl.thread_barrier()
                 for c in gl.static_range(D // 64):
                     dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if OUTER and BESIDE:  # of near tiles too: a branch between the products would cost more
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        dq, sums = warpgroup_mma_wait(0, deps=(dq, sums))
+                    else:
+                        dq = warpgroup_mma_wait(0, deps=(dq,))
                     if c == D // 64 - 1:
                         mbarrier.arrive(ds_empty.index(slot))
                     if ADD == 2:
                         add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
                     if ADD == 3:
                         dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+                if OUTER and BESIDE:
+                    if copy != NEAR:
+                        store_sums(outer + tile * BM, sums, BESIDE)
                 if ADD == 3:
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
                 step += 1
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
     tma.store_wait(0)
 
 
@@ -208,7 +219,6 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -227,10 +237,9 @@ def consume_content(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
@@ -279,7 +288,7 @@ def consume_content(
             if D_COLS:
                 store_row_ends(cols, below, above, head, n0, k_length, natural)
 
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
         dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
@@ -315,7 +324,7 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
-    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
     D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -323,8 +332,8 @@ def backward_content(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
@@ -339,15 +348,14 @@ def backward_content(
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    for i in gl.static_range(BUFFERED):
-        mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(kv_empty.index(i), count=3)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=3)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)

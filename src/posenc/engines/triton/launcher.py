@@ -12,19 +12,17 @@ it (core/launches.py).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
-from ...core import launches
+from ...core import launches, variants
 from ...core.launches import INTERPRETED, describe_variant, find_known, find_launch
 from .structs import NOT_SPECIALISED
 
 __all__ = [
-    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "find_known", "find_launch", "is_recording", "launch",
-    "launch_known", "recording", "trailing_arguments", "typical_argument",
+    "INTERPRETED", "Launch", "compile_kernel", "describe_variant", "find_known", "find_launch", "launch", "launch_first", "launch_known",
+    "trailing_arguments", "typical_argument",
 ]  # fmt: skip
 
 Launch = Callable[..., None]
@@ -41,6 +39,19 @@ def launch(kernel, programs: int, *args, **constants) -> None:
         compiled[(programs, 1, 1)](*args, *trailing_arguments(kernel, args, constants))
 
 
+def launch_first(device: torch.device, run: Callable[[], object]) -> Launch:
+    """`launch` for a call's first run: where a kernel is new, all that run() launches are compiled side by side."""
+    if INTERPRETED or device.type != "cuda":
+        return launch
+
+    def compile_and_launch(kernel, programs: int, *args, **constants) -> None:
+        typical = [typical_argument(*pair) for pair in zip(kernel.params, args, strict=False)]
+        variants.compile_first(device, kernel, typical, constants, run)
+        launch(kernel, programs, *args, **constants)
+
+    return compile_and_launch
+
+
 def current_stream(device: int | None) -> int:
     """The address of PyTorch's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
@@ -55,37 +66,8 @@ def launch_known(key: tuple, kernel, programs: int, device: torch.device, args: 
 
 
 def compile_kernel(kernel, args: tuple, constants: dict):
-    """The compiled kernel for arguments like these, from Triton's caches if it is there; None where it is recorded instead."""
-    record = _record_of_all or getattr(_record_of_thread, "record", None)
-    if record is not None:
-        return record(kernel, args, constants)
+    """The compiled kernel for arguments like these, from Triton's caches if it is there; None where launches are recorded."""
     return launches.compile_kernel(kernel, args, constants, NOT_SPECIALISED)
-
-
-_record_of_all: Callable[..., None] | None = None
-_record_of_thread = threading.local()
-
-
-@contextmanager
-def recording(record: Callable[..., None], everywhere: bool = False) -> Iterator[None]:
-    """In it nothing is compiled or launched: record(kernel, args, constants) for each launch of this thread; everywhere: of
-    autograd's threads too, and of any other."""
-    global _record_of_all
-    if everywhere:
-        _record_of_all = record
-    else:
-        _record_of_thread.record = record
-    try:
-        yield
-    finally:
-        if everywhere:
-            _record_of_all = None
-        else:
-            _record_of_thread.record = None
-
-
-def is_recording() -> bool:
-    return (_record_of_all or getattr(_record_of_thread, "record", None)) is not None
 
 
 def typical_argument(parameter, x):

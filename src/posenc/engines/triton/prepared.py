@@ -30,7 +30,6 @@ from .launch import run_backward, run_forward
 from .ops import FirstDerivative
 from .replay import Recorder, describe
 from .tables import Parts, add_shift, expand, fold_shift, sum_parts, unfold_shift
-from .variants import launch_first
 
 TABLES = ("bias", "dot_query", "states", "dot_key", "add_value")
 """Of each lookup, in this order."""
@@ -146,7 +145,7 @@ class Call:
                 return self.program(*tensors)
             self.runs += 1
             if self.runs == 1:
-                launch = launch_first(q.device, lambda: self._launch_both(plan, mask, tensors))
+                launch = launcher.launch_first(q.device, lambda: self._launch_both(plan, mask, tensors))
                 return self._forward(launch, plan, mask, tensors)
             recorder = Recorder(tensors)
             with recorder:

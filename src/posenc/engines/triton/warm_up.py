@@ -1,4 +1,4 @@
-"""Compile a model's kernels ahead of its first step: model(*inputs) with launches left out, then a thread for each kernel (variants.py)."""
+"""Compile a model's kernels ahead of its first step: model(*inputs) with launches left out, then a thread for each kernel (core/variants.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ...core import variants
 from ...core.memo import Memo
 
 
@@ -33,8 +34,6 @@ def warm_up(
         >>> posenc.warm_up(layer, torch.randn(1, 8, 32))  # x [B, L, d_model], on a CPU
         []
     """
-    from . import variants
-
     with _without_records(), variants.record_variants(everywhere=True) as found:
         _run(function, inputs, options)
     compiled: list[tuple[str, float]] = []

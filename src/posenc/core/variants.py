@@ -14,7 +14,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import launcher
+from . import launches
 
 MOST_THREADS = 8
 
@@ -62,9 +62,9 @@ class Variant(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
 
 
-def describe_launch(kernel, args: tuple, constants: dict) -> Variant:
-    arguments = tuple([_describe(launcher.typical_argument(p, x)) for p, x in zip(kernel.params, args, strict=False)])
-    return Variant(kernel.__module__, kernel.__name__, arguments, tuple(constants.items()))
+def make_variant(kernel, arguments: Sequence, options: dict) -> Variant:
+    """arguments: typical ones (launches.typical_argument)."""
+    return Variant(kernel.__module__, kernel.__name__, tuple(map(_describe, arguments)), tuple(options.items()))
 
 
 def _describe(x):
@@ -82,10 +82,10 @@ def record_variants(everywhere: bool = False) -> Iterator[dict[Variant, None]]:
     """Launches of this thread, or of all, are left out and recorded."""
     found: dict[Variant, None] = {}
 
-    def record(*launch) -> None:
-        found[describe_launch(*launch)] = None
+    def record(kernel, arguments: Sequence, options: dict) -> None:
+        found[make_variant(kernel, arguments, options)] = None
 
-    with launcher.recording(record, everywhere):
+    with launches.recording(record, everywhere):
         yield found
 
 
@@ -94,32 +94,20 @@ _known: set[Variant] = set()
 _lock = threading.Lock()
 
 
-def launch_first(device: torch.device, run: Callable[[], object]) -> launcher.Launch:
-    """A `launch` for a call's first run: before a kernel that is new, every new kernel that run() launches is compiled. run()
-    allocates as the call does; random numbers that it draws are drawn again."""
-    if launcher.INTERPRETED or device.type != "cuda" or launcher.is_recording():
-        return launcher.launch
-
-    def launch(kernel, programs: int, *args, **constants) -> None:
-        variant = describe_launch(kernel, args, constants)
-        if variant not in _known:
-            with suppress(Exception):  # the launches themselves raise it, or give up
-                _compile_new(device, run)
-            _known.add(variant)
-        launcher.launch(kernel, programs, *args, **constants)
-
-    return launch
-
-
-def _compile_new(device: torch.device, run: Callable[[], object]) -> None:
-    if torch.cuda.is_current_stream_capturing():  # no other thread may load a kernel meanwhile
+def compile_first(device: torch.device, kernel, arguments: Sequence, options: dict, run: Callable[[], object]) -> None:
+    """Before the launch of a kernel that is new: every new kernel that run() launches is compiled. run() allocates as the call does;
+    random numbers that it draws are drawn again. arguments: typical ones."""
+    variant = make_variant(kernel, arguments, options)
+    if variant in _known or launches.is_recording():
         return
-    with torch.random.fork_rng([device]), torch.no_grad(), record_variants() as found:
-        run()
-    new = [variant for variant in found if variant not in _known]
-    if len(new) > 1:
-        for _ in compile_all(new, device.index):
-            pass
+    with suppress(Exception):  # the launches themselves raise it, or give up
+        if not torch.cuda.is_current_stream_capturing():  # no other thread may load a kernel meanwhile
+            with torch.random.fork_rng([device]), torch.no_grad(), record_variants() as found:
+                run()
+            new = [variant for variant in found if variant not in _known]
+            for _ in compile_all(new, device.index) if len(new) > 1 else ():
+                pass
+    _known.add(variant)
 
 
 # ---- threads that compile ----------------------------------------------------------------------------------------------

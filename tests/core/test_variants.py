@@ -12,7 +12,8 @@ import torch
 import posenc
 
 pytest.importorskip("triton")
-from posenc.engines.triton import launcher, variants
+from posenc.core import variants
+from posenc.engines.triton import launcher
 from posenc.engines.triton.structs import View
 
 
@@ -92,7 +93,7 @@ def test_the_first_launch_compiles_the_kernels_of_a_call_side_by_side(fake_kerne
             launcher.launch(kernel, 1, x, 3)
 
     for _ in range(2):
-        launch = variants.launch_first(torch.device("cuda", 0), run)
+        launch = launcher.launch_first(torch.device("cuda", 0), run)
         launch(kernels[0], 1, x, 3)
         launch(kernels[1], 1, x, 3)
         assert sorted(events[:3]) == [("compiled", name) for name in ("first", "second", "third")]
@@ -104,7 +105,7 @@ def test_what_does_not_compile_ahead_is_left_to_its_launch(fake_kernels):
     kernels, events = fake_kernels
     kernels[2].error = "no such layout"
     x = torch.zeros(4)
-    launch = variants.launch_first(
+    launch = launcher.launch_first(
         torch.device("cuda", 0), lambda: [launcher.launch(kernel, 1, x, 3) for kernel in kernels]
     )
     launch(kernels[0], 1, x, 3)

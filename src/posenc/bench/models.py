@@ -1,4 +1,4 @@
-"""Models of published widths with random weights, and the inputs of a call: what `measure_families` measures."""
+"""Models of published widths with random weights, and the inputs of a call: what `accelerated` measures."""
 
 from __future__ import annotations
 
